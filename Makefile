@@ -1,0 +1,37 @@
+# Every target works on a fresh clone with nothing installed but Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: quickstart test test-slow exactness lint bench clean
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "torch>=2.6,<2.14"
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+quickstart: .venv/installed
+	$(BIN)/sottovoce quickstart
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow and not network"
+
+test-slow: .venv/installed
+	$(BIN)/pytest -m "slow or network"
+
+exactness: .venv/installed
+	$(BIN)/python -m benchmarks.exactness
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

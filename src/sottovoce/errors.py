@@ -1,0 +1,27 @@
+"""Errors that a user can act on.
+
+Every error of ours is a `SottovoceError` whose text is one line: what is wrong, then what to do.
+The command line prints that line and exits with 2; nothing that was stored is lost.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SottovoceError(Exception):
+    """Something the user can put right; the message says how."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A hint that names the closest valid word, or all of them.
+
+    >>> nearest("factorised", ["factorized", "full"])
+    "did you mean 'factorized'?"
+    >>> nearest("zzz", ["b", "a"])
+    'choose from a, b'
+    """
+    words = sorted(valid)
+    close = difflib.get_close_matches(name, words, n=1)
+    return f"did you mean '{close[0]}'?" if close else "choose from " + ", ".join(words)
