@@ -1,0 +1,10 @@
+"""The clipped mean of per-record coefficient gradients, which a client computes before the channel.
+
+`clipped_mean` implements the sum of Eq. 5 of the paper by the fastest of several paths that all agree with
+the per-record oracle; none of them lets a record contribute more than `clip` in norm, measured in float64.
+"""
+
+from sottovoce.gradients.clipping import sensitivity
+from sottovoce.gradients.mean import clipped_mean
+
+__all__ = ["clipped_mean", "sensitivity"]

@@ -1,0 +1,50 @@
+"""The bound on what one record can do to a release: clip, then divide by a fixed denominator.
+
+A record's coefficient gradient g(z) enters the mean as clip_C(g) = g·min{1, C/‖g‖₂} (before Eq. 5 of the
+paper), so replacing one record moves the mean by at most 2C/m. Everything here is float64: float32 norms
+leave about half of the clipped records above the bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sottovoce.errors import SottovoceError
+
+# Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
+_ROOM = 1.0 - 1e-12
+
+
+def sensitivity(clip: float, denominator: int) -> float:
+    """The most, in ‖·‖₂, by which replacing any one record can move a clipped mean: 2C/m.
+
+    >>> sensitivity(1.0, 400)
+    0.005
+    """
+    return 2.0 * clip / denominator
+
+
+def clip_scales(norms: Tensor, losses: Tensor, clip: float) -> Tensor:
+    """min{1, C/‖g‖₂} for float64 `norms`, of any shape; 0 where the norm or the loss is not finite.
+
+    A scale of 0 is no licence to multiply: 0·∞ is not 0. Callers blank such records with `torch.where`.
+
+    >>> clip_scales(torch.tensor([0.5, 4.0, torch.inf]).double(), torch.zeros(3), clip=1.0).tolist()
+    [1.0, 0.24999999999975, 0.0]
+    """
+    bound = clip * _ROOM
+    scales = torch.where(norms > bound, bound / norms, 1.0)
+    return torch.where(norms.isfinite() & losses.isfinite(), scales, 0.0)
+
+
+def refuse_coupled_records(module: nn.Module) -> None:
+    """Raise where a layer lets one record change another record's gradient: clipping could not bound that."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+            raise SottovoceError(
+                f"layer '{name}' ({type(layer).__name__}) mixes records, which no clipping bounds: "
+                "use GroupNorm or LayerNorm instead"
+            )
