@@ -1,0 +1,64 @@
+"""Records and who holds them: named datasets, your own data, and their partition into clients.
+
+`load` gives a `Dataset`, `federation` deals it out to participants and future clients. Normalization
+constants are public and travel with the dataset; nothing in here releases anything about a record.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.federation import (
+    ClientRecords,
+    Clients,
+    Federation,
+    federation,
+    split_future,
+    split_participant,
+)
+from sottovoce.data.fetch import PUBLIC, FetchError, cache_folder, fetch
+from sottovoce.data.own import DataError, from_torch, read_npz
+from sottovoce.data.partition import partition
+from sottovoce.errors import SottovoceError, nearest
+
+__all__ = [
+    "NAMES",
+    "ClientRecords",
+    "Clients",
+    "DataError",
+    "Dataset",
+    "Federation",
+    "FetchError",
+    "Records",
+    "cache_folder",
+    "federation",
+    "fetch",
+    "from_torch",
+    "load",
+    "partition",
+    "split_future",
+    "split_participant",
+]
+
+NAMES = ("mnist-small", *PUBLIC)
+
+
+def load(name_or_path: str | Path) -> Dataset:
+    """A dataset by name, or your own from the path of an `.npz`.
+
+    `mnist-small` ships with the package; the other names are fetched into the cache at first use.
+
+    >>> data = load("mnist-small")
+    >>> len(data), data.shape, data.classes
+    (10000, (1, 28, 28), 10)
+    """
+    name = str(name_or_path)
+    if name == "mnist-small":
+        return read_npz(Path(__file__).parent / "shipped" / "mnist-small.npz", name)
+    if name in PUBLIC:
+        return read_npz(fetch(name, logging.getLogger(__name__).info), name)
+    if name.endswith(".npz") or Path(name).exists():
+        return read_npz(Path(name))
+    raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of an .npz file")

@@ -1,0 +1,71 @@
+"""Records before they belong to anyone: a dataset, and the normalized tensors made from it.
+
+A dataset keeps its records as they came (bytes stay bytes, a quarter of the memory of float32) and
+normalizes only the ones asked for. The normalization constants are public values that travel with the
+dataset; nothing here computes a statistic of the records, because that would be an uncharged release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Records:
+    """Labelled examples, ready for a model: `x` float32 (n, ...), normalized; `y` int64 (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: Tensor | slice) -> Records:
+        """The chosen records; a slice shares memory with these."""
+        return Records(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """N records and the public facts about them.
+
+    `x` is uint8 or float32 of shape (N, channels, ...), `y` int64 (N,) with values below `classes`;
+    `mean` and `std` hold one public constant, or one for each channel, on the scale where bytes have been
+    divided by 255; `client` is the natural owner of each record, 0 ≤ client < number of clients, or None.
+
+    >>> gray = Dataset("gray", torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(2).long(),
+    ...                classes=10, mean=(0.5,), std=(0.25,))
+    >>> gray.records(torch.tensor([1])).x.unique()
+    tensor([2.])
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    client: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record, for example (1, 28, 28)."""
+        return tuple(self.x.shape[1:])
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Stored values (n, channels, ...) to float32 (x − mean)/std, bytes divided by 255 first."""
+        per_channel = (-1,) + (1,) * (x.ndim - 2)
+        mean = torch.tensor(self.mean).view(per_channel)
+        std = torch.tensor(self.std).view(per_channel)
+        scaled = x / 255 if x.dtype == torch.uint8 else x.float()
+        return (scaled - mean) / std
+
+    def records(self, index: Tensor) -> Records:
+        """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""
+        return Records(self.normalize(self.x[index]), self.y[index])

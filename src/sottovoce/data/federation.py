@@ -1,0 +1,172 @@
+"""Who holds which records: participants with training and held-out records, future clients with a query set.
+
+Participants are split 4:1 into training and held-out records, and their context set (the paper's C_i, m_c
+records) lies inside the training records; a future client has a context set and, disjoint from it, a query
+set on which its model is judged. Records become float tensors only when a client is looked at, so a round
+costs what its own clients hold, whether the federation has 50 clients or 100,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.partition import partition as deal
+from sottovoce.errors import SottovoceError
+
+# Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
+CACHE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class ClientRecords:
+    """What one client holds.
+
+    A participant trains on `train`, is judged on `held_out`, and `context` is a fixed part of `train`.
+    A future client has no `train`; `held_out` is its query set. `context` and `held_out` never overlap.
+    """
+
+    train: Records
+    held_out: Records
+    context: Records
+
+
+Split = Callable[[Records, int, int], ClientRecords]
+
+
+def split_participant(records: Records, context_records: int, seed: int) -> ClientRecords:
+    """Four fifths (rounded down) to train on, the rest held out; the context is the first of the training.
+
+    >>> records = Records(torch.zeros(417, 1), torch.zeros(417).long())
+    >>> mine = split_participant(records, 100, seed=0)
+    >>> len(mine.train), len(mine.held_out), len(mine.context)
+    (333, 84, 100)
+    """
+    train = training_size(len(records))
+    _check_context(context_records, train, "training records of a participant")
+    mixed = _shuffled(records, seed)
+    return ClientRecords(mixed[:train], mixed[train:], mixed[:context_records])
+
+
+def split_future(records: Records, context_records: int, seed: int) -> ClientRecords:
+    """`context_records` for the one release a future client makes, all others as its query set."""
+    _check_context(context_records, len(records), "records of a future client")
+    mixed = _shuffled(records, seed)
+    return ClientRecords(mixed[:0], mixed[context_records:], mixed[:context_records])
+
+
+def training_size(records: int) -> int:
+    """How many of a participant's records are for training: 4:1, so 333 of 417."""
+    return records * 4 // 5
+
+
+class Clients(Sequence[ClientRecords]):
+    """The clients of one role, made when looked at; those looked at last are kept (up to `CACHE_BYTES`)."""
+
+    def __init__(
+        self, dataset: Dataset, index: list[Tensor], split: Split, context_records: int, seeds: list[int]
+    ) -> None:
+        self._index = index
+
+        def materialize(i: int) -> ClientRecords:
+            return split(dataset.records(index[i]), context_records, seeds[i])
+
+        largest = 4 * int(np.prod(dataset.shape)) * max(self.sizes, default=1)
+        self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of records of each client, all sets together."""
+        return [len(index) for index in self._index]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, i: int) -> ClientRecords: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[ClientRecords]: ...
+    def __getitem__(self, i: int | slice) -> ClientRecords | list[ClientRecords]:
+        if isinstance(i, slice):
+            return [self._client(j) for j in range(len(self))[i]]
+        return self._client(range(len(self))[i])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients of a run. `participants[i]` is client i of the schedule; `shape` is that of one record."""
+
+    participants: Clients
+    future: Clients
+    classes: int
+    shape: tuple[int, ...]
+
+
+def federation(
+    dataset: Dataset,
+    *,
+    partition: str,
+    participants: int,
+    future_clients: int,
+    records_per_client: int,
+    alpha: float,
+    context_records: int,
+    seed: int,
+) -> Federation:
+    """Deal `dataset` to participants and future clients and fix everyone's context set.
+
+    The last `future_clients` of the shuffled partition become the future clients. All sizes are checked
+    here, so that nothing fails in the middle of a run.
+
+    >>> from sottovoce.data import load
+    >>> clients = federation(load("mnist-small"), partition="dirichlet", participants=16, future_clients=4,
+    ...                      records_per_client=500, alpha=0.5, context_records=300, seed=41)
+    >>> mine = clients.participants[0]
+    >>> tuple(mine.train.x.shape), len(mine.held_out), len(clients.future[0].held_out)
+    ((400, 1, 28, 28), 100, 200)
+    """
+    if participants < 1 or future_clients < 0:
+        raise SottovoceError(
+            f"a federation of {participants} participants and {future_clients} future clients: "
+            "set participants to 1 or more and future_clients to 0 or more"
+        )
+    clients = participants + future_clients
+    index = deal(dataset, kind=partition, clients=clients, records=records_per_client, alpha=alpha, seed=seed)
+    seen, unseen = index[:participants], index[participants:]
+    smallest = min(map(len, seen))
+    if training_size(smallest) < 1:
+        raise SottovoceError(
+            f"the smallest participant has {smallest} record: it needs 2 to train on one and hold one out"
+        )
+    _check_context(context_records, training_size(smallest), "training records of the smallest participant")
+    if unseen:
+        # One record less than it holds, so that the query set is not empty.
+        available = min(map(len, unseen)) - 1
+        _check_context(context_records, available, "records that the smallest future client can spare")
+    # The stream for splitting must not be the one that dealt the records.
+    seeds = np.random.default_rng([seed, clients]).integers(2**63, size=clients).tolist()
+    return Federation(
+        Clients(dataset, seen, split_participant, context_records, seeds[:participants]),
+        Clients(dataset, unseen, split_future, context_records, seeds[participants:]),
+        dataset.classes,
+        dataset.shape,
+    )
+
+
+def _shuffled(records: Records, seed: int) -> Records:
+    return records[torch.from_numpy(np.random.default_rng(seed).permutation(len(records)))]
+
+
+def _check_context(context_records: int, available: int, what: str) -> None:
+    if not 0 <= context_records <= available:
+        raise SottovoceError(
+            f"context_records={context_records}, but there are {available} {what}: "
+            f"set context_records to at most {available}, or give clients more records"
+        )

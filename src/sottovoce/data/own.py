@@ -1,0 +1,162 @@
+"""Your own records: an `.npz` file, or any torch dataset.
+
+A file holds `x` (N, ...) and `y` (N,), optionally a `client` column for records that already have owners,
+and the public constants `classes`, `mean` and `std`. Anything unusable is refused with one line that says
+what to change; records that are merely not finite pass, since they later contribute zero.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+import zlib
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from sottovoce.data.dataset import Dataset
+from sottovoce.errors import SottovoceError
+
+Array = npt.NDArray[Any]
+
+_FIELDS = ("x", "y", "client", "classes", "mean", "std")
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, pickle.UnpicklingError)
+
+
+class DataError(SottovoceError):
+    """Records that cannot be used as they are."""
+
+
+def read_npz(path: Path, name: str | None = None) -> Dataset:
+    """The dataset in an `.npz` file (see docs/data.md); Python objects in it are never unpickled."""
+    arrays = _arrays(path)
+    for field in ("x", "y"):
+        if field not in arrays:
+            raise DataError(f"{path} has no array '{field}': write it with numpy.savez(path, x=..., y=...)")
+    return from_arrays(name or str(path), **arrays)
+
+
+def from_torch(
+    dataset: TorchDataset[Any],
+    *,
+    classes: int | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    name: str = "own data",
+) -> Dataset:
+    """The dataset of a map-style torch dataset whose items are (x, label), all x of one shape.
+
+    `mean` and `std` are public constants for `x` as the items give it (bytes: after division by 255).
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from_torch(TensorDataset(torch.rand(6, 3, 8, 8), torch.arange(6)), classes=10).shape
+    (3, 8, 8)
+    """
+    items = [dataset[i][:2] for i in range(len(cast(Sized, dataset)))]
+    if not items:
+        raise DataError(f"{name} has no records: give at least one")
+    xs = [np.asarray(x) for x, _ in items]
+    if len({x.shape for x in xs}) > 1:
+        raise DataError(f"records of {name} differ in shape: resize them to one shape in the dataset")
+    y = np.asarray([int(label) if float(label).is_integer() else float(label) for _, label in items])
+    return from_arrays(name, np.stack(xs), y, classes=classes, mean=mean, std=std)
+
+
+def from_arrays(
+    name: str,
+    x: Array,
+    y: Array,
+    client: Array | None = None,
+    classes: Any = None,
+    mean: Any = (0.0,),
+    std: Any = (1.0,),
+) -> Dataset:
+    """A checked dataset; (N, height, width) becomes one gray channel, `classes` defaults to max(y) + 1."""
+    x = _checked_x(name, x)
+    if y.ndim != 1 or len(y) != len(x):
+        raise DataError(f"{name}: x has {len(x)} records but y has shape {y.shape}: give one label a record")
+    labels = _labels(name, y)
+    known = int(labels.max()) + 1 if classes is None else _whole(name, classes)
+    if labels.min() < 0 or labels.max() >= known:
+        wrong = int(labels.min() if labels.min() < 0 else labels.max())
+        raise DataError(f"{name} has label {wrong}: number the {known} classes 0 to {known - 1}")
+    means, stds = _constants(name, "mean", mean, x.shape[1]), _constants(name, "std", std, x.shape[1])
+    if min(stds) <= 0:
+        raise DataError(f"{name}: std is {min(stds)}: give positive numbers")
+    return Dataset(name, torch.from_numpy(x), labels, known, means, stds, _owners(name, client, len(x)))
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    hint = "write it with numpy.savez(path, x=..., y=...)"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is a single array, not an .npz: {hint}")
+            return {field: file[field] for field in _FIELDS if field in file}
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist: check the path, or name a dataset") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror or error}): check the path") from None
+    except _DAMAGED as error:
+        if "Object arrays" in str(error):
+            raise DataError(
+                f"{path} holds pickled Python objects, which are refused because they can run code: "
+                "save plain numeric arrays (equal shapes, dtype not object)"
+            ) from None
+        raise DataError(f"{path} is not an .npz file or is damaged: {hint}") from None
+
+
+def _checked_x(name: str, x: Array) -> Array:
+    if x.ndim < 2 or x.size == 0:
+        raise DataError(f"{name}: x has shape {x.shape}: give (N, channels, height, width) or (N, features)")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        raise DataError(
+            f"{name}: x has shape {x.shape}, channels last: save x.transpose(0, 3, 1, 2), channels first"
+        )
+    if x.dtype != np.uint8:
+        if x.dtype.kind != "f":
+            raise DataError(f"{name}: x is {x.dtype}: save it as uint8 (0 to 255) or as floating point")
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    return np.ascontiguousarray(x)
+
+
+def _labels(name: str, y: Array) -> Tensor:
+    if y.dtype.kind not in "iu":
+        raise DataError(f"{name}: y is {y.dtype}: labels must be integers 0, 1, 2, …")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _owners(name: str, client: Array | None, records: int) -> Tensor | None:
+    if client is None:
+        return None
+    if client.shape != (records,) or client.dtype.kind not in "iuUS":
+        raise DataError(
+            f"{name}: client is {client.dtype} of shape {client.shape}: "
+            f"give one integer or string for each of the {records} records"
+        )
+    return torch.from_numpy(np.unique(client, return_inverse=True)[1].astype(np.int64))
+
+
+def _whole(name: str, classes: Any) -> int:
+    value = np.asarray(classes)
+    if value.size != 1 or value.dtype.kind not in "iu" or value.item() < 1:
+        raise DataError(f"{name}: classes is {value.tolist()}: give one positive integer")
+    return int(value.item())
+
+
+def _constants(name: str, field: str, values: Any, channels: int) -> tuple[float, ...]:
+    constants = np.atleast_1d(np.asarray(values))
+    if constants.dtype.kind not in "iuf" or constants.shape not in ((1,), (channels,)):
+        raise DataError(f"{name}: {field} must be one number, or one for each of the {channels} channels")
+    if not np.isfinite(constants).all():
+        raise DataError(f"{name}: {field} is not finite: give public constants")
+    return tuple(float(value) for value in constants)
