@@ -1,0 +1,157 @@
+"""The SQLite file behind a ledger: appears complete or not at all, writes durably, refuses what it is not.
+
+Every transaction is on the disk before it ends (write-ahead log, `synchronous=FULL`), one process at a time.
+A damaged file, one of another program, of another format or about other records is refused with a line that
+says what to do, and left as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from sottovoce.errors import SottovoceError
+
+_APPLICATION = 0x536F7474  # "Sott", in the header of the file
+_FORMAT = 1
+_PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
+_SCHEMA = f"""
+PRAGMA journal_mode = WAL;
+BEGIN;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_FORMAT};
+CREATE TABLE ledger (scope TEXT NOT NULL);
+CREATE TABLE release (
+    id INTEGER PRIMARY KEY,
+    client TEXT NOT NULL,
+    run TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    sensitivity REAL NOT NULL CHECK (sensitivity > 0),
+    sigma REAL NOT NULL CHECK (sigma > 0),
+    time TEXT NOT NULL,
+    UNIQUE (client, run, kind, round)
+);
+CREATE TABLE message (release INTEGER PRIMARY KEY REFERENCES release (id), body BLOB NOT NULL);
+CREATE TRIGGER release_is_never_changed BEFORE UPDATE ON release
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER release_is_never_deleted BEFORE DELETE ON release
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+COMMIT;
+"""
+
+_FREE_SPACE = "free some space on its disk and run again"
+_RESTORE = "restore its newest backup, because a new ledger would forget what was spent"
+_ADVICE = {
+    sqlite3.SQLITE_FULL: _FREE_SPACE,
+    sqlite3.SQLITE_IOERR: _FREE_SPACE,
+    sqlite3.SQLITE_BUSY: "another process keeps it locked, so run again when that has ended",
+    sqlite3.SQLITE_CORRUPT: _RESTORE,
+    sqlite3.SQLITE_NOTADB: _RESTORE,
+}
+
+
+class LedgerError(SottovoceError):
+    """The ledger file cannot be used; nothing was charged."""
+
+
+class LedgerFile:
+    """An open file with the tables `release` (one row per charge) and `message` (bytes not yet forgotten)."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, scope: str) -> Self:
+        """Opens the ledger of these records, or creates it, readable by its owner only."""
+        with _explained(path):
+            if not path.exists():
+                _create(path, scope)
+            file = cls(path, _connect(path))
+        try:
+            file._inspect(scope)
+            with _explained(path):
+                path.chmod(0o600)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def close(self) -> None:
+        """Ends the connection; everything written stays."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements of the block durably, when it ends; none of them if it raises."""
+        self.query("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.query("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Runs one statement and returns all its rows, so that no read stays open."""
+        with _explained(self.path):
+            return self._connection.execute(statement, values).fetchall()
+
+    def _inspect(self, scope: str) -> None:
+        if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
+            raise LedgerError(f"{self.path} is not a Sottovoce ledger: give another file, or {_RESTORE}")
+        [(version,)] = self.query("PRAGMA user_version")
+        if version != _FORMAT:
+            raise LedgerError(
+                f"{self.path} has ledger format {version} and this version reads {_FORMAT}:"
+                " use the version of Sottovoce that wrote it"
+            )
+        if self.query("PRAGMA quick_check(1)") != [("ok",)]:
+            raise LedgerError(f"{self.path} is damaged: {_RESTORE}")
+        if self.query("SELECT scope FROM ledger") != [(scope,)]:
+            raise LedgerError(
+                f"{self.path} is about other records or another division into clients: give another file, or"
+                " the data, partition and seed that it was made with"
+            )
+
+
+def _create(path: Path, scope: str) -> None:
+    """Makes a complete ledger appear at once: an empty or half-made file is then always a damaged one."""
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        draft = Path(folder) / path.name
+        with closing(_connect(draft)) as connection:
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO ledger VALUES (?)", (scope,))
+        draft.chmod(0o600)
+        with suppress(FileExistsError):  # another process was faster, and its ledger counts
+            os.link(draft, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")
+    return connection
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a mistake in the calling code, not a state of the file
+    except (sqlite3.Error, OSError) as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of an SQLite code is detail
+        advice = _ADVICE.get(code, "check that its folder exists and that you may write there")
+        raise LedgerError(f"ledger {path} cannot be used ({error}), nothing was charged: {advice}") from error
