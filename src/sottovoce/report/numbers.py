@@ -1,0 +1,77 @@
+"""Numbers as a reader wants them: units, sensible digits, thin spaces, a dash for what is not known.
+
+1 MB is 10⁶ bytes, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+
+THIN = "\u202f"
+UNKNOWN = "–"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share that is already in percent.
+
+    >>> percent(80.333).replace(THIN, " "), percent(None)
+    ('80.3 %', '–')
+    """
+    return UNKNOWN if value is None else f"{value:.{digits}f}{THIN}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`digits` significant digits, without trailing zeros; integers keep all of theirs.
+
+    >>> [number(x).replace(THIN, " ") for x in (0.0152094, 8.0, 7.9984, 121182, 2e-7, 0, math.inf)]
+    ['0.0152', '8', '8', '121 182', '2 × 10⁻⁷', '0', '∞']
+    """
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        return _power_of_ten(value, digits)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}".replace(",", THIN)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.replace("-", "−")
+
+
+def _power_of_ten(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".").replace("-", "−")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    return power if mantissa == "1" else f"{mantissa}{THIN}×{THIN}{power}"
+
+
+def data_size(count: float | None) -> str:
+    """Bytes with a decimal unit.
+
+    >>> [data_size(x).replace(THIN, " ") for x in (0, 999, 65552, 65_550_000, 2.5e9)]
+    ['0 B', '999 B', '65.6 kB', '65.5 MB', '2.5 GB']
+    """
+    if count is None:
+        return UNKNOWN
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{number(count / size)}{THIN}{unit}"
+    return f"{number(count)}{THIN}B"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(x).replace(THIN, " ") for x in (0.034, 41.26, 200, 7260)]
+    ['0.03 s', '41.3 s', '3 min 20 s', '2 h 1 min']
+    """
+    if seconds < 1:
+        return f"{seconds:.2f}{THIN}s"
+    if seconds < 60:
+        return f"{number(seconds)}{THIN}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{THIN}min {rest}{THIN}s"
+    return f"{minutes // 60}{THIN}h {minutes % 60}{THIN}min"

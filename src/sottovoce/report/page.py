@@ -1,0 +1,117 @@
+"""The shell of every page: head, style, script, headline cards, sections, folded tables.
+
+The page's own content security policy forbids every outside resource and every script but ours (by hash).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from sottovoce.errors import SottovoceError
+from sottovoce.report.markup import Html, join, tag
+
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Cpath d='M2 8q2-5 4 0t4 0 4 0' fill='none' stroke='%232b5f8a' stroke-width='2'/%3E%3C/svg%3E"
+)
+
+
+def page(title: str, *body: str) -> Html:
+    """A complete HTML document around `body`."""
+    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    script = (files(__package__) / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = Html(
+        f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<link rel="icon" href="{_ICON}">\n'
+    )
+    head = join(head, tag("title", title), Html(f"\n<style>\n{style}</style>\n"))
+    end = Html(f"\n<script>{script}</script>\n")
+    return Html(
+        f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n'
+        f"<body>\n{join(*body)}{end}</body>\n</html>\n"
+    )
+
+
+def header(title: str, facts: Iterable[str], about: str) -> Html:
+    """The top of a page: what it is about, and a line of facts."""
+    line = tag("ul", *(tag("li", fact) for fact in facts), class_="facts")
+    return tag("header", tag("p", about, class_="brand"), tag("h1", title), line)
+
+
+def card(identifier: str, label: str, figure: str, value: float | None, *details: str) -> Html:
+    """A headline figure; `value` is the unrounded number behind the text."""
+    number = tag("data", figure, value=str(value)) if value is not None else tag("span", figure)
+    lines = [tag("p", detail) for detail in details if detail]
+    return tag(
+        "div", tag("h2", label), tag("p", number, class_="figure"), *lines, id=identifier, class_="card"
+    )
+
+
+def cards(*items: Html) -> Html:
+    return tag("div", *items, class_="cards")
+
+
+def section(title: str, *body: str, identifier: str | None = None) -> Html:
+    return tag("section", tag("h2", title), *body, id=identifier)
+
+
+def grid(*figures: Html) -> Html:
+    """Figures side by side where there is room."""
+    return tag("div", *figures, class_="grid")
+
+
+def folded(summary: str, *body: str) -> Html:
+    return tag("details", tag("summary", summary), *body)
+
+
+def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> Html:
+    """A table that scrolls by itself; the first `words` columns are text, the others figures."""
+    head = tag("tr", *(tag("th", name, scope="col", class_=_kind(i, words)) for i, name in enumerate(names)))
+    body = [
+        tag(
+            "tr",
+            tag("th", row[0], scope="row"),
+            *(tag("td", c, class_=_kind(i, words)) for i, c in _rest(row)),
+        )
+        for row in rows
+    ]
+    return scrolling(caption, tag("table", tag("thead", head), tag("tbody", *body)))
+
+
+def _rest(row: Sequence[str]) -> list[tuple[int, str]]:
+    return list(enumerate(row))[1:]
+
+
+def _kind(column: int, words: int) -> str | None:
+    return None if column < words else "figure"
+
+
+def scrolling(label: str, body: Html) -> Html:
+    """A box that scrolls sideways by itself, also by keyboard, so that the page never does."""
+    return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def write_page(path: Path, document: Html) -> Path:
+    """Writes the page in one step: readers see the old file or the whole new one."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(document)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SottovoceError(
+            f"{path} cannot be written ({error.strerror}): free some space or choose a writable directory"
+        ) from None
+    return path

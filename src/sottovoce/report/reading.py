@@ -1,0 +1,203 @@
+"""The files of a run, read and checked: what is missing or damaged is said in one line, with what to do.
+
+The formats are those of docs/configuration.md, "Files of a run": result.json, rounds.jsonl and plan.toml.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import SottovoceError
+from sottovoce.report.fields import Fields, PerClient, damaged, read_object, read_text
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Percent; `masked` is restricted to the classes that a client has."""
+
+    mean: float | None
+    masked: float | None
+    per_client: PerClient
+    masked_per_client: PerClient
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """Privacy spent by participants, and what the context of one future client costs."""
+
+    target: float | None
+    spent_max: float | None
+    accounting: str
+    per_client: PerClient
+    future_context: float | None
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """Bytes from clients to the server, and what the same releases cost as 32-bit floats."""
+
+    bytes: float
+    releases: int
+    bits_per_coefficient: float | None
+    context_bytes: float
+    fp32_bytes: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round; norms are means over its clients, accuracies are None where it was not evaluated."""
+
+    number: int
+    clients: int
+    bytes: float
+    signal_norm: float | None
+    noise_norm: float | None
+    gain: float | None
+    seconds: float
+    seen: float | None
+    future: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that the report of a run shows."""
+
+    facts: dict[str, str | None]  # method, dataset, preset, context, channel, basis, created, sottovoce
+    counts: dict[str, int]  # seed, model_parameters, coefficients, participants, future_clients, …
+    seeded: bool
+    uses_future_labels: bool
+    seen: Accuracy
+    future: Accuracy
+    epsilon: Epsilon
+    delta: float
+    sigma: float | None
+    sigma_context: float | None
+    uplink: Uplink
+    downlink_bytes: float
+    seconds: float
+    confusion: dict[str, list[list[int]]]
+    rounds: list[Round]
+    plan: dict[str, str]
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorting key that puts client-2 before client-10.
+
+    >>> sorted(["client-10", "client-2"], key=natural)
+    ['client-2', 'client-10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
+
+
+_FACTS = ("method", "dataset", "preset", "context", "channel", "basis", "created", "sottovoce")
+_COUNTS = (
+    "seed",
+    "model_parameters",
+    "coefficients",
+    "participants",
+    "future_clients",
+    "rounds",
+    "releases_max",
+)
+
+
+def read_run(directory: Path) -> Run:
+    """The run stored in `directory`; raises SottovoceError when a file is missing or damaged."""
+    path = directory / "result.json"
+    result = Fields(path, read_object(path, read_text(path)))
+    version = result.whole("version")
+    if version != FORMAT_VERSION:
+        raise SottovoceError(
+            f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
+            "use the version of sottovoce that wrote it"
+        )
+    accuracy, epsilon, uplink = (
+        result.section("accuracy"),
+        result.section("epsilon"),
+        result.section("uplink"),
+    )
+    return Run(
+        facts={key: result.maybe_text(key) for key in _FACTS},
+        counts={key: result.whole(key) for key in _COUNTS},
+        seeded=result.flag("seeded"),
+        uses_future_labels=result.flag("uses_future_labels"),
+        seen=_accuracy(accuracy, "seen"),
+        future=_accuracy(accuracy, "future"),
+        epsilon=Epsilon(
+            target=epsilon.maybe_number("target"),
+            spent_max=epsilon.maybe_number("spent_max"),
+            accounting=epsilon.text("accounting"),
+            per_client=epsilon.per_client("per_client"),
+            future_context=epsilon.maybe_number("future_context"),
+        ),
+        delta=result.number("delta"),
+        sigma=result.maybe_number("sigma"),
+        sigma_context=result.maybe_number("sigma_context"),
+        uplink=Uplink(
+            bytes=uplink.number("bytes"),
+            releases=uplink.whole("releases"),
+            bits_per_coefficient=uplink.maybe_number("bits_per_coefficient"),
+            context_bytes=uplink.number("context_bytes"),
+            fp32_bytes=uplink.number("fp32_bytes"),
+        ),
+        downlink_bytes=result.section("downlink").number("bytes"),
+        seconds=result.number("seconds"),
+        confusion=result.matrices("confusion"),
+        rounds=_rounds(directory / "rounds.jsonl"),
+        plan=_plan(directory / "plan.toml"),
+    )
+
+
+def _accuracy(fields: Fields, group: str) -> Accuracy:
+    return Accuracy(
+        mean=fields.maybe_number(group),
+        masked=fields.maybe_number(f"{group}_masked"),
+        per_client=fields.per_client(f"{group}_per_client"),
+        masked_per_client=fields.per_client(f"{group}_masked_per_client"),
+    )
+
+
+def _rounds(path: Path) -> list[Round]:
+    rounds = []
+    for line_number, line in enumerate(read_text(path).splitlines(), start=1):
+        fields = Fields(path, read_object(path, line, line_number), f"line {line_number}: ")
+        rounds.append(
+            Round(
+                number=fields.whole("round"),
+                clients=len(fields.names("clients")),
+                bytes=fields.number("bytes"),
+                signal_norm=fields.maybe_number("signal_norm"),
+                noise_norm=fields.maybe_number("noise_norm"),
+                gain=fields.maybe_number("gain"),
+                seconds=fields.number("seconds"),
+                seen=fields.maybe_number("seen"),
+                future=fields.maybe_number("future"),
+            )
+        )
+    return rounds
+
+
+def _plan(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise damaged(path, f"is not TOML ({error})") from None
+    return dict(_flat(table))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, str(value).lower() if isinstance(value, bool) else str(value)))
+    return rows

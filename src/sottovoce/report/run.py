@@ -1,0 +1,142 @@
+"""The report of one run: headline, promise, figures and folded tables, from the files of its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from sottovoce.plan import Plan
+from sottovoce.report import page, run_figures
+from sottovoce.report.confusion import confusion
+from sottovoce.report.markup import Html, tag
+from sottovoce.report.numbers import UNKNOWN, data_size, duration, number, percent
+from sottovoce.report.reading import Accuracy, Run, natural, read_run
+from sottovoce.report.words import promise, warning
+
+
+def write_report(directory: Path) -> Path:
+    """Writes DIR/report.html from DIR/result.json, DIR/rounds.jsonl and DIR/plan.toml; returns its path.
+
+    The page appears in one step. Raises SottovoceError when a file is missing or damaged.
+    """
+    return page.write_page(directory / "report.html", render(read_run(directory)))
+
+
+def render(run: Run) -> Html:
+    """The page of a run that was read."""
+    title = f"{run.facts['method'] or UNKNOWN} on {run.facts['dataset'] or UNKNOWN}"
+    alert = warning(run)
+    words = tag("div", promise(run), class_="prose", id="promise")
+    return page.page(
+        f"{title} – Sottovoce",
+        page.header(title, _facts(run), "Sottovoce · run report"),
+        tag("p", alert, class_="alert", role="note") if alert else Html(),
+        tag(
+            "main",
+            page.cards(*_cards(run)),
+            page.section("Accuracy", page.grid(*run_figures.accuracy(run))),
+            page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
+            page.section("Signal and noise", page.grid(*run_figures.noise(run))),
+            page.section("Communication", page.grid(*run_figures.communication(run))),
+            page.section("Confusion", confusion(run.confusion, _groups(run))),
+            page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
+        ),
+        tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. {_time(run)}"),
+    )
+
+
+def _facts(run: Run) -> list[str]:
+    facts, counts = run.facts, run.counts
+    return [
+        f"preset {facts['preset'] or UNKNOWN}",
+        f"context {facts['context'] or UNKNOWN}",
+        f"channel {facts['channel'] or UNKNOWN}",
+        f"{facts['basis'] or UNKNOWN} basis",
+        f"{number(counts['coefficients'])} coefficients of {number(counts['model_parameters'])} parameters",
+        f"{counts['rounds']} rounds",
+        f"seed {counts['seed']}",
+        duration(run.seconds),
+    ]
+
+
+def _time(run: Run) -> str:
+    created = (run.facts["created"] or "").replace("T", " ")[:16]
+    return f"The run ended on {created}." if created else ""
+
+
+def _cards(run: Run) -> list[Html]:
+    counts, epsilon, uplink = run.counts, run.epsilon, run.uplink
+    labels = "their labels were used" if run.uses_future_labels else "their labels were not used"
+    ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
+    return [
+        _accuracy_card("seen", "Participants’ accuracy", run.seen, f"{counts['participants']} clients"),
+        _accuracy_card(
+            "future", "Future clients’ accuracy", run.future, f"{counts['future_clients']} clients, {labels}"
+        ),
+        page.card(
+            "epsilon",
+            "Privacy spent",
+            f"ε = {number(epsilon.spent_max, 4)}",
+            epsilon.spent_max,
+            f"of {number(epsilon.target)} at δ = {number(run.delta)}",
+            f"{epsilon.accounting} accounting, {counts['releases_max']} gradients of the busiest client",
+        ),
+        page.card(
+            "uplink",
+            "Sent by clients",
+            data_size(uplink.bytes),
+            uplink.bytes,
+            f"{number(ratio)}× less than {data_size(uplink.fp32_bytes)} in FP32"
+            if ratio and ratio >= 1.05
+            else f"{data_size(uplink.fp32_bytes)} in FP32",
+            f"{number(uplink.bits_per_coefficient)} bits a coefficient, {number(uplink.releases)} releases",
+        ),
+    ]
+
+
+def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str) -> Html:
+    masked = f"{percent(accuracy.masked)} masked to own classes" if accuracy.masked is not None else ""
+    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, masked, clients)
+
+
+def _groups(run: Run) -> list[tuple[str, list[str]]]:
+    return [
+        ("Future clients", sorted(run.future.per_client, key=natural)),
+        ("Participants", sorted(run.seen.per_client, key=natural)),
+    ]
+
+
+def _clients_table(run: Run) -> Html:
+    rows = []
+    for role, accuracy in (("participant", run.seen), ("future client", run.future)):
+        for name in sorted(accuracy.per_client, key=natural):
+            spent = run.epsilon.per_client.get(name) if accuracy is run.seen else run.epsilon.future_context
+            values = [accuracy.per_client[name], accuracy.masked_per_client.get(name)]
+            rows.append([name, role, *map(percent, values), number(spent, 4)])
+    names = ["Client", "Role", "Accuracy", "Masked", "ε spent"]
+    return page.folded(f"Every client ({len(rows)})", page.table("Every client", names, rows, words=2))
+
+
+def _rounds_table(run: Run) -> Html:
+    rows = [
+        [
+            str(r.number),
+            percent(r.seen),
+            percent(r.future),
+            data_size(r.bytes),
+            number(r.signal_norm),
+            number(r.noise_norm),
+            number(r.gain),
+            duration(r.seconds),
+        ]
+        for r in run.rounds
+    ]
+    names = ["Round", "Participants", "Future", "Sent", "Signal", "Noise", "Gain", "Time"]
+    return page.folded(f"Every round ({len(rows)})", page.table("Every round", names, rows))
+
+
+def _plan_table(run: Run) -> Html:
+    meaning = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(Plan)}
+    rows = [[key, value, meaning.get(key, "")] for key, value in run.plan.items()]
+    names = ["Key", "Value", "Meaning"]
+    return page.folded("The resolved plan", page.table("The resolved plan", names, rows, words=3))

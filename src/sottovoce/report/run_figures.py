@@ -1,0 +1,162 @@
+"""The figures of one run: what is plotted, on which scale, and the sentence that explains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+from sottovoce.report.fields import PerClient
+from sottovoce.report.figures import Group, Series, columns, strip, trend
+from sottovoce.report.markup import Html
+from sottovoce.report.numbers import data_size, number, percent
+from sottovoce.report.reading import Run
+from sottovoce.report.scale import Scale, linear, logarithmic
+
+
+def accuracy(run: Run) -> list[Html]:
+    """Accuracy over rounds, and of every client at the end."""
+    over_rounds = [
+        _series("Participants", "seen", ((r.number, r.seen) for r in run.rounds), dots=True),
+        _series("Future clients", "future", ((r.number, r.future) for r in run.rounds), dots=True),
+    ]
+    groups = [
+        Group("Participants", "seen", _known(run.seen.per_client)),
+        Group("Future clients", "future", _known(run.future.per_client)),
+    ]
+    values = [value for group in groups for value in group.values.values()]
+    return [
+        trend(
+            "Over rounds",
+            "Mean over clients, unmasked, where it was evaluated.",
+            over_rounds,
+            x_name="round",
+            y=_scale(over_rounds, lambda ys: linear(ys, bounds=(0, 100), zero=True)),
+            show=percent_tick,
+        ),
+        strip(
+            "Client by client",
+            "A dot is a client; boxes span the middle half, lines mark the median.",
+            groups,
+            x=linear(values or [0.0, 100.0], bounds=(0, 100)),
+            x_name="accuracy at the end",
+            show=percent_tick,
+        ),
+    ]
+
+
+def epsilon(run: Run) -> Html:
+    """ε of every client against the target."""
+    context = _known({"each future client": run.epsilon.future_context})
+    groups = [
+        Group("Participants", "seen", _known(run.epsilon.per_client)),
+        Group("Each future client, for its context", "future", context if run.future.per_client else {}),
+    ]
+    target = run.epsilon.target
+    aim = ("target", target) if target is not None and math.isfinite(target) else None
+    values = [value for group in groups for value in group.values.values()] + ([aim[1]] if aim else [])
+    return columns(
+        "ε client by client",
+        f"What each client’s records have spent, at δ = {number(run.delta)}.",
+        groups,
+        y=linear(values or [1.0], zero=True),
+        target=aim,
+        show=number,
+    )
+
+
+def noise(run: Run) -> list[Html]:
+    """Norm of the noise against that of the signal, and the generator's gain where it has one."""
+    norms = [
+        _series("Signal", "signal", ((r.number, r.signal_norm) for r in run.rounds), positive=True),
+        _series("Noise", "noise", ((r.number, r.noise_norm) for r in run.rounds), positive=True),
+    ]
+    gains = [_series("Gain", "plain", ((r.number, r.gain) for r in run.rounds))]
+    figures = [
+        trend(
+            "Noise against signal",
+            "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with.",
+            norms,
+            x_name="round",
+            y=_scale(norms, logarithmic),
+            show=number,
+        )
+    ]
+    if gains[0].x:
+        figures.append(
+            trend(
+                "Gain of the generator",
+                "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients.",
+                gains,
+                x_name="round",
+                y=_scale(gains, lambda ys: linear(ys, zero=True)),
+                show=number,
+            )
+        )
+    return figures
+
+
+def communication(run: Run) -> list[Html]:
+    """Bytes so far against the same releases in FP32, and bytes of every round."""
+    numbers = [r.number for r in run.rounds]
+    in_rounds = sum(r.bytes for r in run.rounds)
+    # Contexts leave outside the rounds, so the curve starts with them and ends at the total of result.json.
+    contexts = max(run.uplink.bytes - in_rounds, 0)
+    so_far = [contexts + total for total in accumulate(r.bytes for r in run.rounds)]
+    clients = list(accumulate(r.clients for r in run.rounds))
+    fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
+    total = [
+        _series("FP32", "dashed", zip(numbers, fp32, strict=False), positive=True),
+        _series("Sent", "plain", zip(numbers, so_far, strict=True), positive=True),
+    ]
+    each = [_series("Sent", "plain", ((r.number, r.bytes) for r in run.rounds))]
+    return [
+        trend(
+            "Bytes so far",
+            f"{data_size(run.uplink.bytes)} in all, {data_size(run.uplink.context_bytes)} of it contexts; "
+            f"the same releases in FP32: {data_size(run.uplink.fp32_bytes)}.",
+            total,
+            x_name="round",
+            y=_scale(total, logarithmic),
+            show=data_size,
+        ),
+        trend(
+            "Bytes of each round",
+            f"All clients of a round together; the server sent them {data_size(run.downlink_bytes)} in all.",
+            each,
+            x_name="round",
+            y=_scale(each, lambda ys: linear(ys, zero=True)),
+            show=data_size,
+        ),
+    ]
+
+
+def percent_tick(value: float) -> str:
+    """Whole percents without decimals, as on an axis.
+
+    >>> percent_tick(80.0)[:2], percent_tick(80.26)[:4]
+    ('80', '80.3')
+    """
+    return percent(value, 0 if value == round(value) else 1)
+
+
+def _series(
+    name: str,
+    tone: str,
+    points: Iterable[tuple[int, float | None]],
+    *,
+    dots: bool = False,
+    positive: bool = False,
+) -> Series:
+    """The points that are known (and positive, for a logarithmic scale)."""
+    known = [(x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)]
+    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
+
+
+def _known(values: PerClient) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _scale(series: list[Series], make: Callable[[list[float]], Scale]) -> Scale | None:
+    values = [y for line in series for y in line.y]
+    return make(values) if values else None

@@ -1,0 +1,118 @@
+"""What a run promised to whom, in plain words.
+
+The promise is record-level differential privacy under a trusted server; the words also say whose labels
+were used, and when a run protects nobody.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sottovoce.report.markup import Html, join, tag
+from sottovoce.report.numbers import number
+from sottovoce.report.reading import Run
+
+_ACCOUNTING = {
+    "exact": "exact composition of Gaussian mechanisms",
+    "rdp": "Rényi accounting, the paper's closed form",
+}
+_CONTEXTS = {
+    "moments": "moments of its inputs",
+    "standardized": "moments of its inputs, standardized at the server",
+    "labels": "a histogram of its labels",
+    "predictions": "mean predictions of the private model on its inputs",
+}
+
+
+def warning(run: Run) -> str | None:
+    """Why nobody is protected by this run, if that is so."""
+    if _without_noise(run):
+        return "No noise was added, so this run protects nobody. It is an ablation."
+    if run.seeded:
+        return "Seeded simulation: the noise is reproducible, so this run protects nobody."
+    return None
+
+
+def promise(run: Run) -> Html:
+    """The promise as paragraphs."""
+    return join(*(tag("p", tag("strong", head), " ", text) for head, text in _paragraphs(run)))
+
+
+def _paragraphs(run: Run) -> list[tuple[str, str]]:
+    parts = [("Records of participants.", _participants(run)), ("Trusted server.", _server(run))]
+    if run.counts["future_clients"]:
+        parts.append(("Future clients.", _future(run)))
+    parts.append(("Randomness.", _randomness(run)))
+    return parts
+
+
+def _without_noise(run: Run) -> bool:
+    return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
+
+
+def _participants(run: Run) -> str:
+    if _without_noise(run):
+        return "Releases were clipped but carried no noise: there is no privacy promise."
+    releases = f"at most {run.counts['releases_max']} gradients"
+    if _releases_context(run):
+        releases = f"one context and {releases}"
+    factor = join("e", tag("sup", "ε"))
+    return join(
+        f"Each participant released {releases}, every one bounded and carrying Gaussian noise "
+        f"(σ = {number(run.sigma)} in each coordinate{_context_sigma(run)}). If one record of one "
+        "participant were replaced by any other, the probability of anything that can be seen in its "
+        "decoded releases, or in any model made from them, would change by a factor of at most ",
+        factor,
+        f", up to δ: ε = {number(run.epsilon.spent_max, 4)} for the participant that spent most, of a target "
+        f"of {number(run.epsilon.target)}, at δ = {number(run.delta)}. This is record-level differential "
+        f"privacy; it was counted by {_ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)}.",
+    )
+
+
+def _releases_context(run: Run) -> bool:
+    return bool(run.epsilon.future_context)
+
+
+def _context_sigma(run: Run) -> str:
+    if not _releases_context(run) or run.sigma_context in (None, run.sigma):
+        return ""
+    return f"; {number(run.sigma_context)} for the context"
+
+
+def _server(run: Run) -> str:
+    return (
+        "The server decodes the releases and is trusted with what it receives. The promise covers decoded "
+        "releases and models. It does not cover the encoded bytes, their lengths, or the randomness that "
+        "client and server share: these stay between the two. Accuracies, confusions, byte counts and signal "
+        "norms in this report depend on records too and are not charged; in a federation, don't publish them."
+    )
+
+
+def _future(run: Run) -> str:
+    if not _releases_context(run):
+        return (
+            "They released nothing: their models do not depend on their records. Their labels were not used."
+        )
+    context = run.facts["context"] or ""
+    labels = (
+        "Labels of future clients were used."
+        if run.uses_future_labels
+        else ("Labels of future clients were not used.")
+    )
+    if _without_noise(run):
+        return f"Each released one context without noise ({_CONTEXTS.get(context, context)}). {labels}"
+    return (
+        f"Each released one context ({_CONTEXTS.get(context, context)}), which cost its records "
+        f"ε = {number(run.epsilon.future_context)}, and got its model from it without any training. {labels}"
+    )
+
+
+def _randomness(run: Run) -> str:
+    if _without_noise(run):
+        return "None was needed for releases."
+    if run.seeded:
+        return (
+            "The noise came from the plan's seed, so that the run can be repeated bit by bit. Whoever knows "
+            "the seed can subtract the noise: ε says what the same run with secret noise would have promised."
+        )
+    return "The noise came from the operating system's cryptographic generator."
