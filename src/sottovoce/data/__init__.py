@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sottovoce.data.clients import (
+from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.federation import (
     ClientRecords,
     Clients,
     Federation,
     federation,
     split_future,
     split_participant,
+    training_size,
 )
-from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch
@@ -40,6 +41,7 @@ __all__ = [
     "partition",
     "split_future",
     "split_participant",
+    "training_size",
 ]
 
 NAMES = ("mnist-small", *PUBLIC)

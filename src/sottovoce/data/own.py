@@ -62,9 +62,7 @@ def from_torch(
         items = [dataset[i] for i in range(len(cast(Sized, dataset)))]
         xs, ys = [np.asarray(x) for x, _ in items], [np.asarray(y) for _, y in items]
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{name}: a torch dataset must have a length and items (x, label): {error}"
-        ) from error
+        raise DataError(f"{name}: give a dataset with a length and items (x, label): {error}") from error
     if not items:
         raise DataError(f"{name} has no records: give at least one")
     if len({x.shape for x in xs}) > 1:
