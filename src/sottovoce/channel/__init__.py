@@ -1,0 +1,63 @@
+"""Exact Gaussian channels: send a clipped statistic in few bytes, receive it plus exactly N(0, σ²I).
+
+Usable alone, inside any differentially private system. The decoded vector is the private release; messages,
+their length and the shared randomness reveal more and stay between client and trusted server.
+
+>>> import numpy as np
+>>> secret, u = bytes(32), np.full(1000, 0.01)
+>>> channel = open_channel("direct", size=1000, sigma=0.1)
+>>> message = channel.encode(u, secret=secret, stream=("client-3", 7))
+>>> y = channel.decode(message, secret=secret, stream=("client-3", 7))
+>>> y.shape, len(message)
+((1000,), 4005)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sottovoce.channel.base import Channel
+from sottovoce.channel.direct import Direct, DirectQ12
+from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
+from sottovoce.channel.wire import ChannelError
+from sottovoce.errors import nearest
+
+__all__ = [
+    "CHANNELS",
+    "Channel",
+    "ChannelError",
+    "PrivateRandomness",
+    "SeededRandomness",
+    "SystemRandomness",
+    "open_channel",
+]
+
+
+def _direct(size: int, sigma: float) -> Channel:
+    return Direct("direct", "direct", size, sigma)
+
+
+def _direct_q12(size: int, sigma: float) -> Channel:
+    return DirectQ12("direct-q12", "direct-q12", size, sigma)
+
+
+_OPENERS: dict[str, tuple[Callable[..., Channel], tuple[str, ...]]] = {
+    "direct": (_direct, ()),
+    "direct-q12": (_direct_q12, ()),
+}
+CHANNELS = tuple(_OPENERS)
+
+
+def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
+    """Open one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
+
+    The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
+    """
+    if name not in _OPENERS:
+        raise ChannelError(f"no channel is called {name!r}; {nearest(name, _OPENERS)}")
+    opener, known = _OPENERS[name]
+    for option in options:
+        if option not in known:
+            hint = nearest(option, known) if known else "it takes none"
+            raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
+    return opener(size, sigma, **options)

@@ -1,0 +1,97 @@
+"""A channel turns a clipped statistic into bytes, and bytes into the statistic plus Gaussian noise.
+
+Whatever the code behind it, `decode(encode(u))` follows exactly N(u, σ²I) for every u (Eq. lrsuq-channel of
+the paper), so privacy and learning do not depend on which channel carries a release. Messages stay between
+client and trusted server: only the decoded vector is the private release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness, SystemRandomness
+from sottovoce.channel.wire import ChannelError, Envelope, Stream
+
+# Beyond this many σ a float64 cannot hold statistic and noise together.
+LARGEST_RATIO = 2.0**40
+
+
+class Channel(ABC):
+    """One end of a channel for vectors of `size` coordinates and noise scale `sigma` per coordinate."""
+
+    name: str
+    size: int
+    sigma: float
+
+    def __init__(self, name: str, format: str, size: int, sigma: float) -> None:
+        if size < 1:
+            raise ChannelError(f"size is {size}; a channel carries at least one coordinate")
+        if not (math.isfinite(sigma) and sigma > 0):
+            raise ChannelError(f"sigma is {sigma}; it must be positive and finite")
+        self.name, self.size, self.sigma = name, int(size), float(sigma)
+        self._format = format
+        self._used: set[bytes] = set()
+
+    def encode(
+        self,
+        u: Any,
+        *,
+        secret: bytes,
+        stream: Stream,
+        private: PrivateRandomness | None = None,
+    ) -> bytes:
+        """The message that decodes to u + N(0, σ²I), independent of u.
+
+        `u` is a numpy array or torch tensor of shape (size,), float32 or float64, finite. `secret` is 32
+        bytes known to both ends. `stream` names this release for ever: two messages under one stream have
+        dependent errors that no privacy charge covers, so this object refuses a stream it has used.
+        `private` replaces the operating system's generator in seeded simulations.
+        """
+        vector = self._vector(u)
+        envelope = self._envelope(secret, stream)
+        used = hashlib.sha256(secret + envelope.context).digest()
+        if used in self._used:
+            raise ChannelError(f"stream {stream!r} was used before; every release needs a stream of its own")
+        self._used.add(used)
+        payload = self._encode(vector, SharedRandomness(envelope), private or SystemRandomness())
+        return envelope.seal(payload)
+
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> NDArray[np.float64]:
+        """The private release: a float64 array of shape (size,).
+
+        ChannelError if the message is damaged, or belongs to another secret, stream, channel, size or σ.
+        """
+        envelope = self._envelope(secret, stream)
+        return self._decode(envelope.open(message), SharedRandomness(envelope))
+
+    def _envelope(self, secret: bytes, stream: Stream) -> Envelope:
+        return Envelope(self._format, self.size, self.sigma, secret, stream)
+
+    def _vector(self, u: Any) -> NDArray[np.float64]:
+        if hasattr(u, "detach"):
+            u = u.detach().cpu().numpy()
+        vector = np.ascontiguousarray(u, dtype=np.float64)
+        if vector.shape != (self.size,):
+            raise ChannelError(f"statistic has shape {vector.shape}, this channel carries ({self.size},)")
+        largest = float(np.abs(vector).max())
+        if not math.isfinite(largest):
+            raise ChannelError("statistic holds NaN or infinity; clip it before encoding")
+        if largest > LARGEST_RATIO * self.sigma:
+            raise ChannelError(
+                f"statistic reaches {largest:.3g}, over 2^40 times sigma {self.sigma:.3g}; clip it first"
+            )
+        return vector
+
+    @abstractmethod
+    def _encode(
+        self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness
+    ) -> bytes: ...
+
+    @abstractmethod
+    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]: ...

@@ -1,0 +1,112 @@
+"""Randomness behind a release: private draws of the encoder, and the stream both ends share.
+
+Private draws come from the operating system unless a simulation passes a seeded generator. Shared randomness
+is AES-256 in counter mode under a key derived per stream and purpose, so both ends reach any part of it
+without sending it and no two streams overlap. All integers and all normals are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.channel.reproducible import log_mantissa
+from sottovoce.channel.wire import ChannelError, Envelope, derive
+
+_ZEROS = bytes(1 << 16)
+_BLOCK = 16  # bytes of one AES block
+
+
+class PrivateRandomness(ABC):
+    """A source of independent draws that only the encoder sees."""
+
+    @abstractmethod
+    def bytes(self, count: int) -> bytes:
+        """`count` independent uniform bytes."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """`count` independent uniform 64-bit integers."""
+        return np.frombuffer(self.bytes(8 * count), "<u8").astype(np.uint64, copy=False)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """`count` uniforms on the open interval (0, 1), with 53 random bits each."""
+        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def normal(self, count: int) -> NDArray[np.float64]:
+        """`count` standard normals by Marsaglia's polar method, in float64."""
+        found: list[NDArray[np.float64]] = []
+        missing = count
+        while missing > 0:
+            # A pair is kept with probability π/4 and gives two normals; the margin makes one pass the rule.
+            pairs = int(missing * 0.65) + 16
+            point = 2.0 * self.uniform(2 * pairs).reshape(2, pairs) - 1.0
+            square = point[0] * point[0] + point[1] * point[1]
+            keep = square < 1.0
+            point, square = point[:, keep], square[keep]
+            mantissa, exponent = np.frexp(square)
+            stretch = np.sqrt(-2.0 * log_mantissa(mantissa, exponent.astype(np.float64)) / square)
+            found.append((point * stretch).ravel()[:missing])
+            missing -= found[-1].size
+        return np.concatenate(found) if found else np.empty(0)
+
+
+class SystemRandomness(PrivateRandomness):
+    """The operating system's cryptographic generator: what a real release uses."""
+
+    def bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+
+class SeededRandomness(PrivateRandomness):
+    """Draws fixed by a seed, for simulations that must repeat. A release made with it is not private.
+
+    >>> SeededRandomness(b"demo").bytes(4) == SeededRandomness(b"demo").bytes(4)
+    True
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        key = np.frombuffer(hashlib.sha256(seed).digest()[:16], "<u8").astype(np.uint64)
+        self._source = np.random.Philox(key=key)
+
+    def bytes(self, count: int) -> bytes:
+        words: NDArray[np.uint64] = self._source.random_raw(-(-count // 8))
+        return words.astype("<u8").tobytes()[:count]
+
+
+class SharedRandomness:
+    """Randomness that encoder and decoder compute alike; one independent sequence per purpose."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._secret, self._context = envelope.secret, envelope.context
+        self._keys: dict[str, object] = {}
+
+    def words(self, purpose: str, count: int, start: int = 0) -> NDArray[np.uint64]:
+        """Uniform 64-bit integers number `start` … `start + count − 1` of the sequence for `purpose`."""
+        skipped, first = start % 2, start // 2
+        out = np.empty((count + skipped) * 8 + _BLOCK, np.uint8)
+        wanted = (count + skipped) * 8
+        self._fill(purpose, out, wanted, first)
+        words = out[skipped * 8 : wanted].view("<u8")
+        return words.astype(np.uint64, copy=False)
+
+    def _fill(self, purpose: str, out: NDArray[np.uint8], wanted: int, first: int) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        except ImportError:
+            raise ChannelError(
+                "this channel needs the package 'cryptography': install it, or use channel=direct"
+            ) from None
+        key = self._keys.get(purpose)
+        if key is None:
+            secret = derive(self._secret, b"shared:" + purpose.encode(), self._context)
+            key = self._keys[purpose] = algorithms.AES(secret)
+        assert isinstance(key, algorithms.AES)
+        stream = Cipher(key, modes.CTR(first.to_bytes(_BLOCK, "big"))).encryptor()
+        view = out.data
+        for at in range(0, wanted, len(_ZEROS)):
+            piece = min(len(_ZEROS), wanted - at)
+            stream.update_into(memoryview(_ZEROS)[:piece], view[at:])
