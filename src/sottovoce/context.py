@@ -1,0 +1,155 @@
+"""Contexts: the bounded statistic of its records that a client releases once (Eqs. 1 and 2).
+
+Each statistic maps every record to a vector of bounded norm and averages over a fixed denominator m;
+it states the replace-one sensitivity of that average itself. A record whose vector is not finite
+contributes zero, and the denominator stays.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import SottovoceError
+
+
+class ContextError(SottovoceError):
+    """A context that cannot be computed from these records."""
+
+
+class Statistic(ABC):
+    """A bounded per-record map and the sensitivity of its mean."""
+
+    size: int
+    """Length of the context vector."""
+    spread: float
+    """Largest distance between the vectors of any two records (a missing one counts as zero)."""
+    uses_labels: bool = False
+    uses_model: bool = False
+
+    @property
+    def neutral(self) -> Tensor:
+        """The public vector u₀ that stands in for a context where none is released: float32 (size,)."""
+        return torch.full((self.size,), 1.0 / math.sqrt(self.size))
+
+    @abstractmethod
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        """One float64 vector per record, (m, size)."""
+
+    def sensitivity(self, records: int) -> float:
+        """Most that replacing one of `records` records moves the mean, in Euclidean norm."""
+        return self.spread / records
+
+    def mean(self, x: Tensor, y: Tensor, records: int, logits: Tensor | None = None) -> Tensor:
+        """The statistic of exactly `records` records: float64 (size,), within `sensitivity` of its neighbours."""
+        if len(x) != records:
+            raise ContextError(f"the context needs exactly {records} records, not {len(x)}: set context_records")
+        vectors = self.per_record(x, y, logits)
+        finite = torch.isfinite(vectors).all(dim=1, keepdim=True)
+        return torch.where(finite, vectors, 0.0).sum(dim=0) / records
+
+
+class Moments(Statistic):
+    """The paper's φ: tanh of first and second moments over groups of input coordinates; ‖φ‖₂ ≤ 1.
+
+    `groups` assigns each input coordinate (flattened) to one of s groups; no labels are needed.
+
+    >>> statistic = Moments(torch.tensor([0, 0, 1]))
+    >>> statistic.size, statistic.sensitivity(100)
+    (4, 0.02)
+    """
+
+    spread = 2.0
+
+    def __init__(self, groups: Tensor) -> None:
+        count = int(groups.max()) + 1
+        sizes = torch.bincount(groups, minlength=count)
+        if bool((sizes == 0).any()):
+            raise ContextError("every group of input coordinates needs a member: number them 0, 1, 2, …")
+        self.size = 2 * count
+        self._average = torch.zeros(len(groups), count, dtype=torch.float64)
+        self._average[torch.arange(len(groups)), groups] = 1.0 / sizes[groups].double()
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        flat = x.reshape(len(x), -1).double()
+        average = self._average.to(flat.device)
+        moments = torch.cat([flat @ average, flat.square() @ average], dim=1)
+        return torch.tanh(moments) / math.sqrt(self.size)
+
+
+class ClassShares(Statistic):
+    """A mean of class probabilities: its vectors lie in the simplex, whose corners are √2 apart."""
+
+    spread = math.sqrt(2.0)
+
+    def __init__(self, classes: int) -> None:
+        self.size = classes
+
+    @property
+    def neutral(self) -> Tensor:
+        return torch.full((self.size,), 1.0 / self.size)
+
+
+class LabelHistogram(ClassShares):
+    """Shares of the classes among the records, for clients that have labels."""
+
+    uses_labels = True
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        # A record whose input is not finite must vanish here as it does in every other statistic.
+        finite = torch.isfinite(x.reshape(len(x), -1)).all(dim=1)
+        hot = torch.nn.functional.one_hot(y, self.size).double()
+        return torch.where(finite[:, None], hot, 0.0)
+
+
+class MeanPrediction(ClassShares):
+    """Mean class probabilities under a private model: an estimate of the label histogram without labels.
+
+    The model must be a function of charged releases only; then its predictions on a record depend on
+    that record's client through the release that is charged here, and through nothing else.
+    """
+
+    uses_model = True
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        if logits is None:
+            raise ContextError("context=predictions needs the model of its release round")
+        return torch.softmax(logits.double(), dim=1)
+
+
+def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:
+    """The statistic of a plan's `context`; `standardized` is `moments`, rescaled later by the server.
+
+    A `public` context has the shape of the moments, so that controls differ from the method in one thing only.
+    """
+    if name == "labels":
+        return LabelHistogram(classes)
+    if name == "predictions":
+        return MeanPrediction(classes)
+    return Moments(block_groups(shape, groups))
+
+
+def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:
+    """Groups of an image's coordinates: its channels, each cut into blocks × blocks tiles.
+
+    Records of another shape have one group per leading index, or one in all for a vector.
+
+    >>> block_groups((1, 2, 2), 2).tolist()
+    [0, 1, 2, 3]
+    """
+    if len(shape) != 3:
+        if blocks != 1:
+            raise ContextError(f"context_groups={blocks} cuts images into tiles; records of shape {shape} take 1")
+        channels = shape[0] if len(shape) > 1 else 1
+        return torch.arange(channels).repeat_interleave(math.prod(shape) // channels)
+    channels, height, width = shape
+    if blocks > min(height, width):
+        raise ContextError(f"context_groups={blocks} is more than the image has rows or columns: lower it")
+    rows = torch.arange(height) * blocks // height
+    columns = torch.arange(width) * blocks // width
+    tiles = rows[:, None] * blocks + columns[None, :]
+    return (torch.arange(channels)[:, None, None] * blocks**2 + tiles[None]).reshape(-1)
+

@@ -1,0 +1,1 @@
+"""Engines: what carries messages between clients and server."""

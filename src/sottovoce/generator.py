@@ -1,0 +1,83 @@
+"""Generators: the server-side map from a context to k coefficients (Eq. 3), and the controls of Sec. 3.3.
+
+All are `nn.Module`s from contexts (n, c) to coefficients (n, k), and all start at zero coefficients, so
+that training starts at the reference model. `gain` is ‖h‖², the isotropic part of the kernel
+K_ji = ⟨h_j, h_i⟩ I + W H_j H_iᵀ Wᵀ (Eq. 9) by which a release of client i moves the coefficients of client j.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Generator(nn.Module):
+    """Coefficients a = W h(c), with `trunk` the map h from contexts (n, c) to (n, r)."""
+
+    def __init__(self, trunk: nn.Module, hidden: int, coefficients: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.weight = nn.Parameter(torch.zeros(coefficients, hidden))
+
+    def forward(self, contexts: Tensor) -> Tensor:
+        coefficients: Tensor = self.trunk(contexts) @ self.weight.T
+        return coefficients
+
+    def gain(self, contexts: Tensor) -> Tensor:
+        """‖h‖² of each context, (n,)."""
+        gain: Tensor = self.trunk(contexts).square().sum(dim=1)
+        return gain
+
+
+class Direct(nn.Module):
+    """The coefficients themselves are the parameters, one vector for all clients; the gain is 1."""
+
+    def __init__(self, coefficients: int) -> None:
+        super().__init__()
+        self.shared = nn.Parameter(torch.zeros(coefficients))
+
+    def forward(self, contexts: Tensor) -> Tensor:
+        return self.shared.expand(len(contexts), -1)
+
+    def gain(self, contexts: Tensor) -> Tensor:
+        return torch.ones(len(contexts), device=self.shared.device)
+
+
+class RadialTrunk(nn.Module):
+    """h = ‖h_ψ(c)‖ v: the hidden direction v stays what it was at the start, only the norm evolves."""
+
+    direction: Tensor
+
+    def __init__(self, trunk: nn.Module, start: Tensor) -> None:
+        super().__init__()
+        self.trunk = trunk
+        with torch.no_grad():
+            h = trunk(start)
+        self.register_buffer("direction", h / h.norm())
+
+    def forward(self, contexts: Tensor) -> Tensor:
+        norms: Tensor = self.trunk(contexts).norm(dim=1, keepdim=True)
+        return norms * self.direction
+
+
+def open_generator(method: str, start: Tensor, hidden: int, coefficients: int, seed: int) -> Generator | Direct:
+    """The generator of a plan's method, at its public initialization.
+
+    `start` (c,) is the context that stands in before any is released; the radial control is frozen there.
+
+    >>> generator = open_generator("factorized", torch.ones(6), hidden=100, coefficients=32, seed=0)
+    >>> generator(torch.rand(3, 6)).shape
+    torch.Size([3, 32])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if method in ("global", "direct", "replay"):
+            return Direct(coefficients)
+        if method == "deep-linear":
+            return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
+        trunk: nn.Module = nn.Sequential(
+            nn.Linear(len(start), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        if method == "radial":
+            trunk = RadialTrunk(trunk, start)
+        return Generator(trunk, hidden, coefficients)

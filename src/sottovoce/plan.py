@@ -1,0 +1,236 @@
+"""The plan: the frozen description of a run, everything that can change its privacy or its result.
+
+Sampling, clipping, noise and accounting are decided here together, before any record is seen; nothing
+that only changes speed (device, threads, progress) is part of a plan, so no such flag can change what
+is promised. A plan is a flat TOML table; every key can be overridden as `key=value`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.presets import PRESETS, preset_values
+
+METHODS = ("global", "full", "deep-linear", "factorized", "direct", "radial", "replay")
+CONTEXTS = ("moments", "standardized", "labels", "predictions", "public")
+CHANNELS = ("direct", "direct-q12", "lrsuq", "lrsuq-elias", "polar")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "preset": tuple(PRESETS),
+    "partition": ("dirichlet", "iid", "client"),
+    "basis": ("structured", "unstructured"),
+    "method": METHODS,
+    "context": CONTEXTS,
+    "channel": CHANNELS,
+    "lattice": ("Z4", "D4", "E8"),
+    "accounting": ("rdp", "exact"),
+    "schedule": ("random", "balanced"),
+}
+# Controls that optimize one shared coefficient vector; a private context would not reach the model.
+CONTEXT_FREE = ("global", "direct", "radial", "replay")
+
+
+class PlanError(SottovoceError):
+    """A plan that cannot be carried out as written."""
+
+
+def key(default: Any, text: str) -> Any:
+    """A plan field with the sentence that `sottovoce plan --keys` and the docs show for it."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, completely described. `Plan.load` resolves preset, file and overrides, in that order.
+
+    >>> plan = Plan.load(overrides=["preset=paper", "dataset=mnist", "epsilon=16", "seed=41"])
+    >>> plan.coefficients, plan.accounting, plan.learning_rate
+    (16384, 'rdp', 0.1)
+    """
+
+    preset: str = key("tuned", "paper: the paper's setting to the letter; tuned: what served best")
+    dataset: str = key("mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file")
+    partition: str = key("dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column")
+    alpha: float = key(0.5, "concentration of the Dirichlet partition; smaller is more heterogeneous")
+    participants: int = key(40, "clients that train")
+    future_clients: int = key(10, "clients that join after training")
+    records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
+    model: str = key("lenet", "lenet, or 'package.module:function' called with (shape, classes)")
+    method: str = key("factorized", "what is learned and released; see the table of methods")
+    coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
+    basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
+    hidden: int = key(100, "r, width of the generator")
+    context: str = key("moments", "statistic that a client releases once, or public: none is released")
+    context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
+    context_records: int = key(333, "m_c, records behind a context")
+    context_round: int = key(0, "predictions: the round before which the contexts are released")
+    context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
+    gradient_records: int = key(0, "m_g, records behind a gradient release; 0: all training records")
+    clip: float = key(1.0, "C_g, bound on the norm of a record's coefficient gradient")
+    rounds: int = key(500, "communication rounds")
+    clients_per_round: int = key(2, "participants that release in a round")
+    schedule: str = key("balanced", "who releases when, fixed before data are seen")
+    learning_rate: float = key(0.2, "server step size")
+    momentum: float = key(0.0, "server momentum (post-processing)")
+    averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
+    replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
+    channel: str = key("polar", "how a release becomes bytes")
+    lattice: str = key("Z4", "lattice of the lrsuq channel")
+    epsilon: float = key(8.0, "target of the worst client; inf: no noise and no privacy, for ablations")
+    delta: float = key(1e-5, "δ of (ε, δ) differential privacy")
+    accounting: str = key("exact", "exact: Gaussian composition; rdp: the paper's closed form")
+    budget: float = key(0.0, "most that a client may have spent over all runs of its ledger; 0: epsilon")
+    seed: int = key(41, "public seed of partition, schedule, reference, basis and generator")
+    seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
+    evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def load(
+        cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()
+    ) -> Plan:
+        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
+        given = dict(_read_toml(Path(path))) if path is not None else {}
+        pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
+        for name, value in pairs:
+            given[name] = value
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in fields:
+                raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
+        given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
+        preset = given.get("preset", cls.preset)
+        if preset not in PRESETS:
+            raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
+        values = preset_values(preset, given.get("dataset", cls.dataset), given.get("context"))
+        values.update(given)
+        if values.get("method") in CONTEXT_FREE and "context" not in given:
+            values["context"] = "public"
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Plan:
+        """The same plan with some keys changed, validated again."""
+        return dataclasses.replace(self, **changes)
+
+    def to_toml(self) -> str:
+        """The complete plan as TOML; `Plan.load` of it gives the same plan back."""
+        lines = [f"{name} = {_toml(value)}" for name, value in dataclasses.asdict(self).items()]
+        return "\n".join(lines) + "\n"
+
+    def digest(self) -> str:
+        """A short fingerprint: equal plans and only equal plans share it."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def private(self) -> bool:
+        """False for the noise-free ablation `epsilon=inf`."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def releases_context(self) -> bool:
+        """Whether clients release a context at all."""
+        return self.context != "public"
+
+
+def keys() -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every key, in the order of the file."""
+    return [(f.name, _toml(f.default), f.metadata["help"]) for f in dataclasses.fields(Plan)]
+
+
+def _check(plan: Plan) -> None:
+    for name, valid in CHOICES.items():
+        value = getattr(plan, name)
+        if value not in valid:
+            raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    positive = ("participants", "coefficients", "hidden", "context_groups", "context_records", "rounds")
+    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", "learning_rate"):
+        value = getattr(plan, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise PlanError(f"{name} must be above 0, not {value}")
+    counts = ("future_clients", "records_per_client", "gradient_records", "context_round", "evaluate_every")
+    for name in (*counts, "budget"):
+        if not getattr(plan, name) >= 0:
+            raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if not plan.epsilon > 0:
+        raise PlanError(f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual")
+    if not 0 < plan.delta < 1:
+        raise PlanError(f"delta must lie between 0 and 1, not {plan.delta}: 1e-5 is usual")
+    if not 0 <= plan.momentum < 1:
+        raise PlanError(f"momentum must be at least 0 and below 1, not {plan.momentum}")
+    if not 0 <= plan.averaging <= 1:
+        raise PlanError(f"averaging is a share of the rounds between 0 and 1, not {plan.averaging}")
+    if plan.clients_per_round > plan.participants:
+        raise PlanError(
+            f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: lower it"
+        )
+    if plan.method in CONTEXT_FREE and plan.context != "public":
+        raise PlanError(f"method={plan.method} uses no context: set context=public")
+    if plan.method == "full" and plan.context == "public":
+        raise PlanError("method=full personalizes through a context: choose one, or use method=global")
+    if plan.context == "predictions" and not 1 <= plan.context_round <= plan.rounds:
+        raise PlanError(f"context=predictions needs context_round between 1 and rounds={plan.rounds}")
+    if (plan.method == "replay") != bool(plan.replay_gains):
+        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
+    if plan.method == "replay" and not plan.seeded:
+        raise PlanError("method=replay reuses gains of another run on the same records: simulation only, seeded=true")
+    if not plan.private and plan.channel != "direct":
+        raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
+    if not plan.private and not plan.seeded:
+        raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanError(f"no plan at {path}: give a TOML file, or key=value pairs alone") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} is not a plan: {error}") from None
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise PlanError(f"'{pair}' is neither a plan file nor key=value")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _coerce(name: str, value: Any, kind: type) -> Any:
+    """The value as the key's type; strings come from the command line."""
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+        raise PlanError(f"{name} is true or false, not '{value}'")
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise PlanError(f"{name} is a text, not {value!r}")
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        if kind is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise PlanError(f"{name} is {'a whole number' if kind is int else 'a number'}, not '{value}'") from None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)

@@ -1,0 +1,102 @@
+"""`result.json`: what a finished run promises, spent, sent and achieved, for other programs to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from sottovoce import __version__
+from sottovoce.blueprint import Blueprint
+from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.privacy.ledger import Ledger
+
+COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
+
+
+def assemble(
+    blueprint: Blueprint,
+    rounds: Sequence[Mapping[str, Any]],
+    seen: Mapping[str, Evaluation],
+    future: Mapping[str, Evaluation],
+    ledger: Ledger | None,
+) -> dict[str, Any]:
+    """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger."""
+    plan = blueprint.plan
+    releases = sum(len(line["clients"]) for line in rounds)
+    sent = sum(line["bytes"] for line in rounds)
+    dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
+    return {
+        "version": 1,
+        "sottovoce": __version__,
+        "method": plan.method,
+        "dataset": plan.dataset,
+        "seed": plan.seed,
+        "preset": plan.preset,
+        "context": plan.context,
+        "uses_future_labels": plan.releases_context and blueprint.statistic.uses_labels,
+        "channel": plan.channel,
+        "basis": blueprint.basis.kind,
+        "seeded": plan.seeded,
+        "model_parameters": blueprint.basis.size,
+        "coefficients": blueprint.coefficients,
+        "participants": plan.participants,
+        "future_clients": plan.future_clients,
+        "alpha": plan.alpha,
+        "rounds": len(rounds),
+        "releases_max": blueprint.releases_max,
+        "epsilon": _epsilon(blueprint, ledger, seen),
+        "delta": plan.delta,
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "accuracy": accuracies(seen, future),
+        "confusion": {
+            name: evaluation.confusion.tolist() for name, evaluation in {**seen, **future}.items()
+        },
+        "uplink": {
+            "bytes": sent,
+            "releases": releases,
+            "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients),
+            "context_bytes": sum(line["context_bytes"] for line in rounds),
+            "fp32_bytes": dense,
+        },
+        "downlink": {"bytes": dense},
+        "seconds": sum(line["seconds"] for line in rounds),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent."""
+    result: dict[str, Any] = {}
+    for role, evaluations in (("seen", seen), ("future", future)):
+        masked = {name: evaluation.masked_accuracy for name, evaluation in evaluations.items()}
+        result[role] = mean_accuracy(evaluations)
+        result[f"{role}_masked"] = float(np.mean(list(masked.values()))) if masked else None
+        result[f"{role}_per_client"] = {name: e.accuracy for name, e in evaluations.items()}
+        result[f"{role}_masked_per_client"] = masked
+    return result
+
+
+def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """ε from what the ledger holds; JSON has no infinity, so a run without noise says null."""
+    plan = blueprint.plan
+    if ledger is None or not math.isfinite(plan.epsilon):
+        return {
+            "target": None,
+            "spent_max": None,
+            "accounting": plan.accounting,
+            "per_client": {},
+            "future_context": None,
+        }
+    per_client = {name: ledger.epsilon(name, plan.delta, plan.accounting) for name in seen}
+    return {
+        "target": plan.epsilon,
+        "spent_max": max(per_client.values()),
+        "accounting": plan.accounting,
+        "per_client": per_client,
+        "future_context": blueprint.epsilon(0, context=plan.releases_context),
+    }

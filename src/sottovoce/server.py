@@ -1,0 +1,184 @@
+"""The server: generator, cached contexts, and the update that turns decoded releases into a better generator.
+
+It sees channel messages only. `update_generator` is the one place where clients' decoded statistics
+become a step (Eq. 6); every release entering it is differentially private by itself, because successive
+generators reveal each of them (see the test that recovers one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.blueprint import Blueprint, derived_seed
+from sottovoce.errors import SottovoceError
+from sottovoce.generator import Direct, Generator, open_generator
+
+
+def update_generator(
+    generator: Generator | Direct, optimizer: torch.optim.Optimizer, inputs: Tensor, releases: Tensor
+) -> None:
+    """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k)."""
+    optimizer.zero_grad(set_to_none=True)
+    generator(inputs).backward(gradient=releases / len(releases))
+    optimizer.step()
+
+
+class Server:
+    """The server's whole state for one run; deterministic given the messages it receives."""
+
+    def __init__(self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None) -> None:
+        plan = blueprint.plan
+        self.blueprint = blueprint
+        self.round = 0
+        """Rounds applied so far."""
+        self._device = torch.device(device)
+        self._gains = gains
+        self._neutral = blueprint.statistic.neutral.to(self._device)
+        self.generator = open_generator(
+            plan.method,
+            blueprint.statistic.neutral,
+            plan.hidden,
+            blueprint.coefficients,
+            derived_seed(plan.seed, "generator"),
+        ).to(self._device)
+        self._optimizer = torch.optim.SGD(
+            self.generator.parameters(), lr=plan.learning_rate, momentum=plan.momentum
+        )
+        self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
+        self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
+        self._center = torch.zeros(blueprint.statistic.size, device=self._device)
+        self._scale = torch.ones(blueprint.statistic.size, device=self._device)
+        self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
+        self._average = {name: torch.zeros_like(p) for name, p in self.generator.named_parameters()}
+
+    # Contexts
+
+    @property
+    def contexts_due(self) -> bool:
+        """Whether the participants must release their contexts before the next round."""
+        plan = self.blueprint.plan
+        if not plan.releases_context or bool(self._known.all()):
+            return False
+        return plan.context != "predictions" or self.round + 1 >= plan.context_round
+
+    def open_contexts(self) -> Tensor | None:
+        """Call before contexts are released: the shared coefficients behind predictions, else None."""
+        if self.blueprint.plan.context != "predictions":
+            return None
+        if not bool(self._known.any()):
+            with torch.no_grad():
+                self._snapshot = self.generator(self._neutral[None])[0].clone()
+        return self._snapshot
+
+    def receive_context(self, participant: int, context: np.ndarray) -> None:
+        """Caches one decoded context."""
+        self._contexts[participant] = self._tensor(context)
+        self._known[participant] = True
+
+    def close_contexts(self) -> None:
+        """Call when all contexts are in: fixes the public rescaling of `context=standardized`."""
+        if self.blueprint.plan.context == "standardized":
+            known = self._contexts[self._known]
+            self._center, self._scale = known.mean(dim=0), known.std(dim=0).clamp_min(1e-12)
+
+    def inputs(self, participants: Sequence[int]) -> Tensor:
+        """What the generator is given for these participants, (n, c)."""
+        index = torch.as_tensor(participants, device=self._device)
+        rescaled = (self._contexts[index] - self._center) / self._scale
+        return torch.where(self._known[index, None], rescaled, self._neutral)
+
+    # Coefficients
+
+    @torch.no_grad()
+    def coefficients(self, participants: Sequence[int]) -> Tensor:
+        """The current coefficients of participants, (n, k)."""
+        coefficients: Tensor = self.generator(self.inputs(participants))
+        return coefficients
+
+    @torch.no_grad()
+    def personalize(self, context: np.ndarray | None) -> Tensor:
+        """Coefficients (k,) of a client that never trained, from its decoded context alone."""
+        given = self._neutral if context is None else (self._tensor(context) - self._center) / self._scale
+        coefficients: Tensor = self.generator(given[None])[0]
+        return coefficients
+
+    @torch.no_grad()
+    def gain(self, participants: Sequence[int]) -> float:
+        """Mean ‖h‖² over these participants."""
+        return float(self.generator.gain(self.inputs(participants)).mean())
+
+    # Rounds
+
+    def receive_round(self, releases: Mapping[int, np.ndarray]) -> None:
+        """Applies the decoded releases of the next round, in the order of their participants."""
+        plan = self.blueprint.plan
+        order = sorted(releases)
+        if order:
+            if self._gains is not None:
+                self._optimizer.param_groups[0]["lr"] = plan.learning_rate * self._gains[self.round]
+            stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
+            update_generator(self.generator, self._optimizer, self.inputs(order), stacked)
+        self.round += 1
+        averaged = self.round - self._first_averaged
+        if averaged > 0:
+            for name, parameter in self.generator.named_parameters():
+                self._average[name] += (parameter.detach() - self._average[name]) / averaged
+
+    def finish(self) -> None:
+        """After the last round: the generator becomes its average over the last rounds, if the plan says so."""
+        if self.blueprint.plan.averaging > 0:
+            self.generator.load_state_dict(self._average, strict=False)
+
+    @property
+    def _first_averaged(self) -> int:
+        plan = self.blueprint.plan
+        return plan.rounds - round(plan.averaging * plan.rounds)
+
+    # State
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a resumed or serving copy needs, as CPU tensors."""
+        state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
+        for name, parameter in self.generator.named_parameters():
+            momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                state[f"momentum.{name}"] = momentum
+        if self.blueprint.plan.averaging > 0:
+            state.update({f"average.{name}": value for name, value in self._average.items()})
+        state.update(
+            contexts=self._contexts,
+            known=self._known,
+            center=self._center,
+            scale=self._scale,
+            snapshot=self._snapshot,
+            round=torch.tensor(self.round),
+        )
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues exactly where `state()` was taken."""
+        try:
+            self.generator.load_state_dict(_under("generator.", state))
+            for name, parameter in self.generator.named_parameters():
+                if f"momentum.{name}" in state:
+                    buffer = state[f"momentum.{name}"].to(self._device)
+                    self._optimizer.state[parameter] = {"momentum_buffer": buffer}
+            for name, value in _under("average.", state).items():
+                self._average[name] = value.to(self._device)
+            self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
+            self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
+            self._snapshot = state["snapshot"].to(self._device)
+            self.round = int(state["round"])
+        except (KeyError, RuntimeError) as error:
+            raise SottovoceError(f"the saved state does not belong to this plan: {error}".splitlines()[0]) from None
+
+    def _tensor(self, vector: np.ndarray) -> Tensor:
+        return torch.as_tensor(vector, dtype=torch.float32, device=self._device)
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
