@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from sottovoce.errors import SottovoceError, nearest
 
@@ -31,6 +32,7 @@ def epsilon(mu_squared: float, delta: float, accounting: str) -> float:
     return _cost(mu_squared, delta, accounting)
 
 
+@lru_cache  # asked again for every release
 def mu_squared(epsilon: float, delta: float, accounting: str) -> float:
     """The largest Σ (Δ/σ)² that a budget of (ε, δ) pays for; the inverse of `epsilon`, rounded down.
 

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, get_args
@@ -54,10 +53,13 @@ class Budget:
     delta: float
     accounting: str
 
-    @cached_property
-    def mu_squared(self) -> float:
-        """The largest Σ (Δ/σ)² within the budget."""
-        return mu_squared(self.epsilon, self.delta, self.accounting)
+    def covers(self, spending: float) -> bool:
+        """Whether a client may have spent Σ (Δ/σ)² = `spending`.
+
+        >>> Budget(epsilon=16, delta=1e-5, accounting="exact").covers(2.9**2)
+        True
+        """
+        return spending <= mu_squared(self.epsilon, self.delta, self.accounting) * (1 + SLACK)
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,11 @@ class Ledger:
         """
         return cls(LedgerFile.open(Path(path), scope))
 
+    @property
+    def path(self) -> Path:
+        """Where the ledger is kept."""
+        return self._file.path
+
     def close(self) -> None:
         """Closes the file; charges and stored messages stay."""
         self._file.close()
@@ -154,7 +161,7 @@ class Ledger:
             raise StreamReused(f"the {charge} was charged before: send its stored message, or use a new run")
         before = self.spent(charge.client)
         after = before + charge.mu_squared
-        if not after <= budget.mu_squared * (1 + SLACK):
+        if not budget.covers(after):
             spent, needed = (epsilon(total, budget.delta, budget.accounting) for total in (before, after))
             raise Overspent(
                 f"the {charge} would take ε from {spent:.4f} to {needed:.4f}, beyond the budget of"

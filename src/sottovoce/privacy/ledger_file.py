@@ -20,7 +20,9 @@ from sottovoce.errors import SottovoceError
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 1
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
+_PAGE = 4096
 _SCHEMA = f"""
+PRAGMA page_size = {_PAGE};
 PRAGMA journal_mode = WAL;
 BEGIN;
 PRAGMA application_id = {_APPLICATION};
@@ -47,6 +49,7 @@ COMMIT;
 
 _FREE_SPACE = "free some space on its disk and run again"
 _RESTORE = "restore its newest backup, because a new ledger would forget what was spent"
+_ANOTHER = f"give another file, or {_RESTORE}"
 _ADVICE = {
     sqlite3.SQLITE_FULL: _FREE_SPACE,
     sqlite3.SQLITE_IOERR: _FREE_SPACE,
@@ -73,11 +76,12 @@ class LedgerFile:
         with _explained(path):
             if not path.exists():
                 _create(path, scope)
+            if path.stat().st_size % _PAGE and not _log(path).exists():
+                raise LedgerError(f"{path} is not a whole ledger: {_ANOTHER}")  # SQLite would read zeros
             file = cls(path, _connect(path))
         try:
             file._inspect(scope)
-            with _explained(path):
-                path.chmod(0o600)
+            file._restrict()
         except BaseException:
             file.close()
             raise
@@ -103,9 +107,19 @@ class LedgerFile:
         with _explained(self.path):
             return self._connection.execute(statement, values).fetchall()
 
+    def _restrict(self) -> None:
+        with _explained(self.path):
+            self.path.chmod(0o600)
+            for log in (
+                _log(self.path),
+                Path(f"{self.path}-shm"),
+            ):  # SQLite copies the mode when it creates them
+                with suppress(FileNotFoundError):
+                    log.chmod(0o600)
+
     def _inspect(self, scope: str) -> None:
         if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
-            raise LedgerError(f"{self.path} is not a Sottovoce ledger: give another file, or {_RESTORE}")
+            raise LedgerError(f"{self.path} is not a Sottovoce ledger: {_ANOTHER}")
         [(version,)] = self.query("PRAGMA user_version")
         if version != _FORMAT:
             raise LedgerError(
@@ -136,6 +150,11 @@ def _create(path: Path, scope: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _log(path: Path) -> Path:
+    """The write-ahead log: transactions that are not in the file yet."""
+    return Path(f"{path}-wal")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -68,5 +68,4 @@ def _generator(clients: int, per_round: int, rounds: int, seed: int) -> np.rando
         )
     if rounds < 1:
         raise SottovoceError(f"{rounds} rounds make no schedule: choose at least 1")
-    # The label keeps this stream apart from other uses of the run's seed.
-    return np.random.default_rng([seed, *b"schedule"])
+    return np.random.default_rng(seed)
