@@ -97,9 +97,10 @@ def from_arrays(
 def _arrays(path: Path) -> dict[str, Array]:
     hint = "write it with numpy.savez(path, x=..., y=...)"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is a single array, not an .npz: {hint}")
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise DataError(f"{path} is a single array, not an .npz: {hint}")
+        with file:
             return {field: file[field] for field in _FIELDS if field in file}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check the path, or name a dataset") from None
