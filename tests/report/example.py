@@ -16,10 +16,9 @@ def example_result(**changes: Any) -> dict[str, Any]:
     rng = np.random.default_rng(7)
     seen, future = (
         {f"{kind}-{i}": round(float(p), 4) for i, p in enumerate(rng.normal(mean, 6, n).clip(0, 100))}
-        for kind, mean, n in (("participant", 83, PARTICIPANTS), ("future", 80, FUTURE))
+        for kind, mean, n in (("participant", 83, PARTICIPANTS), ("future", 87, FUTURE))
     )
     masked = [{name: min(p + 4.5, 100.0) for name, p in group.items()} for group in (seen, future)]
-    releases = PARTICIPANTS * 50 + PARTICIPANTS + FUTURE
     return {
         "version": 1,
         "sottovoce": "0.1.0",
@@ -63,13 +62,13 @@ def example_result(**changes: Any) -> dict[str, Any]:
             for name in [*seen, *future]
         },
         "uplink": {
-            "bytes": sum(line["bytes"] for line in example_rounds()) + 1840,
-            "releases": releases,
+            "bytes": sum(line["bytes"] for line in example_rounds()),
+            "releases": ROUNDS * PER_ROUND,
             "bits_per_coefficient": 0.1732,
             "context_bytes": 1840,
-            "fp32_bytes": 800 * (4 * COEFFICIENTS + 16) + 20 * 96,
+            "fp32_bytes": ROUNDS * PER_ROUND * 4 * COEFFICIENTS,
         },
-        "downlink": {"bytes": 800 * (4 * COEFFICIENTS + 16)},
+        "downlink": {"bytes": ROUNDS * PER_ROUND * 4 * COEFFICIENTS},
         "seconds": 61.37,
         "created": "2026-11-15T09:41:07+00:00",
     } | changes
@@ -86,6 +85,7 @@ def example_rounds() -> list[dict[str, Any]]:
             {
                 "round": t,
                 "clients": [f"participant-{(t * PER_ROUND + i) % PARTICIPANTS}" for i in range(PER_ROUND)],
+                "context_bytes": 1840 if t == 50 else 0,
                 "bytes": int(PER_ROUND * rng.normal(92, 2)),
                 "signal_norm": float(0.62 - 0.3 * learned + rng.normal(0, 0.015)),
                 "noise_norm": float(1.58 + rng.normal(0, 0.012)),

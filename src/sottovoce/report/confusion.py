@@ -49,14 +49,14 @@ def _table(matrix: Matrix) -> Html:
 
 
 def _row(truth: int, counts: list[int]) -> Html:
-    total = sum(counts)
+    total = max(sum(counts), 1)
     cells = [
-        tag("td", str(n), class_=_classes(n, total, own=j == truth), style=f"--share:{n / max(total, 1):.3f}")
+        tag("td", str(n), class_=_classes(n, own=j == truth), style=f"--share:{n / total:.3f}")
         for j, n in enumerate(counts)
     ]
     return tag("tr", tag("th", str(truth), scope="row"), *cells)
 
 
-def _classes(count: int, total: int, *, own: bool) -> str | None:
-    names = [("own", own), ("zero", count == 0), ("deep", count > 0.6 * total)]
+def _classes(count: int, *, own: bool) -> str | None:
+    names = [("own", own), ("zero", count == 0)]
     return " ".join(name for name, holds in names if holds) or None

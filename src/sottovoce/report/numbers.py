@@ -48,6 +48,15 @@ def _power_of_ten(value: float, digits: int) -> str:
     return power if mantissa == "1" else f"{mantissa}{THIN}×{THIN}{power}"
 
 
+def equals(symbol: str, value: float | None, digits: int = 3) -> str:
+    """A symbol and its value, which no line break may part.
+
+    >>> equals("ε", 7.99871, 4)
+    'ε\xa0=\xa07.999'
+    """
+    return f"{symbol}\u00a0=\u00a0{number(value, digits)}"
+
+
 def data_size(count: float | None) -> str:
     """Bytes with a decimal unit.
 

@@ -54,7 +54,6 @@ if (choice) {
         cell.textContent = count;
         cell.style.setProperty("--share", share.toFixed(3));
         cell.classList.toggle("zero", count === 0);
-        cell.classList.toggle("deep", share > 0.6);
       });
     });
   };

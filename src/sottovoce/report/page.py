@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from pathlib import Path
 
-from sottovoce.errors import SottovoceError
 from sottovoce.report.markup import Html, join, tag
 
 _ICON = (
@@ -98,20 +95,3 @@ def _kind(column: int, words: int) -> str | None:
 def scrolling(label: str, body: Html) -> Html:
     """A box that scrolls sideways by itself, also by keyboard, so that the page never does."""
     return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
-def write_page(path: Path, document: Html) -> Path:
-    """Writes the page in one step: readers see the old file or the whole new one."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(document)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise SottovoceError(
-            f"{path} cannot be written ({error.strerror}): free some space or choose a writable directory"
-        ) from None
-    return path

@@ -8,10 +8,11 @@ from pathlib import Path
 from sottovoce.plan import Plan
 from sottovoce.report import page, run_figures
 from sottovoce.report.confusion import confusion
-from sottovoce.report.markup import Html, tag
-from sottovoce.report.numbers import UNKNOWN, data_size, duration, number, percent
+from sottovoce.report.markup import Html, join, tag
+from sottovoce.report.numbers import UNKNOWN, data_size, duration, equals, number, percent
 from sottovoce.report.reading import Accuracy, Run, natural, read_run
 from sottovoce.report.words import promise, warning
+from sottovoce.run import write_atomically
 
 
 def write_report(directory: Path) -> Path:
@@ -19,7 +20,9 @@ def write_report(directory: Path) -> Path:
 
     The page appears in one step. Raises SottovoceError when a file is missing or damaged.
     """
-    return page.write_page(directory / "report.html", render(read_run(directory)))
+    path = directory / "report.html"
+    write_atomically(path, render(read_run(directory)).encode())
+    return path
 
 
 def render(run: Run) -> Html:
@@ -41,7 +44,7 @@ def render(run: Run) -> Html:
             page.section("Confusion", confusion(run.confusion, _groups(run))),
             page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
         ),
-        tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. {_time(run)}"),
+        tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. ", _ended(run)),
     )
 
 
@@ -59,9 +62,11 @@ def _facts(run: Run) -> list[str]:
     ]
 
 
-def _time(run: Run) -> str:
-    created = (run.facts["created"] or "").replace("T", " ")[:16]
-    return f"The run ended on {created}." if created else ""
+def _ended(run: Run) -> Html:
+    created = run.facts["created"]
+    if created is None:
+        return Html()
+    return join("The run ended on ", tag("time", created.replace("T", " ")[:16], datetime=created), ".")
 
 
 def _cards(run: Run) -> list[Html]:
@@ -76,9 +81,9 @@ def _cards(run: Run) -> list[Html]:
         page.card(
             "epsilon",
             "Privacy spent",
-            f"ε = {number(epsilon.spent_max, 4)}",
+            equals("ε", epsilon.spent_max, 4),
             epsilon.spent_max,
-            f"of {number(epsilon.target)} at δ = {number(run.delta)}",
+            f"of {number(epsilon.target)} at {equals('δ', run.delta)}",
             f"{epsilon.accounting} accounting, {counts['releases_max']} gradients of the busiest client",
         ),
         page.card(
@@ -90,6 +95,7 @@ def _cards(run: Run) -> list[Html]:
             if ratio and ratio >= 1.05
             else f"{data_size(uplink.fp32_bytes)} in FP32",
             f"{number(uplink.bits_per_coefficient)} bits a coefficient, {number(uplink.releases)} releases",
+            f"and {data_size(uplink.context_bytes)} once for contexts" if uplink.context_bytes else "",
         ),
     ]
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from sottovoce.report.fields import PerClient
 from sottovoce.report.figures import Group, Series, columns, strip, trend
 from sottovoce.report.markup import Html
-from sottovoce.report.numbers import data_size, number, percent
+from sottovoce.report.numbers import data_size, equals, number, percent
 from sottovoce.report.reading import Run
 from sottovoce.report.scale import Scale, linear, logarithmic
 
@@ -57,7 +57,7 @@ def epsilon(run: Run) -> Html:
     values = [value for group in groups for value in group.values.values()] + ([aim[1]] if aim else [])
     return columns(
         "ε client by client",
-        f"What each client’s records have spent, at δ = {number(run.delta)}.",
+        f"What each client’s records have spent, at {equals('δ', run.delta)}.",
         groups,
         y=linear(values or [1.0], zero=True),
         target=aim,
@@ -99,10 +99,7 @@ def noise(run: Run) -> list[Html]:
 def communication(run: Run) -> list[Html]:
     """Bytes so far against the same releases in FP32, and bytes of every round."""
     numbers = [r.number for r in run.rounds]
-    in_rounds = sum(r.bytes for r in run.rounds)
-    # Contexts leave outside the rounds, so the curve starts with them and ends at the total of result.json.
-    contexts = max(run.uplink.bytes - in_rounds, 0)
-    so_far = [contexts + total for total in accumulate(r.bytes for r in run.rounds)]
+    so_far = accumulate(r.bytes for r in run.rounds)
     clients = list(accumulate(r.clients for r in run.rounds))
     fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
     total = [
@@ -113,8 +110,8 @@ def communication(run: Run) -> list[Html]:
     return [
         trend(
             "Bytes so far",
-            f"{data_size(run.uplink.bytes)} in all, {data_size(run.uplink.context_bytes)} of it contexts; "
-            f"the same releases in FP32: {data_size(run.uplink.fp32_bytes)}.",
+            f"Gradient releases, {data_size(run.uplink.bytes)} in all; the same in FP32: "
+            f"{data_size(run.uplink.fp32_bytes)}.",
             total,
             x_name="round",
             y=_scale(total, logarithmic),

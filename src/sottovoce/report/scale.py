@@ -45,13 +45,19 @@ def linear(
     """
     points = [*values, *([0.0] if zero else [])]
     low, high = min(points), max(points)
-    if low == high:
-        low, high = low - abs(low) / 2, high + abs(high) / 2 if high else 1.0
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size:
+        low, high = low - size / 2, high + size / 2 if size else 1.0
     step = _round_step((high - low) / (MOST_TICKS - 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple(round(n * step, 12) for n in range(first, last + 1))
+    ticks = tuple(_round(n * step) for n in range(first, last + 1))
     ticks = tuple(tick for tick in ticks if bounds[0] <= tick <= bounds[1])
     return Scale(ticks[0], ticks[-1], ticks)
+
+
+def _round(tick: float) -> float:
+    """Without the last digits, where 3 · 0.1 is 0.30000000000000004."""
+    return float(f"{tick:.12g}")
 
 
 def _round_step(least: float) -> float:
@@ -70,9 +76,7 @@ def logarithmic(values: Iterable[float]) -> Scale:
     points = list(values)
     low, high = min(points), max(points)
     first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
-    fine = [
-        round(m * 10.0**n, 12) if n > -9 else m * 10.0**n for n in range(first, last + 1) for m in (1, 2, 5)
-    ]
+    fine = [_round(m * 10.0**n) for n in range(first, last + 1) for m in (1, 2, 5)]
     inside = _cover(fine, low, high)
     if len(inside) > MOST_TICKS:
         inside = _cover(fine[::3], low, high)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.numbers import number
+from sottovoce.report.numbers import equals, number
 from sottovoce.report.reading import Run
 
 _ACCOUNTING = {
     "exact": "exact composition of Gaussian mechanisms",
-    "rdp": "Rényi accounting, the paper's closed form",
+    "rdp": "Rényi accounting, the paper’s closed form",
 }
 _CONTEXTS = {
     "moments": "moments of its inputs",
@@ -57,20 +57,21 @@ def _participants(run: Run) -> str:
     if _releases_context(run):
         releases = f"one context and {releases}"
     factor = join("e", tag("sup", "ε"))
+    counted = _ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)
     return join(
         f"Each participant released {releases}, every one bounded and carrying Gaussian noise "
-        f"(σ = {number(run.sigma)} in each coordinate{_context_sigma(run)}). If one record of one "
+        f"({equals('σ', run.sigma)} in each coordinate{_context_sigma(run)}). If one record of one "
         "participant were replaced by any other, the probability of anything that can be seen in its "
         "decoded releases, or in any model made from them, would change by a factor of at most ",
         factor,
-        f", up to δ: ε = {number(run.epsilon.spent_max, 4)} for the participant that spent most, of a target "
-        f"of {number(run.epsilon.target)}, at δ = {number(run.delta)}. This is record-level differential "
-        f"privacy; it was counted by {_ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)}.",
+        f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, of a "
+        f"target of {number(run.epsilon.target)}, at {equals('δ', run.delta)}. This is record-level "
+        f"differential privacy; it was counted by {counted}.",
     )
 
 
 def _releases_context(run: Run) -> bool:
-    return bool(run.epsilon.future_context)
+    return run.facts["context"] not in (None, "public")
 
 
 def _context_sigma(run: Run) -> str:
@@ -84,7 +85,7 @@ def _server(run: Run) -> str:
         "The server decodes the releases and is trusted with what it receives. The promise covers decoded "
         "releases and models. It does not cover the encoded bytes, their lengths, or the randomness that "
         "client and server share: these stay between the two. Accuracies, confusions, byte counts and signal "
-        "norms in this report depend on records too and are not charged; in a federation, don't publish them."
+        "norms in this report depend on records too and are not charged; in a federation, don’t publish them."
     )
 
 
@@ -103,16 +104,16 @@ def _future(run: Run) -> str:
         return f"Each released one context without noise ({_CONTEXTS.get(context, context)}). {labels}"
     return (
         f"Each released one context ({_CONTEXTS.get(context, context)}), which cost its records "
-        f"ε = {number(run.epsilon.future_context)}, and got its model from it without any training. {labels}"
+        f"{equals('ε', run.epsilon.future_context)}, and got its model from it without any training. {labels}"
     )
 
 
 def _randomness(run: Run) -> str:
     if _without_noise(run):
-        return "None was needed for releases."
+        return "Releases carried none."
     if run.seeded:
         return (
-            "The noise came from the plan's seed, so that the run can be repeated bit by bit. Whoever knows "
+            "The noise came from the plan’s seed, so that the run can be repeated bit by bit. Whoever knows "
             "the seed can subtract the noise: ε says what the same run with secret noise would have promised."
         )
-    return "The noise came from the operating system's cryptographic generator."
+    return "The noise came from the operating system’s cryptographic generator."

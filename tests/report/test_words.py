@@ -1,0 +1,72 @@
+"""The promise in words follows the run: who is protected, by how much, and whose labels were used."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from sottovoce.report.reading import read_run
+from sottovoce.report.words import promise, warning
+
+from .example import example_result, write_example
+
+PROTECTS_NOBODY = "Seeded simulation: the noise is reproducible, so this run protects nobody."
+
+
+def words(directory: Path, **changes: Any) -> tuple[str, str | None]:
+    run = read_run(write_example(directory, **changes))
+    return html.unescape(re.sub("<[^>]*>", "", promise(run))).replace("\u00a0", " "), warning(run)
+
+
+def without_noise() -> dict[str, Any]:
+    epsilon = {
+        "target": None,
+        "spent_max": None,
+        "accounting": "exact",
+        "per_client": {},
+        "future_context": None,
+    }
+    return {"epsilon": epsilon, "sigma": 0.0, "sigma_context": 0.0}
+
+
+def test_the_promise_names_epsilon_delta_noise_and_trust(tmp_path: Path) -> None:
+    text, alert = words(tmp_path)
+    for part in ("ε = 7.999", "target of 8", "δ = 10⁻⁵", "σ = 0.0247", "record-level", "trusted", "exact"):
+        assert part in text
+    assert "one context and at most 50 gradients" in text
+    assert "cryptographic generator" in text
+    assert alert is None
+
+
+def test_a_seeded_run_says_that_it_protects_nobody(tmp_path: Path) -> None:
+    text, alert = words(tmp_path, seeded=True)
+    assert alert == PROTECTS_NOBODY
+    assert "cryptographic" not in text
+
+
+def test_a_run_without_noise_promises_nothing(tmp_path: Path) -> None:
+    text, alert = words(tmp_path, **without_noise())
+    assert alert is not None
+    assert "protects nobody" in alert
+    assert "there is no privacy promise" in text
+    assert "ε =" not in text
+
+
+def test_use_of_future_labels_is_said_either_way(tmp_path: Path) -> None:
+    assert "Labels of future clients were not used." in words(tmp_path)[0]
+    text, _ = words(tmp_path, uses_future_labels=True, context="labels")
+    assert "Labels of future clients were used." in text
+    assert "a histogram of its labels" in text
+
+
+def test_with_a_public_context_only_gradients_are_released(tmp_path: Path) -> None:
+    epsilon = example_result()["epsilon"] | {"future_context": 0.0}
+    text, _ = words(tmp_path, context="public", method="global", epsilon=epsilon)
+    assert "released at most 50 gradients" in text
+    assert "They released nothing" in text
+
+
+def test_without_future_clients_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert "Future clients." not in words(tmp_path, future_clients=0)[0]
