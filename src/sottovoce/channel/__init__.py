@@ -41,9 +41,23 @@ def _direct_q12(size: int, sigma: float) -> Channel:
     return DirectQ12("direct-q12", "direct-q12", size, sigma)
 
 
+def _lrsuq(size: int, sigma: float, lattice: str = "Z4") -> Channel:
+    from sottovoce.channel.lrsuq import Lrsuq  # numba is imported only where a channel needs it
+
+    return Lrsuq("lrsuq", lattice, size, sigma)
+
+
+def _lrsuq_elias(size: int, sigma: float, lattice: str = "Z4") -> Channel:
+    from sottovoce.channel.elias import LrsuqElias
+
+    return LrsuqElias("lrsuq-elias", lattice, size, sigma)
+
+
 _OPENERS: dict[str, tuple[Callable[..., Channel], tuple[str, ...]]] = {
     "direct": (_direct, ()),
     "direct-q12": (_direct_q12, ()),
+    "lrsuq": (_lrsuq, ("lattice",)),
+    "lrsuq-elias": (_lrsuq_elias, ("lattice",)),
 }
 CHANNELS = tuple(_OPENERS)
 

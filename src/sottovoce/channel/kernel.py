@@ -1,0 +1,26 @@
+"""Compiled kernels: numba with the machine code cached on disk, so that compilation is paid once.
+
+The cache lies beside the package, or in the user's cache folder where the package cannot be written.
+Kernels never use fast-math: both ends must round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` at its first call and keep the machine code for later processes."""
+    compiled: Any = numba.njit(cache=True)(function)
+    return cast(Function, compiled)
+
+
+def inlined(function: Function) -> Function:
+    """Make `function`, which also runs as plain Python, callable from kernels."""
+    jitable: Function = numba.extending.register_jitable(function)
+    return jitable

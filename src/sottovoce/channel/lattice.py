@@ -1,0 +1,146 @@
+"""Lattices whose cell, scaled to a given inradius, holds the ball that LRSUQ needs: Z⁴, D⁴ and E⁸.
+
+Points are integer coordinates times `unit(lattice)·R`, where R is the inradius (coordinates of E⁸ are doubled
+to be integers). Dithers and nearby points use correctly rounded operations only, so both ends see the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.channel.kernel import kernel
+
+Z4, D4, E8 = 0, 1, 2
+LATTICES = {"Z4": Z4, "D4": D4, "E8": E8}
+DIMENSION = (4, 4, 8)
+# Probability that a dither is accepted: volume of the ball over volume of the cell.
+DENSITY = (math.pi**2 / 32, math.pi**2 / 16, math.pi**4 / 384)
+MOST_NEIGHBOURS = 241
+
+Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_UNIT = (2.0, 1.4142135623730951, 0.7071067811865476)
+
+
+@kernel
+def unit(lattice: int) -> float:
+    """Length of one integer coordinate when the inradius is 1."""
+    return _UNIT[lattice]
+
+
+@kernel
+def _nearest_even(x: Reals, shift: float, point: Integers, step: int) -> float:
+    """Nearest point of step·(D_b + shift) to x, where x is in units of 1; returns the squared distance."""
+    total = 0
+    worst, worst_gap = 0, -1.0
+    distance = 0.0
+    for j in range(x.size):
+        low = math.floor(x[j] - shift + 0.5)
+        gap = x[j] - shift - low
+        total += low
+        distance += gap * gap
+        if abs(gap) > worst_gap:
+            worst, worst_gap = j, abs(gap)
+        point[j] = low * step + int(step * shift)
+    if total & 1:
+        gap = x[worst] - shift - math.floor(x[worst] - shift + 0.5)
+        point[worst] += step if gap > 0 else -step
+        distance += 1.0 - 2.0 * worst_gap
+    return distance
+
+
+@kernel
+def nearest(lattice: int, x: Reals, point: Integers, other: Integers) -> None:
+    """Write to `point` the lattice point nearest to x; x is in integer coordinates, `other` is scratch."""
+    if lattice == Z4:
+        for j in range(x.size):
+            point[j] = math.floor(x[j] + 0.5)
+    elif lattice == D4:
+        _nearest_even(x, 0.0, point, 1)
+    else:
+        for j in range(x.size):
+            x[j] *= 0.5
+        whole = _nearest_even(x, 0.0, point, 2)
+        half = _nearest_even(x, 0.5, other, 2)
+        if half < whole:
+            point[:] = other
+        for j in range(x.size):
+            x[j] *= 2.0
+
+
+@kernel
+def dither(lattice: int, words: NDArray[np.uint64], at: int, v: Reals, p: Integers, q: Integers) -> None:
+    """Write to `v` a point uniform in the cell around 0, in integer coordinates, from words[at : at + b]."""
+    # 2Z^b (4Z^b in doubled coordinates) lies in the lattice, so uniform in its cube is uniform modulo it.
+    width = 1.0 if lattice == Z4 else (2.0 if lattice == D4 else 4.0)
+    for j in range(v.size):
+        v[j] = (np.float64(words[at + j] >> np.uint64(11)) * 2.0**-53 - 0.5) * width
+    if lattice != Z4:
+        nearest(lattice, v, p, q)
+        for j in range(v.size):
+            v[j] -= p[j]
+
+
+@kernel
+def neighbours(lattice: int, v: Reals, limit: float, points: Integers, squares: Reals) -> int:
+    """List the origin and the points near −v: those with |point + v|² ≤ limit (in integer coordinates).
+
+    Rows of `points` and entries of `squares` are overwritten; returns how many. Points beyond the first shell
+    (Z⁴: beyond one step towards −v) are never listed: whoever meets one names it explicitly.
+    """
+    b = v.size
+    square = 0.0
+    for j in range(b):
+        square += v[j] * v[j]
+        points[0, j] = 0
+    squares[0] = square
+    found = 1
+    if lattice == Z4:
+        for j in range(b):
+            extra = 1.0 - 2.0 * abs(v[j])
+            for row in range(found):
+                if squares[row] + extra <= limit:
+                    points[found, :] = points[row, :]
+                    points[found, j] = -1 if v[j] > 0 else 1
+                    squares[found] = squares[row] + extra
+                    found += 1
+        return found
+    scale = 1.0 if lattice == D4 else 2.0
+    for i in range(b):
+        for j in range(i + 1, b):
+            # 2 scale² is the squared length of a first-shell point.
+            if square + 2.0 * scale * (scale - abs(v[i]) - abs(v[j])) <= limit:
+                for signs in range(4):
+                    si, sj = 1 - 2 * (signs & 1), 1 - (signs & 2)
+                    near = square + 2.0 * scale * (scale + si * v[i] + sj * v[j])
+                    if near <= limit:
+                        points[found, :] = 0
+                        points[found, i] = si * int(scale)
+                        points[found, j] = sj * int(scale)
+                        squares[found] = near
+                        found += 1
+    if lattice == E8:
+        total = 0.0
+        for j in range(b):
+            total += abs(v[j])
+        if square + 8.0 - 2.0 * total <= limit:
+            sums = np.empty(128)  # 2⟨point, v⟩ over all coordinates but the last, by sign pattern
+            sums[0] = 2.0 * (v[0] + v[1] + v[2] + v[3] + v[4] + v[5] + v[6])
+            for j in range(7):
+                for signs in range(1 << j):
+                    sums[signs | 1 << j] = sums[signs] - 4.0 * v[j]
+            for signs in range(128):
+                parity = signs ^ signs >> 4
+                parity = 0x6996 >> (parity & 15) & 1
+                near = square + 8.0 + sums[signs] + 2.0 * (1 - 2 * parity) * v[7]
+                if near <= limit:
+                    for j in range(7):
+                        points[found, j] = 1 - 2 * (signs >> j & 1)
+                    points[found, 7] = 1 - 2 * parity
+                    squares[found] = near
+                    found += 1
+    return found

@@ -1,0 +1,316 @@
+"""The paper's codec: layered rejection-sampled universal quantization (LRSUQ) with a conditional code.
+
+Per block, a shared radius R with R² = σ²·χ²_{b+2} and shared dithers V₁, V₂, … uniform in a lattice cell
+of inradius R; the first dither V_H whose quantization error M + V_H − u lies in the ball of radius R is used,
+and the decoder outputs M + V_H. The error is uniform in a ball of random radius: exactly N(0, σ²I) for any u.
+What is coded is "accepted here, at which M" given how far the dither lies from the ball's edge, under a model
+of u with one scale in the message: a wrong model costs bits, never exactness.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.channel import rangecoder
+from sottovoce.channel.base import Channel
+from sottovoce.channel.kernel import inlined, kernel
+from sottovoce.channel.lattice import (
+    DENSITY,
+    DIMENSION,
+    LATTICES,
+    MOST_NEIGHBOURS,
+    dither,
+    nearest,
+    neighbours,
+    unit,
+)
+from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
+from sottovoce.channel.rangecoder import Bytes, Words, peek, put, put_number, take, take_number
+from sottovoce.channel.reproducible import log_mantissa
+from sottovoce.channel.tables import load_tables
+from sottovoce.channel.wire import ChannelError
+
+Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+# Tries per block that a decoder follows. The acceptance rate is at least 0.25 for any u, so a block needs
+# more with probability below 10^-1200; an encoder that ever did would refuse, not truncate.
+MOST_TRIES = 10_000
+_BYTES_PER_TRY = 96  # more than one decision can cost: an escape names 8 coordinates below 2⁴⁴
+_QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+_ZERO_SCALE = 64  # scale number of 1·σ
+_BITS = 16
+_REACH = 5.0  # scales beyond the ball's edge within which a point is listed
+_log_mantissa = inlined(log_mantissa)
+
+
+class Lrsuq(Channel):
+    """LRSUQ on blocks of 4 (Z⁴, D⁴) or 8 (E⁸) coordinates."""
+
+    def __init__(self, name: str, lattice: str, size: int, sigma: float) -> None:
+        if lattice not in LATTICES:
+            raise ChannelError(f"no lattice is called {lattice!r}; choose from D4, E8, Z4")
+        super().__init__(name, f"{name}/{lattice}", size, sigma)
+        self._lattice = LATTICES[lattice]
+
+    def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
+        blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
+        number = scale_number(blocks)
+        state, out = rangecoder.new_encoder(), np.empty(0, np.uint8)
+        dithers = Dithers(shared, self._lattice, len(blocks))
+        block = 0
+        while block < len(blocks):
+            words = dithers.more(len(blocks) - block)
+            out = rangecoder.with_room(state, out, len(words) * _BYTES_PER_TRY)
+            block = _encode_blocks(
+                self._lattice, blocks, dithers.radii, words, block, scale(number), _accepts(), state, out
+            )
+        return bytes([number]) + rangecoder.finish(state, out)
+
+    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
+        if not payload:
+            raise ChannelError("payload is empty; ask for the message again")
+        dimension = DIMENSION[self._lattice]
+        y = np.empty((-(-self.size // dimension), dimension))
+        state, data = rangecoder.new_decoder(payload[1:])
+        dithers = Dithers(shared, self._lattice, len(y))
+        block = 0
+        while block < len(y):
+            words = dithers.more(len(y) - block)
+            block = _decode_blocks(
+                self._lattice, y, dithers.radii, words, block, scale(payload[0]), _accepts(), state, data
+            )
+            if block < 0:
+                raise ChannelError("payload names no lattice point; ask for the message again")
+        return y.ravel()[: self.size] * self.sigma
+
+
+class Dithers:
+    """The shared radii of all blocks, and the shared dithers as long as anyone asks for more."""
+
+    def __init__(self, shared: SharedRandomness, lattice: int, blocks: int) -> None:
+        self._shared, self._lattice, self._blocks = shared, lattice, blocks
+        self._drawn = 0
+        self.radii = _radii(shared.words("radii", blocks * (DIMENSION[lattice] // 2 + 1)), blocks)
+
+    def more(self, blocks: int) -> NDArray[np.uint64]:
+        """The next dithers, (tries, b) words: about as many as `blocks` unfinished blocks will need."""
+        if self._drawn > MOST_TRIES * self._blocks:
+            raise ChannelError("payload never accepts a dither; ask for the message again")
+        expected = blocks / DENSITY[self._lattice]
+        tries = int(expected + 3.0 * math.sqrt(4.0 * expected)) + 4
+        dimension = DIMENSION[self._lattice]
+        words = self._shared.words("dithers", tries * dimension, self._drawn * dimension)
+        self._drawn += tries
+        return words.reshape(tries, dimension)
+
+
+def in_blocks(v: Reals, dimension: int) -> Reals:
+    """`v` as rows of `dimension` coordinates, padded with zeros."""
+    return np.concatenate([v, np.zeros(-len(v) % dimension)]).reshape(-1, dimension)
+
+
+def scale(number: int) -> float:
+    """The model's standard deviation of u/σ for a scale number 0 … 255: 2^((number − 64)/4)."""
+    whole, quarter = divmod(number - _ZERO_SCALE, 4)
+    return math.ldexp(_QUARTER_OCTAVES[quarter], whole)
+
+
+def scale_number(v: Reals) -> int:
+    """The scale that suits the bulk of u/σ: from the mean magnitude, which outliers hardly move."""
+    mean = float(np.abs(v).mean()) * math.sqrt(math.pi / 2)
+    return round(min(max(4.0 * math.log2(mean) + _ZERO_SCALE, 0.0), 255.0)) if mean > 0 else 0
+
+
+def _accepts() -> Integers:
+    return load_tables().accepts
+
+
+@kernel
+def _radii(words: NDArray[np.uint64], blocks: int) -> Reals:
+    """R/σ of every block: R² = −2 ln of a product of b/2 + 1 uniforms, so R²/σ² is χ² with b + 2 degrees."""
+    each = words.size // blocks
+    radii = np.empty(blocks)
+    for block in range(blocks):
+        product = 1.0
+        for j in range(each):
+            product *= (np.float64(words[block * each + j] >> np.uint64(11)) + 0.5) * 2.0**-53
+        mantissa, exponent = math.frexp(product)
+        radii[block] = math.sqrt(-2.0 * _log_mantissa(mantissa, np.float64(exponent)))
+    return radii
+
+
+@kernel
+def accept(
+    lattice: int, u: Reals, radius: float, v: Reals, x: Reals, point: Integers, other: Integers
+) -> bool:
+    """Quantize u − v to `point`, and say whether the error lies in the ball; `x` and `other` are scratch."""
+    length = unit(lattice) * radius
+    for j in range(u.size):
+        x[j] = u[j] / length - v[j]
+    nearest(lattice, x, point, other)
+    error = 0.0
+    for j in range(u.size):
+        error += (point[j] - x[j]) ** 2
+    return error * length * length <= radius * radius
+
+
+@kernel
+def folded(value: int) -> int:
+    """0, −1, 1, −2, 2, … as 0, 1, 2, 3, 4, …"""
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+@kernel
+def unfolded(value: int) -> int:
+    """The inverse of `folded`."""
+    return -((value + 1) >> 1) if value & 1 else value >> 1
+
+
+@kernel
+def _odds(
+    lattice: int, v: Reals, radius: float, s: float, accepts: Integers, points: Integers, squares: Reals
+) -> tuple[int, int]:
+    """Model of one try: fills `points` and turns `squares` into integer weights of accepting at each point.
+
+    Returns how many points are listed, and the weight of "accepted at an unlisted point". The rest of 2^16,
+    at least 1, is the weight of "rejected".
+    """
+    b = v.size
+    length = unit(lattice) * radius
+    reach = (radius + _REACH * s) / length
+    count = neighbours(lattice, v, reach * reach, points, squares)
+    # The typical distance of u from a ball's centre at d is √(d² + (b − 1)s²): curvature of the sphere.
+    spread = (b - 1) * s * s
+    total = 0
+    for row in range(count):
+        gap = (radius - math.sqrt(squares[row] * length * length + spread)) / s
+        at = min(max(math.floor((gap + 8.0) * 16.0), 0), accepts.size - 1)
+        squares[row] = accepts[at]
+        total += accepts[at]
+    far = min(max(math.floor((8.0 - radius / s) * 16.0), 0), accepts.size - 1)
+    unlisted = 1 + min(accepts[far], 1 << (_BITS - 3))
+    # Where u is wider than the ball, a try is rejected about half the time whatever the distances say.
+    most = (1 << (_BITS - 1 if s > radius else _BITS)) - 1 - unlisted
+    if total > most:
+        for row in range(count):
+            squares[row] = max(1.0, math.floor(squares[row] * (most - count) / total))
+    return count, unlisted
+
+
+@kernel
+def _equal(points: Integers, row: int, point: Integers) -> bool:
+    for j in range(point.size):  # noqa: SIM110 (a loop compiles to less than a generator)
+        if points[row, j] != point[j]:
+            return False
+    return True
+
+
+@kernel
+def _encode_blocks(
+    lattice: int,
+    u: Reals,
+    radii: Reals,
+    words: NDArray[np.uint64],
+    block: int,
+    s: float,
+    accepts: Integers,
+    state: Words,
+    out: Bytes,
+) -> int:
+    """Use all `words` from `block` on, or finish; returns the first unfinished block."""
+    tries, b = words.shape
+    flat = words.ravel()
+    v, x = np.empty(b), np.empty(b)
+    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
+    for at in range(tries):
+        radius = radii[block]
+        dither(lattice, flat, at * b, v, point, other)
+        accepted = accept(lattice, u[block], radius, v, x, point, other)
+        count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
+        start = 0
+        chosen = -1
+        for row in range(count):
+            if accepted and chosen < 0 and _equal(points, row, point):
+                chosen = row
+                put(state, out, start, int(squares[row]), _BITS)
+            start += int(squares[row])
+        if chosen < 0 and accepted:
+            put(state, out, start, unlisted, _BITS)
+            shift = _magnitude_bits(s / (unit(lattice) * radius))
+            for j in range(b):
+                put_number(state, out, folded(point[j]), shift)
+        elif chosen < 0:
+            start += unlisted
+            put(state, out, start, (1 << _BITS) - start, _BITS)
+        if accepted:
+            block += 1
+            if block == u.shape[0]:
+                break
+    return block
+
+
+@kernel
+def _decode_blocks(
+    lattice: int,
+    y: Reals,
+    radii: Reals,
+    words: NDArray[np.uint64],
+    block: int,
+    s: float,
+    accepts: Integers,
+    state: Words,
+    data: Bytes,
+) -> int:
+    """The mirror of `_encode_blocks`; −1 where a forged payload names no point."""
+    tries, b = words.shape
+    flat = words.ravel()
+    v = np.empty(b)
+    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
+    for at in range(tries):
+        radius = radii[block]
+        length = unit(lattice) * radius
+        dither(lattice, flat, at * b, v, point, other)
+        count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
+        mark = peek(state, _BITS)
+        start = 0
+        row = 0
+        while row < count and mark >= start + int(squares[row]):
+            start += int(squares[row])
+            row += 1
+        if row < count:
+            take(state, data, start, int(squares[row]), _BITS)
+            point[:] = points[row]
+        elif mark < start + unlisted:
+            take(state, data, start, unlisted, _BITS)
+            shift = _magnitude_bits(s / length)
+            for j in range(b):
+                value = take_number(state, data, shift)
+                if value < 0:
+                    return -1
+                point[j] = unfolded(value)
+        else:
+            start += unlisted
+            take(state, data, start, (1 << _BITS) - start, _BITS)
+            continue
+        for j in range(b):
+            y[block, j] = (point[j] + v[j]) * length
+        block += 1
+        if block == y.shape[0]:
+            break
+    return block
+
+
+@kernel
+def _magnitude_bits(ratio: float) -> int:
+    """Low bits of a coordinate that the model says are as good as random."""
+    bits = 0
+    while ratio > 1.0 and bits < 44:
+        ratio *= 0.5
+        bits += 1
+    return bits

@@ -1,0 +1,82 @@
+"""What every channel promises its caller, whatever code is behind it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.channel import CHANNELS, ChannelError, SeededRandomness, open_channel
+
+SECRET = bytes(range(32))
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.parametrize("make", [np.float32, np.float64, torch.float32, torch.float64], ids=str)
+def test_numpy_and_torch_inputs_of_both_precisions_are_carried(name: str, make: type) -> None:
+    values = [0.5, -0.25, 1.0, 0.0, 2.0]
+    u = torch.tensor(values, dtype=make) if isinstance(make, torch.dtype) else np.array(values, dtype=make)
+    channel = open_channel(name, size=5, sigma=1e-4)
+    message = channel.encode(u, secret=SECRET, stream=("c", 1), private=SeededRandomness(b"1"))
+    y = open_channel(name, size=5, sigma=1e-4).decode(message, secret=SECRET, stream=("c", 1))
+    assert y.dtype == np.float64
+    # Six σ, and half of direct-q12's step of 2/2047.
+    np.testing.assert_allclose(y, values, atol=6e-4 + 5e-4)
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_stream_is_used_once(name: str) -> None:
+    channel = open_channel(name, size=4, sigma=1.0)
+    channel.encode(np.zeros(4), secret=SECRET, stream=("c", 1))
+    with pytest.raises(ChannelError, match="used before"):
+        channel.encode(np.ones(4), secret=SECRET, stream=("c", 1))
+    channel.encode(np.zeros(4), secret=SECRET, stream=("c", 2))
+    channel.encode(np.zeros(4), secret=bytes(32), stream=("c", 1))
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_statistic_that_no_float_can_carry_is_refused(name: str, bad: float) -> None:
+    channel = open_channel(name, size=3, sigma=1.0)
+    with pytest.raises(ChannelError, match="clip it"):
+        channel.encode(np.array([0.0, bad, 0.0]), secret=SECRET, stream=(1,))
+
+
+@pytest.mark.parametrize("shape", [(3,), (5,), (4, 1), ()])
+def test_a_statistic_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ChannelError, match="shape"):
+        open_channel("direct", size=4, sigma=1.0).encode(np.zeros(shape), secret=SECRET, stream=(1,))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "complaint"),
+    [
+        ("polr", {}, "did you mean 'polar'"),
+        ("direct", {"size": 0}, "at least one"),
+        ("direct", {"sigma": 0.0}, "positive"),
+        ("direct", {"sigma": float("nan")}, "positive"),
+        ("direct", {"lattice": "Z4"}, "no option 'lattice'"),
+        ("lrsuq", {"latice": "Z4"}, "did you mean 'lattice'"),
+        ("lrsuq", {"lattice": "A2"}, "D4, E8, Z4"),
+    ],
+)
+def test_a_channel_that_cannot_be_opened_says_what_to_do(
+    name: str, arguments: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ChannelError, match=complaint):
+        open_channel(name, **({"size": 4, "sigma": 1.0} | arguments))  # type: ignore[arg-type]
+
+
+def test_direct_opens_without_numba_and_cryptography() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['numba'] = sys.modules['cryptography'] = None\n"
+        "from sottovoce.channel import open_channel\n"
+        "import numpy as np\n"
+        "c = open_channel('direct', size=2, sigma=1.0)\n"
+        "c.decode(c.encode(np.zeros(2), secret=bytes(32), stream=(1,)), secret=bytes(32), stream=(1,))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
