@@ -64,7 +64,7 @@ class Dataset:
         mean = torch.tensor(self.mean).view(per_channel)
         std = torch.tensor(self.std).view(per_channel)
         scaled = x / 255 if x.dtype == torch.uint8 else x.float()
-        return (scaled - mean) / std
+        return (scaled - mean).div_(std)
 
     def records(self, index: Tensor) -> Records:
         """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""
