@@ -21,11 +21,12 @@ from sottovoce.data.federation import (
 )
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
-from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch
+from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.errors import SottovoceError, nearest
 
 __all__ = [
     "NAMES",
+    "PUBLIC",
     "ClientRecords",
     "Clients",
     "DataError",
@@ -36,9 +37,11 @@ __all__ = [
     "cache_folder",
     "federation",
     "fetch",
+    "fetched",
     "from_torch",
     "load",
     "partition",
+    "read_npz",
     "split_future",
     "split_participant",
     "training_size",

@@ -7,7 +7,7 @@ dataset; nothing here computes a statistic of the records, because that would be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,10 +61,14 @@ class Dataset:
     def normalize(self, x: Tensor) -> Tensor:
         """Stored values (n, channels, ...) to float32 (x − mean)/std, bytes divided by 255 first."""
         per_channel = (-1,) + (1,) * (x.ndim - 2)
-        mean = torch.tensor(self.mean).view(per_channel)
-        std = torch.tensor(self.std).view(per_channel)
+        mean = torch.tensor(self.mean, device=x.device).view(per_channel)
+        std = torch.tensor(self.std, device=x.device).view(per_channel)
         scaled = x / 255 if x.dtype == torch.uint8 else x.float()
         return (scaled - mean).div_(std)
+
+    def to(self, device: str) -> Dataset:
+        """The same dataset with its records on a device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def records(self, index: Tensor) -> Records:
         """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""

@@ -33,9 +33,14 @@ class DataError(SottovoceError):
     """Records that cannot be used as they are."""
 
 
-def read_npz(path: Path, name: str | None = None) -> Dataset:
-    """The dataset in an `.npz` file (see docs/data.md); Python objects in it are never unpickled."""
+def read_npz(path: Path, name: str | None = None, *, labels: bool = True) -> Dataset:
+    """The dataset in an `.npz` file (see docs/data.md); Python objects in it are never unpickled.
+
+    With `labels=False` a file without `y` is taken too, all its records in class 0.
+    """
     arrays = _arrays(path)
+    if not labels and "x" in arrays:
+        arrays.setdefault("y", np.zeros(len(arrays["x"]), np.int64))
     for field in ("x", "y"):
         if field not in arrays:
             raise DataError(f"{path} has no array '{field}': write it with numpy.savez(path, x=..., y=...)")

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 
 from sottovoce.data import formats, sources
 from sottovoce.data.formats import Bytes
@@ -35,6 +34,8 @@ class FetchError(SottovoceError):
 class PublicDataset:
     """A published dataset: how to read its files, what must come out, and where to look."""
 
+    records: int
+    shape: tuple[int, ...]
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -49,6 +50,8 @@ _IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
 
 PUBLIC = {
     "mnist": PublicDataset(
+        records=60_000,
+        shape=(1, 28, 28),
         classes=10,
         mean=(0.1307,),
         std=(0.3081,),
@@ -62,6 +65,8 @@ PUBLIC = {
         ),
     ),
     "cifar10": PublicDataset(
+        records=50_000,
+        shape=(3, 32, 32),
         classes=10,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
@@ -74,6 +79,8 @@ PUBLIC = {
         ),
     ),
     "fashion-mnist": PublicDataset(
+        records=60_000,
+        shape=(1, 28, 28),
         classes=10,
         mean=(0.2860,),
         std=(0.3530,),
@@ -103,7 +110,17 @@ _UNREADABLE = (
 def cache_folder() -> Path:
     """`SOTTOVOCE_DATA` if set, else the user's cache directory for this program."""
     chosen = os.environ.get("SOTTOVOCE_DATA")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("sottovoce"))
+    if chosen:
+        return Path(chosen).expanduser()
+    # Imported here so that a machine that is told where its data are needs numpy and torch only.
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sottovoce"))
+
+
+def fetched(name: str) -> bool:
+    """Whether a public dataset is in the cache."""
+    return (cache_folder() / f"{name}.npz").exists()
 
 
 def fetch(name: str, progress: Progress = lambda line: None) -> Path:
