@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from sottovoce.report import write_report
+from sottovoce.report import write_report, write_reproduction
 
 from .example import example_rounds, write_example
+from .test_reproduction import example_index
 from .webdriver import CHROMIUM, DRIVER, Browser
 
 TAB, RIGHT, LEFT, DOWN, END = "\ue004", "\ue014", "\ue012", "\ue015", "\ue010"
@@ -48,6 +49,19 @@ def test_the_page_renders_without_errors_overflow_or_outside_resources(
     assert browser.script("return performance.getEntriesByType('resource').map(e => e.name)") == []
     assert browser.script("return document.documentElement.scrollWidth") <= size[0]
     assert browser.script(_OUTSIDE) == []
+    assert browser.script(_LOW_CONTRAST) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_a_reproduction_renders_without_errors_or_overflow(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    page = write_reproduction(example_index(), tmp_path / "reproduction.html")
+    browser.open(page, width=size[0], height=size[1], dark=dark)
+    browser.script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.console() == []
+    assert browser.script("return document.documentElement.scrollWidth") <= size[0]
     assert browser.script(_LOW_CONTRAST) == []
 
 

@@ -39,7 +39,7 @@ def read_object(path: Path, text: str, line: int | None = None) -> dict[str, Any
 
 def damaged(path: Path, problem: str) -> SottovoceError:
     text = " ".join(problem.split())
-    return SottovoceError(f"{path} {text}: restore the file, or make the run again with `sottovoce train`")
+    return SottovoceError(f"{path} {text}: restore the file, or repeat the command that wrote it")
 
 
 class Fields:
@@ -88,6 +88,12 @@ class Fields:
         value = self._values.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "a text")
+        return value
+
+    def scalar(self, key: str) -> str | float | bool | None:
+        value = self._values.get(key)
+        if not (value is None or isinstance(value, str | int | float | bool)):
+            raise self._wrong(key, "a single value")
         return value
 
     def names(self, key: str) -> list[Any]:

@@ -1,0 +1,173 @@
+"""The report of a reproduction: the paper's tables with ours beside the published values, by experiment.
+
+Cells are colored by the difference and also say it, and every row says whether labels of future clients
+were used. The input is the list of cells in results/index.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from sottovoce.report import page
+from sottovoce.report.fields import Fields
+from sottovoce.report.markup import Html, tag
+from sottovoce.report.numbers import THIN, UNKNOWN, number
+from sottovoce.run import write_atomically
+
+# What runs across the columns of each experiment; the rows differ in everything else that varies.
+_ACROSS = {
+    "main-table": "epsilon",
+    "heterogeneity": "alpha",
+    "dimension": "coefficients",
+    "geometry": "noise",
+    "codecs": "epsilon",
+}
+_SYMBOLS = {"epsilon": "ε", "alpha": "α", "coefficients": "k"}
+_SETTINGS = (
+    "method",
+    "channel",
+    "preset",
+    "context",
+    "epsilon",
+    "alpha",
+    "coefficients",
+    "noise",
+    "accounting",
+)
+_ORIGIN = ("command", "version", "device", "time")
+FULL_SHADE = 10.0  # points of difference at which a cell has its full color
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its settings, and accuracies in percent over `seeds` seeds."""
+
+    experiment: str
+    dataset: str
+    settings: dict[str, Any]
+    seeds: int
+    uses_future_labels: bool
+    ours: dict[str, tuple[float | None, float | None]]
+    published: dict[str, float | None]
+    origin: list[str]
+
+
+def write_reproduction(index: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Writes the page of a reproduction to `path`; `index` is the content of results/index.json.
+
+    The page appears in one step. Raises SottovoceError when a cell lacks a field.
+    """
+    source = Path("results/index.json")
+    cells = [_cell(Fields(source, values, f"cell {i}: ")) for i, values in enumerate(index)]
+    sections = [
+        page.section(f"{experiment} · {dataset}", *_tables(list(group)))
+        for (experiment, dataset), group in groupby(cells, key=lambda cell: (cell.experiment, cell.dataset))
+    ]
+    runs = sum(cell.seeds for cell in cells)
+    facts = [f"{len(cells)} cells", f"{runs} runs", "mean ± deviation over seeds, percent, unmasked"]
+    key = f"Green: ours is better; orange: ours is worse; full color at {FULL_SHADE:g} points of difference."
+    document = page.page(
+        "Reproduction – Sottovoce",
+        page.header("The paper’s tables, ours beside theirs", facts, "Sottovoce · reproduction"),
+        tag("main", tag("p", key, class_="key"), *sections, page.section("In full", _origins(cells))),
+    )
+    write_atomically(path, document.encode())
+    return path
+
+
+def _cell(fields: Fields) -> Cell:
+    origin = [fields.maybe_text(key) or UNKNOWN for key in _ORIGIN]
+    return Cell(
+        experiment=fields.text("experiment"),
+        dataset=fields.text("dataset"),
+        settings={key: fields.scalar(key) for key in _SETTINGS},
+        seeds=len(fields.names("seeds")),
+        uses_future_labels=fields.flag("uses_future_labels"),
+        ours={
+            "future": (fields.maybe_number("future_mean"), fields.maybe_number("future_std")),
+            "seen": (fields.maybe_number("seen_mean"), fields.maybe_number("seen_std")),
+            "uplink": (fields.maybe_number("uplink_mb"), None),
+        },
+        published={
+            "future": fields.maybe_number("published_future_mean"),
+            "seen": fields.maybe_number("published_seen_mean"),
+        },
+        origin=origin,
+    )
+
+
+def _tables(cells: list[Cell]) -> list[Html]:
+    across = _ACROSS.get(cells[0].experiment, "epsilon")
+    varying = [
+        key
+        for key in _SETTINGS
+        if key == "method" or (key != across and len({cell.settings[key] for cell in cells}) > 1)
+    ]
+    names = {"future": "Future clients", "seen": "Participants", "uplink": "Uplink, MB"}
+    return [_table(name, measure, cells, across, varying) for measure, name in names.items()]
+
+
+def _table(name: str, measure: str, cells: list[Cell], across: str, varying: list[str]) -> Html:
+    columns = list(dict.fromkeys(cell.settings[across] for cell in cells))
+    rows: dict[tuple[Any, ...], dict[Any, Cell]] = {}
+    for cell in cells:
+        row = (*(cell.settings[key] for key in varying), cell.uses_future_labels)
+        rows.setdefault(row, {})[cell.settings[across]] = cell
+    head = [tag("th", name, scope="col"), *(tag("th", _column(across, c), scope="col") for c in columns)]
+    body = [
+        tag(
+            "tr",
+            _row_head(varying, row),
+            *(_figure(measure, entries[c]) if c in entries else tag("td", UNKNOWN) for c in columns),
+        )
+        for row, entries in rows.items()
+    ]
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="cells")
+    return page.scrolling(name, table)
+
+
+def _column(across: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "with noise" if value else "without noise"
+    shown = number(value, 6) if isinstance(value, int | float) else str(value)
+    return f"{_SYMBOLS[across]} = {shown}" if across in _SYMBOLS else shown
+
+
+def _row_head(varying: list[str], row: tuple[Any, ...]) -> Html:
+    method, *others = (
+        _column(key, value) if key in (*_SYMBOLS, "noise") else str(value)
+        for key, value in zip(varying, row, strict=False)
+    )
+    labels = ["labels of future clients used"] if row[-1] else []
+    return tag("th", method, tag("small", " · ".join([*others, *labels])), scope="row")
+
+
+def _figure(measure: str, cell: Cell) -> Html:
+    """Ours, then the published value and the difference in points, in the color of the difference."""
+    mean, deviation = cell.ours[measure]
+    if mean is None:
+        return tag("td", UNKNOWN)
+    if measure == "uplink":
+        return tag("td", number(mean, 4))
+    ours = f"{mean:.1f}" + (f"{THIN}±{THIN}{deviation:.1f}" if deviation is not None else "")
+    published = cell.published.get(measure)
+    if published is None:
+        return tag("td", ours, tag("small", "not published"))
+    difference = mean - published
+    sign = "+" if difference >= 0 else "−"
+    beside = f"{published:.1f} published, {sign}{abs(difference):.1f}"
+    shade = f"--share:{min(abs(difference) / FULL_SHADE, 1):.3f}"
+    kind = "better" if difference >= 0 else "worse"
+    return tag("td", tag("data", ours, value=str(mean)), tag("small", beside), class_=kind, style=shade)
+
+
+def _origins(cells: list[Cell]) -> Html:
+    names = ["Cell", "Seeds", "Command", "Version", "Device", "Time"]
+    rows = [
+        [f"{c.experiment} · {c.dataset} · {c.settings['method']}", str(c.seeds), *c.origin] for c in cells
+    ]
+    return page.folded("How every cell was made", page.table("How every cell was made", names, rows, words=6))

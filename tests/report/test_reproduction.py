@@ -1,0 +1,103 @@
+"""A reproduction shows ours beside the published values, and each difference in words and color."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sottovoce.errors import SottovoceError
+from sottovoce.report import write_reproduction
+
+from .test_run import Outline
+
+
+def cell(**changes: Any) -> dict[str, Any]:
+    return {
+        "experiment": "main-table",
+        "dataset": "mnist",
+        "method": "factorized",
+        "preset": "paper",
+        "context": "moments",
+        "channel": "direct",
+        "epsilon": 16.0,
+        "alpha": 0.5,
+        "coefficients": 16384,
+        "noise": True,
+        "accounting": "rdp",
+        "uses_future_labels": False,
+        "releases_max": 43,
+        "seeds": [41, 42, 43, 44, 45],
+        "seen_mean": 85.2,
+        "seen_std": 6.9,
+        "future_mean": 83.61,
+        "future_std": 7.1,
+        "uplink_mb": 65.552,
+        "published_seen_mean": 88.39,
+        "published_future_mean": 87.56,
+        "command": "sottovoce reproduce main-table",
+        "version": "0.1.0",
+        "device": "cpu",
+        "time": "2026-11-15T10:00:00+00:00",
+    } | changes
+
+
+def example_index() -> list[dict[str, Any]]:
+    """The main table of two methods over ε, and one cell of each other experiment."""
+    published = {4.0: 65.2, 8.0: 80.1, 16.0: 87.6, 32.0: 91.0}
+    paper = [
+        cell(epsilon=e, published_future_mean=p, future_mean=m)
+        for (e, p), m in zip(published.items(), (37.9, 75.5, 83.6, 89.4), strict=True)
+    ]
+    tuned = [
+        cell(
+            epsilon=e,
+            published_future_mean=p,
+            future_mean=m,
+            preset="tuned",
+            context="labels",
+            uses_future_labels=True,
+        )
+        for (e, p), m in zip(published.items(), (85.6, 91.3, 93.7, 95.1), strict=True)
+    ]
+    return [
+        *paper,
+        *tuned,
+        cell(
+            experiment="codecs",
+            dataset="cifar10",
+            channel="polar",
+            published_future_mean=None,
+            uplink_mb=0.142,
+        ),
+        *(
+            cell(experiment="geometry", method="direct", context="public", noise=noise)
+            for noise in (True, False)
+        ),
+    ]
+
+
+def test_each_cell_shows_ours_the_published_value_and_the_difference(tmp_path: Path) -> None:
+    page = Outline(write_reproduction([cell()], tmp_path / "reproduction.html"))
+    assert "87.6 published, −4.0" in page.text
+    (colored,) = [a for tag, a in page.elements if tag == "td" and a.get("style") == "--share:0.395"]
+    assert colored["class"] == "worse"
+    (value,) = [a["value"] for tag, a in page.elements if tag == "data" and a["value"] == "83.61"]
+    assert value is not None
+
+
+def test_better_cells_say_so_and_rows_say_when_future_labels_were_used(tmp_path: Path) -> None:
+    page = Outline(write_reproduction(example_index(), tmp_path / "reproduction.html"))
+    assert "91.0 published, +4.1" in page.text
+    assert "tuned · labels · labels of future clients used" in page.text
+    assert "not published" in page.text
+    assert "without noise" in page.text
+
+
+def test_a_cell_without_a_field_is_named(tmp_path: Path) -> None:
+    broken = cell()
+    del broken["uses_future_labels"]
+    with pytest.raises(SottovoceError, match=r"cell 1: uses_future_labels"):
+        write_reproduction([cell(), broken], tmp_path / "reproduction.html")
+    assert not (tmp_path / "reproduction.html").exists()
