@@ -101,3 +101,8 @@ def test_a_cell_without_a_field_is_named(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match=r"cell 1: uses_future_labels"):
         write_reproduction([cell(), broken], tmp_path / "reproduction.html")
     assert not (tmp_path / "reproduction.html").exists()
+
+
+def test_two_results_for_one_cell_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SottovoceError, match="two cells of main-table"):
+        write_reproduction([cell(), cell(future_mean=90.0)], tmp_path / "reproduction.html")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -76,11 +75,6 @@ class Browser:
     def console(self) -> list[str]:
         """Console messages since the last call, errors of loading and of the content policy included."""
         return [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"})]
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        picture = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": True})
-        path.write_bytes(base64.b64decode(picture["data"]))
 
     def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})

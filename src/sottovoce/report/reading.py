@@ -1,6 +1,6 @@
-"""The files of a run, read and checked: what is missing or damaged is said in one line, with what to do.
+"""The files of a run, read and checked: result.json, rounds.jsonl and plan.toml of its directory.
 
-The formats are those of docs/configuration.md, "Files of a run": result.json, rounds.jsonl and plan.toml.
+What is missing or damaged is said in one line, with what to do.
 """
 
 from __future__ import annotations

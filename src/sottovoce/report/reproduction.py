@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sottovoce.errors import SottovoceError
 from sottovoce.report import page
 from sottovoce.report.fields import Fields
 from sottovoce.report.markup import Html, tag
@@ -26,6 +26,7 @@ _ACROSS = {
     "geometry": "noise",
     "codecs": "epsilon",
 }
+_DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 _SYMBOLS = {"epsilon": "ε", "alpha": "α", "coefficients": "k"}
 _SETTINGS = (
     "method",
@@ -63,10 +64,13 @@ def write_reproduction(index: Sequence[dict[str, Any]], path: Path) -> Path:
     """
     source = Path("results/index.json")
     cells = [_cell(Fields(source, values, f"cell {i}: ")) for i, values in enumerate(index)]
-    sections = [
-        page.section(f"{experiment} · {dataset}", *_tables(list(group)))
-        for (experiment, dataset), group in groupby(cells, key=lambda cell: (cell.experiment, cell.dataset))
-    ]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        title = (
+            f"{cell.experiment.replace('-', ' ').capitalize()} · {_DATASETS.get(cell.dataset, cell.dataset)}"
+        )
+        groups.setdefault(title, []).append(cell)
+    sections = [page.section(title, *_tables(group)) for title, group in groups.items()]
     runs = sum(cell.seeds for cell in cells)
     facts = [f"{len(cells)} cells", f"{runs} runs", "mean ± deviation over seeds, percent, unmasked"]
     key = f"Green: ours is better; orange: ours is worse; full color at {FULL_SHADE:g} points of difference."
@@ -116,7 +120,13 @@ def _table(name: str, measure: str, cells: list[Cell], across: str, varying: lis
     rows: dict[tuple[Any, ...], dict[Any, Cell]] = {}
     for cell in cells:
         row = (*(cell.settings[key] for key in varying), cell.uses_future_labels)
-        rows.setdefault(row, {})[cell.settings[across]] = cell
+        column = cell.settings[across]
+        if column in rows.setdefault(row, {}):
+            raise SottovoceError(
+                f"results/index.json has two cells of {cell.experiment} with the same settings "
+                f"({cell.dataset}, {', '.join(map(str, row[:-1]))}, {across} {column}): remove one"
+            )
+        rows[row][column] = cell
     head = [tag("th", name, scope="col"), *(tag("th", _column(across, c), scope="col") for c in columns)]
     body = [
         tag(
