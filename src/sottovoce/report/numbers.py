@@ -21,9 +21,11 @@ def percent(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}{THIN}%"
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """`digits` significant digits, without trailing zeros; integers keep all of theirs.
+def number(value: float | None, digits: int = 3, *, zeros: bool = False) -> str:
+    """`digits` significant digits, without trailing zeros unless `zeros`; integers keep all of theirs.
 
+    >>> number(8.0, zeros=True)
+    '8.00'
     >>> [number(x).replace(THIN, " ") for x in (0.0152094, 8.0, 7.9984, 121182, 2e-7, 0, math.inf)]
     ['0.0152', '8', '8', '121 182', '2 × 10⁻⁷', '0', '∞']
     """
@@ -37,7 +39,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return _power_of_ten(value, digits)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}".replace(",", THIN)
-    text = text.rstrip("0").rstrip(".") if "." in text else text
+    if "." in text and not zeros:
+        text = text.rstrip("0").rstrip(".")
     return text.replace("-", "−")
 
 

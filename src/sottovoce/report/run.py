@@ -114,12 +114,12 @@ def _groups(run: Run) -> list[tuple[str, list[str]]]:
 
 def _clients_table(run: Run) -> Html:
     rows = []
-    for role, accuracy in (("participant", run.seen), ("future client", run.future)):
+    for role, accuracy in (("participant", run.seen), ("future", run.future)):
         for name in sorted(accuracy.per_client, key=natural):
             spent = run.epsilon.per_client.get(name) if accuracy is run.seen else run.epsilon.future_context
             values = [accuracy.per_client[name], accuracy.masked_per_client.get(name)]
-            rows.append([name, role, *map(percent, values), number(spent, 4)])
-    names = ["Client", "Role", "Accuracy", "Masked", "ε spent"]
+            rows.append([name, role, *map(percent, values), number(spent, 4, zeros=True)])
+    names = ["Client", "Role", "Accuracy", "Masked", "ε"]
     return page.folded(f"Every client ({len(rows)})", page.table("Every client", names, rows, words=2))
 
 
@@ -129,20 +129,19 @@ def _rounds_table(run: Run) -> Html:
             str(r.number),
             percent(r.seen),
             percent(r.future),
-            data_size(r.bytes),
-            number(r.signal_norm),
-            number(r.noise_norm),
-            number(r.gain),
+            number(r.bytes),
+            number(r.signal_norm, zeros=True),
+            number(r.noise_norm, zeros=True),
+            number(r.gain, zeros=True),
             duration(r.seconds),
         ]
         for r in run.rounds
     ]
-    names = ["Round", "Participants", "Future", "Sent", "Signal", "Noise", "Gain", "Time"]
+    names = ["Round", "Participants", "Future", "Bytes", "Signal", "Noise", "Gain", "Time"]
     return page.folded(f"Every round ({len(rows)})", page.table("Every round", names, rows))
 
 
 def _plan_table(run: Run) -> Html:
     meaning = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(Plan)}
-    rows = [[key, value, meaning.get(key, "")] for key, value in run.plan.items()]
-    names = ["Key", "Value", "Meaning"]
-    return page.folded("The resolved plan", page.table("The resolved plan", names, rows, words=3))
+    rows = [[join(key, tag("small", meaning.get(key, ""))), value] for key, value in run.plan.items()]
+    return page.folded("The resolved plan", page.table("The resolved plan", ["Key", "Value"], rows, words=2))
