@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sottovoce.ablation import Noiseless
 from sottovoce.channel import Channel, open_channel
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.errors import SottovoceError
@@ -24,7 +25,7 @@ from sottovoce.models import flat_parameters, open_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget
-from sottovoce.subspace import Basis, open_basis
+from sottovoce.subspace import Basis, Kind, open_basis
 
 
 def derived_seed(seed: int, purpose: str) -> int:
@@ -90,11 +91,11 @@ class Blueprint:
         return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 
     @cached_property
-    def gradient_channel(self) -> Channel:
+    def gradient_channel(self) -> Channel | Noiseless:
         return _channel(self.plan, self.coefficients, self.sigma)
 
     @cached_property
-    def context_channel(self) -> Channel:
+    def context_channel(self) -> Channel | Noiseless:
         return _channel(self.plan, self.statistic.size, self.sigma_context)
 
     def theta(self, coefficients: Tensor) -> Tensor:
@@ -117,12 +118,8 @@ def draw(plan: Plan, shape: tuple[int, ...], classes: int, module: nn.Module | N
             f"coefficients={plan.coefficients} is more than the model's {size} parameters: "
             f"set coefficients to at most {size}"
         )
-    basis = open_basis(
-        "identity" if full else plan.basis,
-        module,
-        size if full else plan.coefficients,
-        derived_seed(plan.seed, "basis"),
-    )
+    kind: Kind = "identity" if full else "structured" if plan.basis == "structured" else "unstructured"
+    basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     statistic = open_statistic(plan.context, shape, classes, plan.context_groups)
     rounds = schedule.random if plan.schedule == "random" else schedule.balanced
     order = rounds(
@@ -158,10 +155,11 @@ def calibrated(plan: Plan, statistic: Statistic, releases_max: int) -> float:
     )
 
 
-def _channel(plan: Plan, size: int, sigma: float) -> Channel:
+def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:
+    if not plan.private:
+        return Noiseless(size)
     options = {"lattice": plan.lattice} if plan.channel.startswith("lrsuq") else {}
     return open_channel(plan.channel, size=size, sigma=sigma, **options)
-
 
 
 def client_secret(master: bytes, client: str) -> bytes:

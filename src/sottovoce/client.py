@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.ablation import Noiseless
 from sottovoce.blueprint import Blueprint, derived_seed
 from sottovoce.channel import Channel
 from sottovoce.channel.randomness import SeededRandomness
-from sottovoce.data import ClientRecords
+from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
 from sottovoce.gradients import clipped_mean
@@ -41,8 +42,6 @@ class Client:
         run: str,
         secret: bytes,
     ) -> None:
-        if ledger is None and blueprint.plan.private:
-            raise SottovoceError("a private plan needs a ledger: only the ablation epsilon=inf runs without one")
         self.name = name
         self._records = records
         self._blueprint = blueprint
@@ -65,30 +64,41 @@ class Client:
             if coefficients is not None:
                 with torch.no_grad():
                     theta = blueprint.theta(coefficients)
-                    output = logits(blueprint.module, theta, x.to(theta.device)).cpu()
+                    output = logits(blueprint.module, theta, x.to(theta.device)).to(x.device)
             return blueprint.statistic.mean(x, y, blueprint.plan.context_records, output)
 
         return self._release(
             "context", 0, statistic, blueprint.context_channel, blueprint.context_sensitivity
         )
 
-    def release_gradient(self, round_number: int, coefficients: Tensor) -> bytes:
-        """The clipped mean gradient at coefficients (k,), as a channel message for this round."""
+    def training_records(self, round_number: int) -> Records:
+        """The m_g training records of a round, drawn without looking at them."""
+        records, wanted = self._records.train, self._blueprint.plan.gradient_records
+        if wanted == len(records):
+            return records
+        seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
+        return records[torch.from_numpy(np.random.default_rng(seed).permutation(len(records))[:wanted])]
+
+    def release_gradient(
+        self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
+    ) -> bytes:
+        """The clipped mean gradient at coefficients (k,), as a channel message for this round.
+
+        `clipped` is that mean where an engine has computed it for many clients at once.
+        """
         blueprint, plan = self._blueprint, self._blueprint.plan
 
         def statistic() -> Tensor:
-            records = self._records.train
-            x, y = records.x, records.y
-            if plan.gradient_records < len(y):
-                chosen = self._subset(round_number, len(y))
-                x, y = x[chosen], y[chosen]
+            if clipped is not None:
+                return clipped
             theta = blueprint.theta(coefficients)
+            records = self.training_records(round_number)
             return clipped_mean(
                 blueprint.module,
                 theta,
                 blueprint.basis,
-                x.to(theta.device),
-                y.to(theta.device),
+                records.x.to(theta.device),
+                records.y.to(theta.device),
                 clip=plan.clip,
                 denominator=plan.gradient_records,
             )
@@ -105,27 +115,24 @@ class Client:
         held_out, classes = self._records.held_out, self._blueprint.classes
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
-            output = logits(self._blueprint.module, theta, held_out.x.to(theta.device)).cpu()
-        owned = torch.zeros(classes, dtype=torch.bool)
+            output = logits(self._blueprint.module, theta, held_out.x.to(theta.device))
+        y = held_out.y.to(theta.device)
+        owned = torch.zeros(classes, dtype=torch.bool, device=theta.device)
         for records in (self._records.train, self._records.context, held_out):
-            owned[records.y] = True
-        return Evaluation.of(output, held_out.y, owned)
-
-    def _subset(self, round_number: int, available: int) -> Tensor:
-        """The round's m_g training records, drawn without looking at them."""
-        seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
-        order = np.random.default_rng(seed).permutation(available)
-        return torch.from_numpy(order[: self._blueprint.plan.gradient_records])
+            owned[records.y.to(theta.device)] = True
+        return Evaluation.of(output, y, owned)
 
     def _release(
         self,
         kind: Kind,
         round_number: int,
         statistic: Callable[[], Tensor],
-        channel: Channel,
+        channel: Channel | Noiseless,
         sensitivity: float,
     ) -> bytes:
         self.signal = None
+        if self._ledger is None and self._blueprint.plan.private:
+            raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
         if self._ledger is not None:
             stored = self._ledger.stored(self._run, self.name, kind, round_number)
             if stored is not None:

@@ -44,9 +44,11 @@ class Statistic(ABC):
         return self.spread / records
 
     def mean(self, x: Tensor, y: Tensor, records: int, logits: Tensor | None = None) -> Tensor:
-        """The statistic of exactly `records` records: float64 (size,), within `sensitivity` of its neighbours."""
+        """The statistic of exactly `records` records, float64 (size,)."""
         if len(x) != records:
-            raise ContextError(f"the context needs exactly {records} records, not {len(x)}: set context_records")
+            raise ContextError(
+                f"the context needs exactly {records} records, not {len(x)}: set context_records"
+            )
         vectors = self.per_record(x, y, logits)
         finite = torch.isfinite(vectors).all(dim=1, keepdim=True)
         return torch.where(finite, vectors, 0.0).sum(dim=0) / records
@@ -123,7 +125,7 @@ class MeanPrediction(ClassShares):
 def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:
     """The statistic of a plan's `context`; `standardized` is `moments`, rescaled later by the server.
 
-    A `public` context has the shape of the moments, so that controls differ from the method in one thing only.
+    A `public` context has the shape of the moments, so that controls differ from the method in one thing.
     """
     if name == "labels":
         return LabelHistogram(classes)
@@ -142,7 +144,9 @@ def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:
     """
     if len(shape) != 3:
         if blocks != 1:
-            raise ContextError(f"context_groups={blocks} cuts images into tiles; records of shape {shape} take 1")
+            raise ContextError(
+                f"context_groups={blocks} cuts images into tiles; records of shape {shape} take 1"
+            )
         channels = shape[0] if len(shape) > 1 else 1
         return torch.arange(channels).repeat_interleave(math.prod(shape) // channels)
     channels, height, width = shape
@@ -152,4 +156,3 @@ def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:
     columns = torch.arange(width) * blocks // width
     tiles = rows[:, None] * blocks + columns[None, :]
     return (torch.arange(channels)[:, None, None] * blocks**2 + tiles[None]).reshape(-1)
-

@@ -33,7 +33,7 @@ class Evaluation:
         classes = logits.shape[1]
         confusion = torch.bincount(y * classes + logits.argmax(dim=1), minlength=classes**2)
         masked = torch.where(owned, logits, -torch.inf).argmax(dim=1)
-        return cls(confusion.reshape(classes, classes).numpy(), int((masked == y).sum()))
+        return cls(confusion.reshape(classes, classes).cpu().numpy(), int((masked == y).sum()))
 
     @property
     def accuracy(self) -> float:

@@ -60,7 +60,9 @@ class RadialTrunk(nn.Module):
         return norms * self.direction
 
 
-def open_generator(method: str, start: Tensor, hidden: int, coefficients: int, seed: int) -> Generator | Direct:
+def open_generator(
+    method: str, start: Tensor, hidden: int, coefficients: int, seed: int
+) -> Generator | Direct:
     """The generator of a plan's method, at its public initialization.
 
     `start` (c,) is the context that stands in before any is released; the radial control is frozen there.

@@ -1,4 +1,4 @@
-"""Personal models: the paper's LeNet, and the adapter that evaluates any `nn.Module` at a flat parameter vector.
+"""Personal models: the paper's LeNet, and any `nn.Module` evaluated at a flat parameter vector.
 
 A client's model is θ_ref + P a (Eq. 3). Parameters are one flat vector in the order of `module.parameters()`;
 the reference θ_ref is the module's own initialization under a public seed, the same on every machine.

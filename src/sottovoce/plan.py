@@ -58,7 +58,9 @@ class Plan:
 
     preset: str = key("tuned", "paper: the paper's setting to the letter; tuned: what served best")
     dataset: str = key("mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file")
-    partition: str = key("dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column")
+    partition: str = key(
+        "dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column"
+    )
     alpha: float = key(0.5, "concentration of the Dirichlet partition; smaller is more heterogeneous")
     participants: int = key(40, "clients that train")
     future_clients: int = key(10, "clients that join after training")
@@ -96,9 +98,7 @@ class Plan:
         _check(self)
 
     @classmethod
-    def load(
-        cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()
-    ) -> Plan:
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
         """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
         given = dict(_read_toml(Path(path))) if path is not None else {}
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
@@ -158,12 +158,21 @@ def _check(plan: Plan) -> None:
         value = getattr(plan, name)
         if not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
-    counts = ("future_clients", "records_per_client", "gradient_records", "context_round", "evaluate_every")
+    counts = (
+        "seed",
+        "future_clients",
+        "records_per_client",
+        "gradient_records",
+        "context_round",
+        "evaluate_every",
+    )
     for name in (*counts, "budget"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if not plan.epsilon > 0:
-        raise PlanError(f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual")
+        raise PlanError(
+            f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual"
+        )
     if not 0 < plan.delta < 1:
         raise PlanError(f"delta must lie between 0 and 1, not {plan.delta}: 1e-5 is usual")
     if not 0 <= plan.momentum < 1:
@@ -172,7 +181,8 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"averaging is a share of the rounds between 0 and 1, not {plan.averaging}")
     if plan.clients_per_round > plan.participants:
         raise PlanError(
-            f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: lower it"
+            f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
+            "lower it"
         )
     if plan.method in CONTEXT_FREE and plan.context != "public":
         raise PlanError(f"method={plan.method} uses no context: set context=public")
@@ -183,7 +193,9 @@ def _check(plan: Plan) -> None:
     if (plan.method == "replay") != bool(plan.replay_gains):
         raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
     if plan.method == "replay" and not plan.seeded:
-        raise PlanError("method=replay reuses gains of another run on the same records: simulation only, seeded=true")
+        raise PlanError(
+            "method=replay reuses gains of another run on the same records: simulation only, seeded=true"
+        )
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
@@ -225,7 +237,9 @@ def _coerce(name: str, value: Any, kind: type) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise PlanError(f"{name} is {'a whole number' if kind is int else 'a number'}, not '{value}'") from None
+        raise PlanError(
+            f"{name} is {'a whole number' if kind is int else 'a number'}, not '{value}'"
+        ) from None
 
 
 def _toml(value: Any) -> str:

@@ -53,9 +53,7 @@ def assemble(
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
-        "confusion": {
-            name: evaluation.confusion.tolist() for name, evaluation in {**seen, **future}.items()
-        },
+        "confusion": {name: evaluation.confusion.tolist() for name, evaluation in {**seen, **future}.items()},
         "uplink": {
             "bytes": sent,
             "releases": releases,

@@ -45,7 +45,9 @@ class RunDirectory:
     def create(self, plan: Plan) -> None:
         """Starts a run here; an earlier run is never overwritten."""
         if self.plan_file.exists():
-            raise RunError(f"{self.path} already holds a run: choose another --out, or continue it with --resume")
+            raise RunError(
+                f"{self.path} already holds a run: choose another --out, or continue it with --resume"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,7 +82,7 @@ class RunDirectory:
         return result
 
     def master_secret(self) -> bytes:
-        """32 bytes from which the clients' channel secrets derive, created once, readable by the owner only."""
+        """32 bytes behind the clients' channel secrets, created once, readable by the owner only."""
         if not self.secret_file.exists():
             write_atomically(self.secret_file, secrets.token_bytes(32), mode=0o600)
         return self.secret_file.read_bytes()
@@ -115,7 +117,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not path.exists():
         raise RunError(f"{path} is missing: the run has not come that far")
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:

@@ -30,7 +30,9 @@ def update_generator(
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None
+    ) -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
@@ -129,7 +131,7 @@ class Server:
                 self._average[name] += (parameter.detach() - self._average[name]) / averaged
 
     def finish(self) -> None:
-        """After the last round: the generator becomes its average over the last rounds, if the plan says so."""
+        """After the last round: takes the average over the last rounds, if the plan says so."""
         if self.blueprint.plan.averaging > 0:
             self.generator.load_state_dict(self._average, strict=False)
 
@@ -174,7 +176,9 @@ class Server:
             self._snapshot = state["snapshot"].to(self._device)
             self.round = int(state["round"])
         except (KeyError, RuntimeError) as error:
-            raise SottovoceError(f"the saved state does not belong to this plan: {error}".splitlines()[0]) from None
+            raise SottovoceError(
+                f"the saved state does not belong to this plan: {error}".splitlines()[0]
+            ) from None
 
     def _tensor(self, vector: np.ndarray) -> Tensor:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.ablation import Noiseless
 from sottovoce.blueprint import Blueprint, client_secret, participant_name
 from sottovoce.channel import Channel
 from sottovoce.client import Client, release_stream
@@ -23,8 +25,20 @@ from sottovoce.privacy.ledger import Kind, Ledger
 from sottovoce.server import Server
 
 
+@dataclass(frozen=True)
+class Round:
+    """A round whose clients know their coefficients (clients, k) and have not released yet."""
+
+    number: int
+    participants: list[int]
+    clients: list[Client]
+    coefficients: Tensor
+    context_bytes: int
+    started: float
+
+
 class Simulation:
-    """A run in progress: `step` advances it by one round."""
+    """A run in progress; `step` advances it by one round."""
 
     def __init__(
         self,
@@ -49,33 +63,49 @@ class Simulation:
         return self.server.round >= self.blueprint.plan.rounds
 
     def step(self) -> dict[str, Any]:
-        """Contexts if they are due, then one round; returns the round's line of rounds.jsonl."""
+        """One round; returns its line of rounds.jsonl."""
+        return self.close_round(self.open_round())
+
+    def open_round(self) -> Round:
+        """Contexts if they are due, then the round's clients with their coefficients."""
         started = time.perf_counter()
         context_bytes = self._release_contexts() if self.server.contexts_due else 0
-        round_number = self.server.round + 1
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
-        coefficients = self.server.coefficients(chosen)
-        gain = self.server.gain(chosen)
+        return Round(
+            number=self.server.round + 1,
+            participants=chosen,
+            clients=[self._participant(participant) for participant in chosen],
+            coefficients=self.server.coefficients(chosen),
+            context_bytes=context_bytes,
+            started=started,
+        )
+
+    def close_round(self, opened: Round, clipped: Tensor | None = None) -> dict[str, Any]:
+        """Releases, decodes and applies a round.
+
+        `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
+        """
+        channel, gain = self.blueprint.gradient_channel, self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, [], []
-        for participant, a in zip(chosen, coefficients, strict=True):
-            client = self._participant(participant)
-            message = client.release_gradient(round_number, a)
+        for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
+            given = None if clipped is None else clipped[i]
+            message = client.release_gradient(opened.number, opened.coefficients[i], given)
             sent += len(message)
-            decoded = self._decode(self.blueprint.gradient_channel, message, client.name, "gradient", round_number)
+            decoded = self._decode(channel, message, client.name, "gradient", opened.number)
             releases[participant] = decoded
             if client.signal is not None:
                 signals.append(float(np.linalg.norm(client.signal)))
                 noises.append(float(np.linalg.norm(decoded - client.signal)))
         self.server.receive_round(releases)
         return {
-            "round": round_number,
-            "clients": [participant_name(participant) for participant in chosen],
+            "round": opened.number,
+            "clients": [client.name for client in opened.clients],
             "bytes": sent,
-            "context_bytes": context_bytes,
+            "context_bytes": opened.context_bytes,
             "signal_norm": float(np.mean(signals)) if signals else None,
             "noise_norm": float(np.mean(noises)) if noises else None,
             "gain": gain,
-            "seconds": time.perf_counter() - started,
+            "seconds": time.perf_counter() - opened.started,
             "seen": None,
             "future": None,
         }
@@ -105,13 +135,18 @@ class Simulation:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
         return state
 
+    def final_state(self) -> dict[str, Tensor]:
+        """What a finished run is used with later: no momentum, no running average."""
+        passing = ("momentum.", "average.")
+        return {name: value for name, value in self.state().items() if not name.startswith(passing)}
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
             self._future_contexts = state["future_contexts"].numpy()
 
     def _release_contexts(self) -> int:
-        """All participants' contexts, and the future clients', who in a simulation are at hand; bytes sent."""
+        """All participants' contexts, and the future clients', who are at hand here; bytes sent."""
         model = self.server.open_contexts()
         total = 0
         for participant in range(self.blueprint.plan.participants):
@@ -140,7 +175,9 @@ class Simulation:
     def _decode_context(self, message: bytes, name: str) -> np.ndarray:
         return self._decode(self.blueprint.context_channel, message, name, "context", 0)
 
-    def _decode(self, channel: Channel, message: bytes, name: str, kind: Kind, round_number: int) -> np.ndarray:
+    def _decode(
+        self, channel: Channel | Noiseless, message: bytes, name: str, kind: Kind, round_number: int
+    ) -> np.ndarray:
         return channel.decode(
             message,
             secret=client_secret(self._master, name),

@@ -1,0 +1,207 @@
+"""The commands around a run: quickstart, plan, train, evaluate, personalize, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from sottovoce import planning
+from sottovoce import training as api
+from sottovoce.cli.display import as_json, duration, epsilon, err, out, percent, round_progress, size, table
+from sottovoce.personalization import personalize as personalize_client
+from sottovoce.plan import Plan, PlanError, keys
+from sottovoce.report import write_report
+from sottovoce.run import RunDirectory
+
+JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
+SETTINGS = typer.Argument(None, metavar="[PLAN.toml] [key=value …]", help="A plan file, settings, or both.")
+THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
+DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.")
+LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
+
+
+EXAMPLES = {
+    "quickstart": "quickstart --out runs/first",
+    "plan": "plan preset=paper dataset=cifar10 epsilon=16",
+    "train": "train preset=tuned dataset=mnist epsilon=16 --out runs/mnist",
+    "evaluate": "evaluate runs/mnist --json",
+    "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
+    "report": "report runs/mnist",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the application."""
+    for command in (quickstart, plan, train, evaluate, personalize, report):
+        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
+
+
+def quickstart(
+    out: Path = typer.Option(Path("runs/quickstart"), help="Directory of the run."),
+    json: bool = JSON,
+) -> None:
+    """Train a private federation on the shipped data, in about a minute, and write its report."""
+    if out == Path("runs/quickstart"):
+        out = _unused(out)
+    _train(Plan.load(), out, None, resume=False, device="cpu", json=json)
+
+
+def plan(
+    settings: list[str] = SETTINGS,
+    keys_: bool = typer.Option(False, "--keys", help="List every key with its meaning, and stop."),
+    json: bool = JSON,
+) -> None:
+    """Say what a run will cost before it starts: noise, ε per client, bytes each way, time."""
+    if keys_:
+        rows = keys()
+        if json:
+            as_json([{"key": name, "default": default, "help": text} for name, default, text in rows])
+        else:
+            table(
+                "Keys of a plan",
+                {name: f"{text} [dim]({default})[/]" for name, default, text in rows},
+            )
+        return
+    costs = planning.outline(_plan(settings))
+    if json:
+        as_json(costs)
+        return
+    resolved = costs["plan"]
+    least, most, future = (epsilon(costs[key]) for key in ("epsilon_min", "epsilon", "epsilon_future"))
+    table(
+        f"{resolved['method']} on {resolved['dataset']}, preset {resolved['preset']}",
+        {
+            "model": f"{costs['model_parameters']:,} parameters, {costs['coefficients']:,} coefficients "
+            f"({costs['basis']} basis)",
+            "noise": f"σ = {costs['sigma']:.6f} for gradients, {costs['sigma_context']:.6f} for contexts",
+            "releases": f"{costs['releases_min']} to {costs['releases_max']} per client, "
+            f"{costs['releases']:,} in all",
+            "ε per client": f"{least} to {most} at δ = {costs['delta']:g} ({costs['accounting']} accounting)",
+            "ε of a future client": future,
+            "uplink": f"{size(costs['uplink_bytes'])} in all, about {size(costs['message_bytes'])} a release "
+            f"({resolved['channel']})",
+            "downlink": size(costs["downlink_bytes"]),
+            "time": f"about {duration(costs['seconds'])} on this machine",
+        },
+    )
+
+
+def train(
+    settings: list[str] = SETTINGS,
+    out: Path = typer.Option(..., help="Directory of the run."),
+    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run, bit for bit."),
+    ledger: Path = LEDGER,
+    device: str = DEVICE,
+    threads: int = THREADS,
+    json: bool = JSON,
+) -> None:
+    """Train a federation and write its models, its ledger and its report into a directory."""
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = RunDirectory(out).plan() if resume and not settings else _plan(settings)
+    _train(chosen, out, ledger, resume=resume, device=device, json=json)
+
+
+def evaluate(
+    run: Path = typer.Argument(help="Directory of a finished run."),
+    device: str = DEVICE,
+    json: bool = JSON,
+) -> None:
+    """Evaluate a finished run again, on participants and future clients."""
+    with err.status("evaluating"):
+        result = api.evaluate(run, device=device)
+    if json:
+        as_json(result)
+    else:
+        _show(result, run)
+
+
+def personalize(
+    run: Path = typer.Argument(help="Directory of a finished run."),
+    data: Path = typer.Option(..., help="The future client's records, an .npz with x (and y)."),
+    out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
+    ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
+    json: bool = JSON,
+) -> None:
+    """Give a client that never trained its own model, for the price of one context."""
+    answer = personalize_client(run, data, out, ledger=ledger)
+    if json:
+        as_json(answer)
+        return
+    table(
+        f"Model written to {answer['model']}",
+        {
+            "ε of the context": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
+            f"({answer['accounting']} accounting)",
+            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
+            + (", made of labels" if answer["uses_labels"] else ""),
+            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
+            "ledger": answer["ledger"],
+        },
+    )
+
+
+def report(run: Path = typer.Argument(help="Directory of a finished run."), json: bool = JSON) -> None:
+    """Write report.html, one self-contained page about the run."""
+    path = write_report(run)
+    if json:
+        as_json({"report": str(path)})
+    else:
+        out.print(f"report: {path}", soft_wrap=True)
+
+
+def _plan(settings: list[str] | None) -> Plan:
+    """A plan from command-line words: at most one file, before or among the key=value settings."""
+    words = list(settings or [])
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise PlanError(f"'{files[1]}' is a second plan file: give one, and settings as key=value")
+    return Plan.load(files[0] if files else None, [word for word in words if "=" in word])
+
+
+def _train(
+    plan: Plan, directory: Path, ledger: Path | None, *, resume: bool, device: str, json: bool
+) -> None:
+    with round_progress(plan.rounds) as on_round:
+        result = api.train(plan, directory, ledger=ledger, resume=resume, device=device, on_round=on_round)
+    path = write_report(directory)
+    if json:
+        as_json(result)
+    else:
+        _show(result, directory)
+        out.print(f"\nreport: {path}", soft_wrap=True)
+
+
+def _show(result: dict[str, Any], directory: Path) -> None:
+    accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
+    target = "" if spent["target"] is None else f" of {spent['target']:g} at δ = {result['delta']:g}"
+    table(
+        f"{result['method']} on {result['dataset']}: {directory}",
+        {
+            "participants": f"{percent(accuracy['seen'])} on held-out records of "
+            f"{result['participants']} clients",
+            "future clients": f"{percent(accuracy['future'])} on {result['future_clients']} clients never seen"
+            + (" (their labels were used for contexts)" if result["uses_future_labels"] else ""),
+            "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
+            f"({spent['accounting']} accounting)",
+            "ε of a future client": epsilon(spent["future_context"]),
+            "uplink": f"{size(uplink['bytes'])} in {uplink['releases']:,} releases, "
+            f"{uplink['bits_per_coefficient']:.3f} bits per coefficient "
+            f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
+            "time": duration(result["seconds"]),
+        },
+    )
+    if result["seeded"]:
+        out.print("seeded simulation: its noise is reproducible and protects nobody")
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or `path-2`, `path-3`, … where earlier runs lie."""
+    count, candidate = 1, path
+    while RunDirectory(candidate).plan_file.exists():
+        count += 1
+        candidate = path.with_name(f"{path.name}-{count}")
+    return candidate
