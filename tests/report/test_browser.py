@@ -65,6 +65,14 @@ def test_a_reproduction_renders_without_errors_or_overflow(
     assert browser.script(_LOW_CONTRAST) == []
 
 
+def test_a_run_of_one_round_stays_inside_the_window(browser: Browser, tmp_path: Path) -> None:
+    directory = write_example(tmp_path / "run")
+    (directory / "rounds.jsonl").write_text(json.dumps(example_rounds()[0]))
+    browser.open(write_report(directory), width=PHONE[0], height=PHONE[1], dark=False)
+    assert browser.console() == []
+    assert browser.script(_OUTSIDE) == []
+
+
 def test_headline_figures_equal_those_of_the_result(
     browser: Browser, page: Path, result: dict[str, Any]
 ) -> None:

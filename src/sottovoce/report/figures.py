@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.scale import Scale, linear
+from sottovoce.report.scale import Scale, counting
 
 Format = Callable[[float], str]
 
@@ -45,11 +45,7 @@ def trend(
     lines = [line for line in series if line.x]
     if y is None or not lines:
         return _figure(title, note, tag("p", "Nothing was recorded.", class_="nothing"))
-    x = linear([point for line in lines for point in line.x])
-    x = Scale(
-        min(min(line.x) for line in lines), x.high, tuple(tick for tick in x.ticks if tick > 0) or x.ticks
-    )
-    x = x if x.low < x.high else Scale(x.low - 1, x.high + 1, (x.low,))
+    x = counting(point for line in lines for point in line.x)
     marks = [_polyline(line, x, y) for line in lines]
     marks += [_dot(line.tone, x.at(a), y.at(b)) for line in lines if line.dots for a, b in _points(line)]
     stops: dict[float, list[str]] = {}

@@ -55,6 +55,21 @@ def linear(
     return Scale(ticks[0], ticks[-1], ticks)
 
 
+def counting(values: Iterable[float]) -> Scale:
+    """An axis of whole numbers, such as rounds, from the first to the last, with whole ticks between.
+
+    >>> counting([1, 45]).ticks, counting([1, 3]).ticks, counting([1]).ticks
+    ((10.0, 20.0, 30.0, 40.0), (1.0, 2.0, 3.0), (1.0,))
+    """
+    points = list(values)
+    first, last = min(points), max(points)
+    if first == last:
+        return Scale(first - 1, last + 1, (float(first),))
+    step = max(_round_step((last - first) / (MOST_TICKS - 1)), 1.0)
+    ticks = (n * step for n in range(math.ceil(first / step), math.floor(last / step) + 1))
+    return Scale(first, last, tuple(ticks))
+
+
 def _round(tick: float) -> float:
     """Without the last digits, where 3 · 0.1 is 0.30000000000000004."""
     return float(f"{tick:.12g}")
