@@ -12,7 +12,7 @@ import pytest
 from sottovoce.report import write_report
 from sottovoce.report.numbers import THIN
 
-from .example import example_result, example_rounds, write_example
+from .example import FUTURE, PARTICIPANTS, example_result, example_rounds, write_example
 from .test_words import PROTECTS_NOBODY, without_noise
 
 
@@ -119,3 +119,6 @@ def test_a_run_of_one_round_has_its_figures(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").write_text(json.dumps(example_rounds()[0]))
     page = Outline(write_report(tmp_path))
     assert sum("data-stops" in attributes for _, attributes in page.elements) == 7
+    lines = sum(tag == "polyline" for tag, _ in page.elements)
+    dots = sum(tag == "circle" for tag, _ in page.elements)
+    assert dots == lines + PARTICIPANTS + FUTURE  # a lone point of a line is a dot, or nobody would see it

@@ -51,6 +51,7 @@ def test_a_run_without_noise_promises_nothing(tmp_path: Path) -> None:
     assert alert is not None
     assert "protects nobody" in alert
     assert "there is no privacy promise" in text
+    assert "Trusted server." not in text
     assert "ε =" not in text
 
 

@@ -44,10 +44,12 @@ def trend(
     """Lines over rounds. Without a scale (nothing was recorded) the figure says so."""
     lines = [line for line in series if line.x]
     if y is None or not lines:
-        return _figure(title, note, tag("p", "Nothing was recorded.", class_="nothing"))
+        return _empty(title, note)
     x = counting(point for line in lines for point in line.x)
     marks = [_polyline(line, x, y) for line in lines]
-    marks += [_dot(line.tone, x.at(a), y.at(b)) for line in lines if line.dots for a, b in _points(line)]
+    # A line through one point cannot be seen.
+    dotted = [line for line in lines if line.dots or len(line.x) == 1]
+    marks += [_dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in _points(line)]
     stops: dict[float, list[str]] = {}
     for line in lines:
         for a, b in _points(line):
@@ -92,7 +94,9 @@ def columns(
 ) -> Html:
     """One column a client, tallest first within its group, against a dashed line at the target."""
     bars = [(g, *item) for g in groups for item in sorted(g.values.items(), key=lambda i: -i[1])]
-    width = 100 / max(len(bars), 1)
+    if not bars:
+        return _empty(title, note)
+    width = 100 / len(bars)
     gap = min(0.15 * width, 0.6)
     marks: list[Html] = _grid(y)
     texts = []
@@ -116,6 +120,10 @@ def columns(
 
 def _figure(title: str, note: str, *parts: str) -> Html:
     return tag("figure", tag("figcaption", tag("h3", title), tag("p", note)), *parts)
+
+
+def _empty(title: str, note: str) -> Html:
+    return _figure(title, note, tag("p", "Nothing was recorded.", class_="nothing"))
 
 
 def _legend(names: Iterable[tuple[str, str]]) -> Html:

@@ -51,6 +51,15 @@ def _power_of_ten(value: float, digits: int) -> str:
     return power if mantissa == "1" else f"{mantissa}{THIN}×{THIN}{power}"
 
 
+def count(many: int, name: str) -> str:
+    """A number of things.
+
+    >>> count(1, "gradient"), count(25, "gradient")
+    ('1 gradient', '25 gradients')
+    """
+    return f"{number(many)} {name}" if many == 1 else f"{number(many)} {name}s"
+
+
 def equals(symbol: str, value: float | None, digits: int = 3) -> str:
     """A symbol and its value, which no line break may part.
 

@@ -9,9 +9,9 @@ from sottovoce.plan import Plan
 from sottovoce.report import page, run_figures
 from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.numbers import UNKNOWN, data_size, duration, equals, number, percent
+from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
 from sottovoce.report.reading import Accuracy, Run, natural, read_run
-from sottovoce.report.words import promise, warning
+from sottovoce.report.words import promise, warning, without_noise
 from sottovoce.run import write_atomically
 
 
@@ -56,7 +56,7 @@ def _facts(run: Run) -> list[str]:
         f"channel {facts['channel'] or UNKNOWN}",
         f"{facts['basis'] or UNKNOWN} basis",
         f"{number(counts['coefficients'])} coefficients of {number(counts['model_parameters'])} parameters",
-        f"{counts['rounds']} rounds",
+        count(counts["rounds"], "round"),
         f"seed {counts['seed']}",
         duration(run.seconds),
     ]
@@ -70,22 +70,19 @@ def _ended(run: Run) -> Html:
 
 
 def _cards(run: Run) -> list[Html]:
-    counts, epsilon, uplink = run.counts, run.epsilon, run.uplink
-    labels = "their labels were used" if run.uses_future_labels else "their labels were not used"
+    counts, uplink = run.counts, run.uplink
+    labels = f"their labels were {'' if run.uses_future_labels else 'not '}used"
+    future = f"{count(counts['future_clients'], 'client')}, {labels}" if counts["future_clients"] else "none"
     ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
     return [
-        _accuracy_card("seen", "Participants’ accuracy", run.seen, f"{counts['participants']} clients"),
+        _accuracy_card("seen", "Participants’ accuracy", run.seen, count(counts["participants"], "client")),
         _accuracy_card(
-            "future", "Future clients’ accuracy", run.future, f"{counts['future_clients']} clients, {labels}"
+            "future",
+            "Future clients’ accuracy",
+            run.future,
+            future,
         ),
-        page.card(
-            "epsilon",
-            "Privacy spent",
-            equals("ε", epsilon.spent_max, 4),
-            epsilon.spent_max,
-            f"of {number(epsilon.target)} at {equals('δ', run.delta)}",
-            f"{epsilon.accounting} accounting, {counts['releases_max']} gradients of the busiest client",
-        ),
+        _epsilon_card(run),
         page.card(
             "uplink",
             "Sent by clients",
@@ -94,10 +91,20 @@ def _cards(run: Run) -> list[Html]:
             f"{number(ratio)}× less than {data_size(uplink.fp32_bytes)} in FP32"
             if ratio and ratio >= 1.05
             else f"{data_size(uplink.fp32_bytes)} in FP32",
-            f"{number(uplink.bits_per_coefficient)} bits a coefficient, {number(uplink.releases)} releases",
+            f"{number(uplink.bits_per_coefficient)} bits a coefficient, {count(uplink.releases, 'release')}",
             f"and {data_size(uplink.context_bytes)} once for contexts" if uplink.context_bytes else "",
         ),
     ]
+
+
+def _epsilon_card(run: Run) -> Html:
+    busiest = f"{count(run.counts['releases_max'], 'gradient')} of the busiest client"
+    if without_noise(run):
+        return page.card("epsilon", "Privacy spent", "no limit", None, "no noise was added", busiest)
+    spent = run.epsilon.spent_max
+    target = f"of {number(run.epsilon.target)} at {equals('δ', run.delta)}"
+    counting = f"{run.epsilon.accounting} accounting, {busiest}"
+    return page.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
 
 
 def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str) -> Html:

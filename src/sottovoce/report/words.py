@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.numbers import equals, number
+from sottovoce.report.numbers import count, equals, number
 from sottovoce.report.reading import Run
 
 _ACCOUNTING = {
@@ -26,7 +26,7 @@ _CONTEXTS = {
 
 def warning(run: Run) -> str | None:
     """Why nobody is protected by this run, if that is so."""
-    if _without_noise(run):
+    if without_noise(run):
         return "No noise was added, so this run protects nobody. It is an ablation."
     if run.seeded:
         return "Seeded simulation: the noise is reproducible, so this run protects nobody."
@@ -39,21 +39,25 @@ def promise(run: Run) -> Html:
 
 
 def _paragraphs(run: Run) -> list[tuple[str, str]]:
-    parts = [("Records of participants.", _participants(run)), ("Trusted server.", _server(run))]
+    parts = [("Records of participants.", _participants(run))]
+    if not without_noise(run):
+        parts.append(("Trusted server.", _server()))
     if run.counts["future_clients"]:
         parts.append(("Future clients.", _future(run)))
-    parts.append(("Randomness.", _randomness(run)))
+    if not without_noise(run):
+        parts.append(("Randomness.", _randomness(run)))
     return parts
 
 
-def _without_noise(run: Run) -> bool:
+def without_noise(run: Run) -> bool:
+    """Whether releases left without noise, as an ablation."""
     return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
 
 
 def _participants(run: Run) -> str:
-    if _without_noise(run):
+    if without_noise(run):
         return "Releases were clipped but carried no noise: there is no privacy promise."
-    releases = f"at most {run.counts['releases_max']} gradients"
+    releases = f"at most {count(run.counts['releases_max'], 'gradient')}"
     if _releases_context(run):
         releases = f"one context and {releases}"
     factor = join("e", tag("sup", "ε"))
@@ -80,7 +84,7 @@ def _context_sigma(run: Run) -> str:
     return f"; {number(run.sigma_context)} for the context"
 
 
-def _server(run: Run) -> str:
+def _server() -> str:
     return (
         "The server decodes the releases and is trusted with what it receives. The promise covers decoded "
         "releases and models. It does not cover the encoded bytes, their lengths, or the randomness that "
@@ -100,7 +104,7 @@ def _future(run: Run) -> str:
         if run.uses_future_labels
         else ("Labels of future clients were not used.")
     )
-    if _without_noise(run):
+    if without_noise(run):
         return f"Each released one context without noise ({_CONTEXTS.get(context, context)}). {labels}"
     return (
         f"Each released one context ({_CONTEXTS.get(context, context)}), which cost its records "
@@ -109,8 +113,6 @@ def _future(run: Run) -> str:
 
 
 def _randomness(run: Run) -> str:
-    if _without_noise(run):
-        return "Releases carried none."
     if run.seeded:
         return (
             "The noise came from the plan’s seed, so that the run can be repeated bit by bit. Whoever knows "
