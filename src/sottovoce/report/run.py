@@ -71,7 +71,7 @@ def _ended(run: Run) -> Html:
 
 def _cards(run: Run) -> list[Html]:
     counts, uplink = run.counts, run.uplink
-    labels = f"their labels were {'' if run.uses_future_labels else 'not '}used"
+    labels = "labels used" if run.uses_future_labels else "labels not used"
     future = f"{count(counts['future_clients'], 'client')}, {labels}" if counts["future_clients"] else "none"
     ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
     return [
@@ -91,8 +91,8 @@ def _cards(run: Run) -> list[Html]:
             f"{number(ratio)}× less than {data_size(uplink.fp32_bytes)} in FP32"
             if ratio and ratio >= 1.05
             else f"{data_size(uplink.fp32_bytes)} in FP32",
-            f"{number(uplink.bits_per_coefficient)} bits a coefficient, {count(uplink.releases, 'release')}",
-            f"and {data_size(uplink.context_bytes)} once for contexts" if uplink.context_bytes else "",
+            f"{number(uplink.bits_per_coefficient)} bits a coefficient",
+            f"{count(uplink.releases, 'release')}; contexts: {data_size(uplink.context_bytes)}",
         ),
     ]
 
