@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sottovoce.results import assemble
 from sottovoce.run import RunDirectory, load_tensors, save_tensors, write_atomically
 from sottovoce.server import Server
 
-CHECKPOINT_EVERY = 25
+CHECKPOINT_SECONDS = 20.0
 
 
 class Session:
@@ -39,12 +40,15 @@ class Session:
         ledger: Ledger | None,
         run: str,
         records: Dataset,
+        checkpoint_seconds: float,
     ) -> None:
         self.directory = directory
         self.simulation = simulation
         self._ledger = ledger
         self._run = run
         self._records = records
+        self._checkpoint_seconds = checkpoint_seconds
+        self._saved = time.monotonic()
 
     @classmethod
     def open(
@@ -58,6 +62,7 @@ class Session:
         resume: bool = False,
         module: nn.Module | None = None,
         device: str = "cpu",
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Session:
         """Starts a run in the directory `out`, or goes on from its last checkpoint."""
         plan = resolve(plan, min(federation.participants.sizes))
@@ -86,7 +91,7 @@ class Session:
         elif book is not None and not directory.rounds_file.exists():
             _check_budget(blueprint, book)
         directory.truncate_rounds(simulation.server.round)
-        return cls(directory, simulation, book, run, records)
+        return cls(directory, simulation, book, run, records, checkpoint_seconds)
 
     def record(self, line: dict[str, Any]) -> None:
         """Writes down a round that was applied; evaluates and checkpoints when they are due."""
@@ -94,13 +99,14 @@ class Session:
         if plan.evaluate_every and number % plan.evaluate_every == 0:
             self.simulation.evaluate_into(line)
         self.directory.append_round(line)
-        if number % CHECKPOINT_EVERY == 0:
+        if time.monotonic() - self._saved >= self._checkpoint_seconds:
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Makes all rounds so far durable, then forgets their messages."""
         simulation = self.simulation
         save_tensors(self.directory.checkpoint_file, simulation.state(), {})
+        self._saved = time.monotonic()
         if self._ledger is not None:
             self._ledger.forget(self._run, before_round=simulation.server.round + 1)
 
@@ -157,11 +163,8 @@ def resolve(plan: Plan, smallest_client: int) -> Plan:
 
 def scope(plan: Plan, records: Dataset) -> str:
     """A fingerprint of which records each client holds: budgets add up only where it is equal."""
-    digest = hashlib.blake2b(records.x.cpu().numpy().tobytes(), digest_size=16)
-    digest.update(records.y.cpu().numpy().tobytes())
     dealt = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
-    digest.update(repr((*dealt, plan.seed)).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(repr((records.digest, *dealt, plan.seed)).encode()).hexdigest()[:32]
 
 
 def recorded_gains(path: str, rounds: int) -> list[float]:
