@@ -5,6 +5,6 @@ the per-record oracle; none of them lets a record contribute more than `clip` in
 """
 
 from sottovoce.gradients.clipping import sensitivity
-from sottovoce.gradients.mean import clipped_mean
+from sottovoce.gradients.mean import clipped_mean, clipped_means
 
-__all__ = ["clipped_mean", "sensitivity"]
+__all__ = ["clipped_mean", "clipped_means", "sensitivity"]

@@ -7,9 +7,12 @@ leave about half of the clipped records above the bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sottovoce.errors import SottovoceError
@@ -40,11 +43,37 @@ def clip_scales(norms: Tensor, losses: Tensor, clip: float) -> Tensor:
     return torch.where(norms.isfinite() & losses.isfinite(), scales, 0.0)
 
 
-def refuse_coupled_records(module: nn.Module) -> None:
-    """Raise where a layer lets one record change another record's gradient: clipping could not bound that."""
+def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:
+    """Σ clip_C(g) over records, for gradients g given in parts (clients, part of k, records).
+
+    Losses are (clients, records); the result is float64 (clients, k).
+
+    >>> g = torch.tensor([[[3.0, 0.3, torch.nan], [4.0, 0.4, 0.0]]])
+    >>> sum_clipped([g], torch.zeros(1, 3), clip=1.0).round(decimals=6).tolist()
+    [[0.9, 1.2]]
+    """
+    squares = torch.stack([part.to(torch.float64, copy=True).square_().sum(1) for part in parts]).sum(0)
+    scales = clip_scales(squares.sqrt(), losses, clip)
+    sums = [torch.bmm(blank(part.double(), scales[:, None]), scales[:, :, None]) for part in parts]
+    return torch.cat(sums, dim=1).squeeze(2)
+
+
+def blank(values: Tensor, scales: Tensor) -> Tensor:
+    """`values` with zeros where the scale is zero, so that nothing non-finite meets a product."""
+    if scales.device.type == "cpu" and bool((scales > 0).all()):
+        return values  # asking would stall a GPU, and blanking costs a CPU a tenth of the whole
+    return torch.where(scales > 0, values, 0.0)
+
+
+def refuse_unclippable(module: nn.Module) -> None:
+    """Raise where a layer lets one record change another record's gradient, or draws unseeded randomness."""
     for name, layer in module.named_modules():
+        kind = f"layer '{name}' ({type(layer).__name__})"
         if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
             raise SottovoceError(
-                f"layer '{name}' ({type(layer).__name__}) mixes records, which no clipping bounds: "
-                "use GroupNorm or LayerNorm instead"
+                f"{kind} mixes records, which no clipping bounds: use GroupNorm or LayerNorm instead"
+            )
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+            raise SottovoceError(
+                f"{kind} draws random numbers: call eval() on the model, or leave the layer out"
             )

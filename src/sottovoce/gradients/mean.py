@@ -1,13 +1,25 @@
-"""One function chooses how a client's clipped mean is computed, without changing result or bound."""
+"""One function chooses how a clipped mean is computed, without changing result or bound."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import oracle
-from sottovoce.gradients.clipping import refuse_coupled_records
-from sottovoce.subspace import Basis
+from sottovoce.gradients import oracle, whole
+from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
+from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
+from sottovoce.gradients.layout import unflatten
+from sottovoce.gradients.stack import capture, stack
+from sottovoce.gradients.structured import Structured
+from sottovoce.gradients.unstructured import Unstructured
+from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
+
+# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
+_CPU_BYTES, _GPU_BYTES = 48 * 2**20, 4 * 2**30
 
 
 def clipped_mean(
@@ -20,14 +32,103 @@ def clipped_mean(
     contribution exceeds clip/denominator, in float64; a record whose loss or gradient is not finite
     contributes zero. The parameters of `module` are neither read nor changed.
 
-    >>> import torch
     >>> from sottovoce.subspace import Identity
-    >>> net, x, y = torch.nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
+    >>> net, x, y = nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
     >>> mean = clipped_mean(net, torch.zeros(9), Identity(9), x, y, clip=0.1, denominator=4)
     >>> bool(mean.norm() <= 0.1)
     True
     """
-    refuse_coupled_records(module)
+    return clipped_means(module, theta[None], [basis], x[None], y[None], clip=clip, denominator=denominator)[
+        0
+    ]
+
+
+def clipped_means(
+    module: nn.Module,
+    thetas: Tensor,
+    bases: Sequence[Basis],
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip: float,
+    denominator: int,
+    max_bytes: int | None = None,
+) -> Tensor:
+    """The clipped means of c clients at once, each with parameters, basis and records of its own: float64
+    (c, k).
+
+    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m); the bases are of one kind and shape. `max_bytes`
+    bounds the working memory of a chunk and changes nothing else. Row i equals `clipped_mean` of client i
+    up to rounding. Pass the same `bases` objects every round: what is prepared from them is remembered.
+    """
+    refuse_unclippable(module)
     if not clip > 0 or denominator < 1:
         raise SottovoceError(f"clip={clip} and denominator={denominator} must both be positive")
-    return oracle.clipped_sum(module, theta, basis, x, y, clip) / denominator
+    first, kinds = bases[0], {(basis.kind, basis.size, basis.coefficients) for basis in bases}
+    if len(kinds) > 1 or not len(thetas) == len(bases) == len(x) == len(y):
+        raise SottovoceError(
+            "clients computed together need bases of one kind and size, and one of each input"
+        )
+    if first.size != thetas.shape[1]:
+        raise SottovoceError(f"a basis for {first.size} parameters does not fit a model of {thetas.shape[1]}")
+    thetas = thetas.detach()
+    total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
+    if not x.shape[1]:
+        return total
+    layers = stack(module)
+    floats = None if layers is None else _floats_per_record(layers, module, thetas, x, first)
+    if layers is None or floats is None:
+        sums = [oracle.clipped_sum(module, *client, clip) for client in zip(thetas, bases, x, y, strict=True)]
+        return torch.stack(sums) / denominator
+    gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
+    budget = max_bytes or (_CPU_BYTES if thetas.device.type == "cpu" else _GPU_BYTES)
+    for clients, records in _chunks(len(thetas), x.shape[1], budget // (floats * thetas.element_size())):
+        xs, ys = x[clients, records], y[clients, records]
+        parameters = unflatten(module, thetas[clients])
+        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten())
+        losses = losses.view_as(ys)
+        if gradients is None:
+            total[clients] += whole.clipped_sum(module, captures, losses, clip)
+        else:
+            total[clients] += sum_clipped(gradients(captures, clients), losses, clip)
+    return total / denominator
+
+
+def _coefficient_gradients(
+    module: nn.Module, bases: tuple[Basis, ...], device: torch.device
+) -> Structured | Unstructured | None:
+    """How to come from captures to coefficient gradients; None for the identity, which needs none."""
+    if bases[0].kind == "structured":
+        return Structured(module, cast(tuple[StructuredPartition, ...], bases), device)
+    if bases[0].kind == "unstructured":
+        return Unstructured(module, cast(tuple[SignedPartition, ...], bases), device)
+    return None
+
+
+def _floats_per_record(
+    layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
+) -> int | None:
+    """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
+    parameters = unflatten(module, thetas[:1].to("meta"))
+    h = x[0, :1].to("meta")
+    # A partition writes k coefficients out, and again in float64; the unstructured one all parameters before.
+    written = {"structured": 4 * basis.coefficients, "unstructured": 4 * basis.coefficients + basis.size}
+    floats = written.get(basis.kind, 0)
+    for layer in layers:
+        if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
+            return None
+        if isinstance(layer, Convolution):
+            floats += layer.window.patches(h)[0].numel() + 3 * parameters[layer.weight].numel()
+        h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
+        floats += 3 * h.numel()
+    return floats if h.ndim == 2 else None
+
+
+def _chunks(clients: int, records: int, most: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of at most `most` records (at least one): whole clients where they fit, else parts of one
+    client.
+    """
+    together, each = max(1, most // max(1, records)), max(1, min(records, most))
+    for client in range(0, clients, together):
+        for record in range(0, records, each):
+            yield slice(client, min(client + together, clients)), slice(record, min(record + each, records))

@@ -8,19 +8,21 @@ group per row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+Role = Literal["linear", "conv", "unshared"]
+
 
 @dataclass(frozen=True)
 class Share:
     """The groups of one parameter: `groups` over `rows` rows, the first rows having one more when uneven."""
 
-    role: Literal["linear", "conv", "unshared"]
+    role: Role
     shape: tuple[int, ...]
     groups: int
 
@@ -38,16 +40,16 @@ class Share:
         return self.size // self.inputs
 
     def groups_per_row(self) -> NDArray[np.int64]:
-        """(rows,), each at least one, differing by at most one, summing to `groups`."""
-        each, extra = divmod(self.groups, self.rows)
-        return each + (np.arange(self.rows) < extra)
+        """(rows,), each at least one, differing by at most one, summing to `groups`; the first have more."""
+        each, more = divmod(self.groups, self.rows)
+        return each + (np.arange(self.rows) < more)
 
     def flatten(self, by_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """From (rows, inputs) to the flat order of the parameter."""
+        """From (rows, inputs) to the flat order of the parameter; rows of convolutions are (taps, filters)."""
         if self.role == "conv":
-            filters, inputs, *taps = self.shape
-            by_row = np.moveaxis(by_row.reshape(filters, *taps, inputs), -1, 1)
-        return np.ascontiguousarray(by_row).reshape(-1)
+            filters, inputs, *window = self.shape
+            by_row = by_row.reshape(*window, filters, inputs).transpose(2, 3, 0, 1)
+        return by_row.reshape(-1)
 
 
 def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
@@ -62,43 +64,38 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
     roles = _roles(module)
     if roles is None:
         return None
-    rows = [Share(role, shape, 0).rows for role, shape in roles]
-    if sum(rows) > coefficients or sum(int(np.prod(shape)) for _, shape in roles) < coefficients:
+    bare = [Share(role, shape, 0) for role, shape in roles]
+    if not sum(share.rows for share in bare) <= coefficients <= sum(share.size for share in bare):
         return None
 
     def groups_at(ratio: float) -> list[int]:
-        counts = []
-        for (role, shape), least in zip(roles, rows, strict=True):
-            size = int(np.prod(shape))
-            # Whole multiples of the rows keep a convolution at one partition of its channels.
-            wanted = int(ratio * size) // (least if role == "conv" else 1) * (least if role == "conv" else 1)
-            counts.append(min(size, max(least, wanted)))
-        return counts
+        # Whole multiples of the rows keep a convolution at one partition of its channels.
+        steps = [share.rows if share.role == "conv" else 1 for share in bare]
+        wanted = [int(ratio * share.size) // step * step for share, step in zip(bare, steps, strict=True)]
+        return [max(share.rows, n) for share, n in zip(bare, wanted, strict=True)]
 
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(groups_at(middle)) <= coefficients else (low, middle)
-    counts = groups_at(low)
-    sizes = [int(np.prod(shape)) for _, shape in roles]
-    by_room = sorted(range(len(roles)), key=lambda i: (roles[i][0] != "linear", -sizes[i]))
-    for i in by_room:
-        given = min(sizes[i] - counts[i], coefficients - sum(counts))
-        counts[i] += given
-    return tuple(Share(role, shape, n) for (role, shape), n in zip(roles, counts, strict=True))
+    groups = groups_at(low)
+    linear_first = sorted(range(len(bare)), key=lambda i: (bare[i].role != "linear", -bare[i].size))
+    for i in linear_first:
+        groups[i] += min(bare[i].size - groups[i], coefficients - sum(groups))
+    return tuple(replace(share, groups=n) for share, n in zip(bare, groups, strict=True))
 
 
-def _roles(
-    module: nn.Module,
-) -> list[tuple[Literal["linear", "conv", "unshared"], tuple[int, ...]]] | None:
-    weights = {id(m.weight): m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    roles: list[tuple[Literal["linear", "conv", "unshared"], tuple[int, ...]]] = []
+def _roles(module: nn.Module) -> list[tuple[Role, tuple[int, ...]]] | None:
+    owners = {id(p): m for m in module.modules() for p in m.parameters(recurse=False)}
+    roles: list[tuple[Role, tuple[int, ...]]] = []
     for parameter in module.parameters():
-        owner = weights.get(id(parameter))
-        if owner is None and parameter.ndim > 1:
-            return None
-        if owner is None:
-            roles.append(("unshared", tuple(parameter.shape)))
+        owner, shape = owners[id(parameter)], tuple(parameter.shape)
+        if isinstance(owner, nn.Linear) and parameter is owner.weight:
+            roles.append(("linear", shape))
+        elif isinstance(owner, nn.Conv2d) and parameter is owner.weight:
+            roles.append(("conv", shape))
+        elif parameter.ndim <= 1 or isinstance(owner, nn.LayerNorm | nn.GroupNorm):
+            roles.append(("unshared", shape))
         else:
-            roles.append(("linear" if isinstance(owner, nn.Linear) else "conv", tuple(parameter.shape)))
+            return None
     return roles

@@ -181,9 +181,9 @@ def _structured(shares: tuple[Share, ...], coefficients: int, bits: _PublicBits)
     for share in shares:
         # A convolution draws once for all its taps, which then see one and the same sketch of its input.
         drawn = (share.rows if share.role == "linear" else 1, share.inputs)
-        groups = share.groups_per_row()[:, None]
-        start = first + np.cumsum(groups, axis=0) - groups
-        index.append(share.flatten(start + bits.permutation(drawn) % groups))
+        local = bits.permutation(drawn) % share.groups_per_row()[:, None]
+        # Group g of row r is number g·rows + r: the order in which gradients come out of a layer.
+        index.append(share.flatten(first + local * share.rows + np.arange(share.rows)[:, None]))
         signs.append(share.flatten(np.broadcast_to(bits.signs(drawn), (share.rows, share.inputs))))
         first += share.groups
     parts = _signed(np.concatenate(index), np.concatenate(signs), coefficients)

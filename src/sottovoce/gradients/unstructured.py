@@ -1,0 +1,74 @@
+"""Coefficient gradients for the paper's partition: a chunk's full gradients are written out and summed by
+group.
+
+Gradients lie with the record index last, (clients, d, records), so that the signed sums run over
+contiguous rows.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.gradients.layers import Linear, by_client, record_last
+from sottovoce.gradients.layout import places
+from sottovoce.gradients.stack import Capture
+from sottovoce.gradients.sums import Sums
+from sottovoce.subspace import SignedPartition
+
+
+class Unstructured:
+    """Pᵀ∇_θ ℓ of every record of a chunk, for clients that each have a partition of their own."""
+
+    def __init__(self, module: nn.Module, bases: tuple[SignedPartition, ...], device: torch.device) -> None:
+        self._places = places(module)
+        convolutions = {id(m.weight) for m in module.modules() if isinstance(m, nn.Conv2d)}
+        order = tuple((p.shape, id(p) in convolutions) for p in module.parameters())
+        self._sums = _sums(bases, order, device)
+        self._written = torch.empty(0)
+
+    def __call__(self, captures: list[Capture], clients: slice) -> list[Tensor]:
+        """(clients, k, records), in one part."""
+        count = clients.stop - clients.start
+        deltas = captures[0].deltas
+        shape = (count, self._sums.size, len(deltas) // count)
+        if self._written.shape != shape:
+            self._written = deltas.new_empty(
+                shape
+            )  # kept between chunks: fresh pages cost as much as the sums
+        for seen in captures:
+            self._write(seen, count)
+        return [self._sums(self._written, clients)]
+
+    def _write(self, seen: Capture, count: int) -> None:
+        layer, place = seen.layer, self._places[seen.layer.weight]
+        out = self._written[:, place.span]
+        if isinstance(layer, Linear):
+            deltas, inputs = (record_last(t, count).contiguous() for t in (seen.deltas, seen.inputs))
+            torch.mul(deltas.unsqueeze(2), inputs.unsqueeze(1), out=out.view(count, *place.shape, -1))
+        else:
+            gradients = layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
+            for written, client in zip(out, by_client(gradients, count), strict=True):
+                written.copy_(client.T)
+        if layer.bias is not None:
+            bias = self._written[:, self._places[layer.bias].span]
+            bias.copy_(record_last(layer.bias_gradients(seen.deltas), count))
+
+
+@lru_cache(maxsize=8)
+def _sums(
+    bases: tuple[SignedPartition, ...], order: tuple[tuple[torch.Size, bool], ...], device: torch.device
+) -> Sums:
+    """`order` has the shape of every parameter, and whether it is written as convolutions come: filters
+    last.
+    """
+    rows, start = [], 0
+    for shape, filters_last in order:
+        row = torch.arange(start, start + shape.numel())
+        rows.append(row.reshape(-1, shape[0]).T.reshape(-1) if filters_last else row)
+        start += shape.numel()
+    groups = torch.stack([basis.index for basis in bases]).to(device)
+    weights = torch.stack([basis.weight for basis in bases]).to(device)
+    return Sums.of(groups, weights, torch.cat(rows).to(device), bases[0].coefficients, bases[0].size)

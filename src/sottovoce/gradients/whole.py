@@ -1,0 +1,53 @@
+"""The clipped sum where the whole model adapts (k = d): norms by layer, then one weighted sum of gradients.
+
+A linear layer's record gradient δ ⊗ x has the norm ‖δ‖‖x‖, and the sum of all clipped ones is a single matrix
+product, so that only the small gradients of other layers are written out per record. All of it is in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.gradients.clipping import blank, clip_scales
+from sottovoce.gradients.layers import Convolution, Linear, by_client
+from sottovoce.gradients.layout import places
+from sottovoce.gradients.stack import Capture
+
+
+def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip: float) -> Tensor:
+    """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d)."""
+    count = len(losses)
+    outer: dict[str, tuple[Tensor, Tensor]] = {}
+    written: dict[str, Tensor] = {}
+    for seen in captures:
+        layer = seen.layer
+        if isinstance(layer, Linear):
+            outer[layer.weight] = (_grouped(seen.deltas, count), _grouped(seen.inputs, count))
+        else:
+            written[layer.weight] = _grouped(layer.weight_gradients(seen.inputs, seen.deltas), count)
+        if layer.bias is not None:
+            written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
+    squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
+    for deltas, inputs in outer.values():
+        squares = squares + _squares(deltas) * _squares(inputs)
+    scales = clip_scales(squares.sqrt(), losses, clip).unsqueeze(2)
+    sums = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
+    for name, (deltas, inputs) in outer.items():
+        sums[name] = torch.bmm(
+            (blank(deltas, scales) * scales).transpose(1, 2), blank(inputs, scales)
+        ).flatten(1)
+    for seen in captures:
+        if isinstance(seen.layer, Convolution):
+            filters_last = sums[seen.layer.weight].reshape(count, -1, seen.deltas.shape[1])
+            sums[seen.layer.weight] = filters_last.transpose(1, 2).flatten(1)
+    return torch.cat([sums[name] for name in places(module)], dim=1)
+
+
+def _grouped(values: Tensor, clients: int) -> Tensor:
+    """(clients·records, ...) to float64 (clients, records, size)."""
+    return by_client(values.double(), clients).flatten(2)
+
+
+def _squares(values: Tensor) -> Tensor:
+    return values.square().sum(2)

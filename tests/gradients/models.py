@@ -1,0 +1,91 @@
+"""Models that the fast paths must get right, and models that they must leave to the oracle."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def lenet(channels: int = 3, side: int = 32) -> nn.Sequential:
+    flat = 32 * (((side - 4) // 2 - 4) // 2) ** 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def tiny() -> nn.Sequential:
+    """For claims that need thousands of cases; inputs (1, 6, 6), 3 classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    )
+
+
+def mixed() -> nn.Sequential:
+    """Strides, padding, dilation, norms, nesting, in-place activations, no biases; inputs (4, 9, 8)."""
+    return nn.Sequential(
+        nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), bias=False),
+        nn.GroupNorm(2, 6),
+        nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(6, 5, 2), nn.LayerNorm((4, 9))),
+        nn.ReLU(inplace=True), nn.MaxPool2d(2, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(10, 7, bias=False), nn.LayerNorm(7), nn.GELU(), nn.Dropout(0.5), nn.Linear(7, 4),
+    ).eval()  # fmt: skip
+
+
+def perceptron() -> nn.Sequential:
+    activation = nn.ReLU()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 9), activation, nn.Linear(9, 8), activation, nn.Linear(8, 4)
+    )
+
+
+class Residual(nn.Module):
+    """A forward of its own, with a layer used twice; inputs (5,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.inner(x)) + x
+        h = h + torch.tanh(self.inner(h))
+        return self.head(h)
+
+
+def tied() -> nn.Sequential:
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(5, 3))
+
+
+def hooked() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return model
+
+
+def sequence() -> nn.Sequential:
+    """A linear layer over several positions of a record; inputs (3, 5)."""
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+
+
+def depthwise() -> nn.Sequential:
+    """Grouped convolution; inputs (4, 5, 5)."""
+    return nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Flatten(), nn.Linear(72, 3))
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def records(shape: tuple[int, ...], classes: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *shape, generator=generator), torch.randint(
+        classes, (count,), generator=generator
+    )

@@ -1,0 +1,218 @@
+"""Every way of computing a clipped mean is the same function, and that function is bounded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sottovoce.errors import SottovoceError
+from sottovoce.gradients import clipped_mean, clipped_means, oracle, sensitivity
+from sottovoce.gradients.stack import stack
+from sottovoce.subspace import Basis, open_basis
+
+from . import models
+
+KINDS = ("structured", "unstructured", "identity")
+STACKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
+    (models.lenet, (3, 32, 32), 10, 16384),
+    (lambda: models.lenet(1, 28), (1, 28, 28), 10, 4000),
+    (models.tiny, (1, 6, 6), 3, 60),
+    (models.mixed, (4, 9, 8), 4, 301),
+    (models.perceptron, (3, 4), 4, 77),
+]
+OTHERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
+    (models.Residual, (5,), 3, 30),
+    (models.tied, (5,), 3, 30),
+    (models.hooked, (5,), 3, 30),
+    (models.sequence, (3, 5), 3, 40),
+    (models.depthwise, (4, 5, 5), 3, 200),
+]
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def expected(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, clip: float) -> Tensor:
+    """The definition, in float64, one record after another."""
+    exact = copy.deepcopy(module).double()
+    chunks = oracle.record_gradients(exact, theta.double(), basis, x.double(), y)
+    total = torch.zeros(basis.coefficients, dtype=torch.float64)
+    for gradients, _ in chunks:
+        for g in gradients:
+            total += g * min(1.0, clip / float(g.norm()))
+    return total / len(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("build", "shape", "classes", "k"), STACKS + OTHERS)
+def test_every_path_agrees_with_the_oracle(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, k: int, kind: str
+) -> None:
+    module = seeded(build)
+    theta, (x, y) = models.flat(module), models.records(shape, classes, 11)
+    basis = open_basis(kind, module, k, seed=1)
+    assert basis.kind == kind
+    norms = torch.cat([g.norm(dim=1) for g, _ in oracle.record_gradients(module, theta, basis, x, y)])
+    clip = float(norms.median())  # half of the records are clipped
+    want = expected(module, theta, basis, x, y, clip)
+    got = clipped_mean(module, theta, basis, x, y, clip=clip, denominator=11)
+    assert got.dtype == torch.float64
+    assert (got - want).norm() <= 1e-6 * clip
+    exact = clipped_mean(
+        copy.deepcopy(module).double(), theta.double(), basis, x.double(), y, clip=clip, denominator=11
+    )
+    assert (exact - want).norm() <= 1e-11 * clip
+
+
+@pytest.mark.parametrize(("build", "shape", "classes", "k"), STACKS)
+def test_stacks_of_known_layers_take_the_fast_path(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    k: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the oracle was used")
+
+    monkeypatch.setattr(oracle, "clipped_sum", never)
+    module = build()
+    x, y = models.records(shape, classes, 3)
+    for kind in KINDS:
+        basis = open_basis(kind, module, k, seed=0)
+        clipped_mean(module, models.flat(module), basis, x, y, clip=1.0, denominator=3)
+
+
+@pytest.mark.parametrize("build", [models.Residual, models.tied, models.hooked, models.depthwise])
+def test_unusual_models_are_no_stacks(build: Callable[[], nn.Module]) -> None:
+    assert stack(build()) is None
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_that_mix_records_are_refused(norm: nn.Module, training: bool) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(64, 3)).train(training)
+    x, y = models.records((1, 6, 6), 3, 4)
+    basis = open_basis("unstructured", module, 20, seed=0)
+    with pytest.raises(SottovoceError, match="mixes records"):
+        clipped_mean(module, models.flat(module), basis, x, y, clip=1.0, denominator=4)
+
+
+def test_dropout_in_training_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Dropout(0.5)).train()
+    x, y = models.records((1, 6, 6), 3, 4)
+    with pytest.raises(SottovoceError, match="eval"):
+        clipped_mean(
+            module, models.flat(module), open_basis("identity", module, 0, 0), x, y, clip=1.0, denominator=4
+        )
+
+
+@pytest.mark.parametrize(("clip", "denominator"), [(0.0, 4), (-1.0, 4), (float("nan"), 4), (1.0, 0)])
+def test_senseless_bounds_are_refused(clip: float, denominator: int) -> None:
+    module = models.tiny()
+    x, y = models.records((1, 6, 6), 3, 4)
+    basis = open_basis("identity", module, 0, 0)
+    with pytest.raises(SottovoceError, match="positive"):
+        clipped_mean(module, models.flat(module), basis, x, y, clip=clip, denominator=denominator)
+
+
+@pytest.mark.parametrize("build", [models.tiny, models.Residual])
+def test_the_module_is_neither_read_nor_changed(build: Callable[[], nn.Module]) -> None:
+    module = seeded(build)
+    theta = models.flat(module)
+    x, y = models.records((1, 6, 6) if build is models.tiny else (5,), 3, 4)
+    basis = open_basis("unstructured", module, 30, seed=0)
+    before = clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=4)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.fill_(torch.nan)
+    kept_theta, kept_x = theta.clone(), x.clone()
+    assert torch.equal(clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=4), before)
+    assert all(p.isnan().all() and p.grad is None for p in module.parameters())
+    assert torch.equal(theta, kept_theta)
+    assert torch.equal(x, kept_x)
+
+
+def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
+    module = seeded(models.tiny)
+    theta, basis = models.flat(module), open_basis("structured", module, 60, seed=0)
+    x, y = models.records((1, 6, 6), 3, 5)
+    fifth = clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=5)
+    tenth = clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=10)
+    assert torch.allclose(fifth, 2 * tenth, rtol=1e-15)
+    assert not clipped_mean(module, theta, basis, x[:0], y[:0], clip=1.0, denominator=5).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_clients_at_once_give_what_each_gives_alone(kind: str) -> None:
+    module = seeded(models.mixed)
+    clients, m = 5, 7
+    thetas = torch.stack([models.flat(seeded(models.mixed, seed)) for seed in range(clients)])
+    bases = [open_basis(kind, module, 301, seed) for seed in range(clients)]
+    x, y = models.records((4, 9, 8), 4, clients * m)
+    x, y = x.unflatten(0, (clients, m)), y.unflatten(0, (clients, m))
+    alone = torch.stack(
+        [
+            clipped_mean(module, *client, clip=0.5, denominator=m)
+            for client in zip(thetas, bases, x, y, strict=True)
+        ]
+    )
+    for max_bytes in (1, 100_000, 2**20, 2**30):
+        together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m, max_bytes=max_bytes)
+        assert (together - alone).abs().max() <= 1e-7
+
+
+def test_several_clients_of_an_unusual_model_give_what_each_gives_alone() -> None:
+    module = seeded(models.Residual)
+    thetas = torch.stack([models.flat(seeded(models.Residual, seed)) for seed in range(3)])
+    bases = [open_basis("unstructured", module, 20, seed) for seed in range(3)]
+    x, y = models.records((5,), 3, 12)
+    x, y = x.unflatten(0, (3, 4)), y.unflatten(0, (3, 4))
+    together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=4)
+    for row, *client in zip(together, thetas, bases, x, y, strict=True):
+        assert torch.equal(row, clipped_mean(module, *client, clip=0.5, denominator=4))
+
+
+def test_clients_with_different_kinds_of_bases_are_refused() -> None:
+    module = models.tiny()
+    x, y = models.records((1, 6, 6), 3, 4)
+    bases = [open_basis(kind, module, 60, 0) for kind in ("structured", "unstructured")]
+    with pytest.raises(SottovoceError, match="one kind"):
+        clipped_means(
+            module, models.flat(module).repeat(2, 1), bases, x.reshape(2, 2, 1, 6, 6), y.reshape(2, 2),
+            clip=1.0, denominator=2,
+        )  # fmt: skip
+
+
+def test_a_basis_of_another_model_is_refused() -> None:
+    module = models.tiny()
+    x, y = models.records((1, 6, 6), 3, 4)
+    basis = open_basis("identity", models.perceptron(), 0, 0)
+    with pytest.raises(SottovoceError, match="does not fit"):
+        clipped_mean(module, models.flat(module), basis, x, y, clip=1.0, denominator=4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_gives_what_the_cpu_gives(kind: str) -> None:
+    module = seeded(models.lenet)
+    thetas = models.flat(module).repeat(3, 1)
+    bases = [open_basis(kind, module, 16384, seed) for seed in range(3)]
+    x, y = models.records((3, 32, 32), 10, 60)
+    x, y = x.unflatten(0, (3, 20)), y.unflatten(0, (3, 20))
+    here = clipped_means(module, thetas, bases, x, y, clip=1.0, denominator=20)
+    there = clipped_means(module, thetas.cuda(), bases, x.cuda(), y.cuda(), clip=1.0, denominator=20)
+    assert (there.cpu() - here).norm(dim=1).max() <= 1e-6
+
+
+def test_the_sensitivity_is_twice_the_clip_over_the_denominator() -> None:
+    assert sensitivity(0.5, 333) == 1.0 / 333
