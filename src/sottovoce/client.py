@@ -28,9 +28,16 @@ from sottovoce.privacy.ledger import Charge, Kind, Ledger
 
 Stream = tuple[str | int, ...]
 
+OWN_RECORDS = "own records"
+"""The one account of a ledger that lies with a client."""
+
 
 class Client:
-    """One client of a run; `run` names the run in streams, `secret` is shared with the server."""
+    """One client of a run; `run` names the run in streams, `secret` is shared with the server.
+
+    `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
+    client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
+    """
 
     def __init__(
         self,
@@ -41,8 +48,10 @@ class Client:
         *,
         run: str,
         secret: bytes,
+        account: str | None = None,
     ) -> None:
         self.name = name
+        self._account = account or name
         self._records = records
         self._blueprint = blueprint
         self._ledger = ledger
@@ -134,7 +143,7 @@ class Client:
         if self._ledger is None and self._blueprint.plan.private:
             raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
         if self._ledger is not None:
-            stored = self._ledger.stored(self._run, self.name, kind, round_number)
+            stored = self._ledger.stored(self._run, self._account, kind, round_number)
             if stored is not None:
                 return stored
         blueprint = self._blueprint
@@ -146,7 +155,7 @@ class Client:
         if self._ledger is not None:
             charge = Charge(
                 run=self._run,
-                client=self.name,
+                client=self._account,
                 kind=kind,
                 round=round_number,
                 sensitivity=sensitivity,

@@ -7,7 +7,6 @@ costs nothing new.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.client import Client, release_stream
-from sottovoce.data import ClientRecords, DataError, Records
+from sottovoce.client import OWN_RECORDS, Client, release_stream
+from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.models import state_dict_at
 from sottovoce.plan import Plan
@@ -63,22 +62,15 @@ class Personalizer:
     def records(self, path: Path) -> Records:
         """The client's records from an .npz, normalized with the run's public constants."""
         blueprint = self.blueprint
-        own = data.read_npz(path, labels=blueprint.statistic.uses_labels)
-        if own.shape != blueprint.shape:
-            raise DataError(
-                f"{path} holds records of shape {own.shape}, the run was trained on {blueprint.shape}"
-            )
-        if int(own.y.max()) >= blueprint.classes:
-            raise DataError(
-                f"{path} has label {int(own.y.max())}, the run knows 0 to {blueprint.classes - 1}"
-            )
-        if len(own) < blueprint.plan.context_records:
-            raise DataError(
-                f"{path} holds {len(own)} records: a context of this run needs "
-                f"{blueprint.plan.context_records}"
-            )
-        public = data.Dataset(own.name, own.x, own.y, blueprint.classes, self.mean, self.std)
-        return Records(public.normalize(own.x), own.y)
+        return data.read_client(
+            path,
+            shape=blueprint.shape,
+            classes=blueprint.classes,
+            mean=self.mean,
+            std=self.std,
+            needed=blueprint.plan.context_records,
+            labels=blueprint.statistic.uses_labels,
+        )
 
     @staticmethod
     def labelled(path: Path) -> bool:
@@ -102,8 +94,16 @@ def personalize(
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
     name, context, size = "future client", None, 0
-    with Ledger.open(ledger_file, scope=_fingerprint(source)) as book:
-        client = Client(name, split, blueprint, book, run=personalizer.run, secret=_kept_secret(ledger_file))
+    with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book:
+        client = Client(
+            name,
+            split,
+            blueprint,
+            book,
+            run=personalizer.run,
+            secret=_kept_secret(ledger_file),
+            account=OWN_RECORDS,
+        )
         if plan.releases_context:
             message = client.release_context(personalizer.context_model())
             stream = release_stream(personalizer.run, name, "context", 0)
@@ -111,7 +111,7 @@ def personalize(
                 message, secret=_kept_secret(ledger_file), stream=stream
             )
             size = len(message)
-        epsilon = book.epsilon(name, plan.delta, plan.accounting)
+        epsilon = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
     coefficients = personalizer.server.personalize(context)
     state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
     write_atomically(Path(out), save({key: value.contiguous() for key, value in state.items()}))
@@ -127,10 +127,6 @@ def personalize(
         "uses_labels": plan.releases_context and blueprint.statistic.uses_labels,
         "accuracy": client.evaluate(coefficients).accuracy if evaluated else None,
     }
-
-
-def _fingerprint(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _kept_secret(ledger_file: Path) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from sottovoce.data.client_file import fingerprint, read_client
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.federation import (
     ClientRecords,
@@ -17,6 +18,7 @@ from sottovoce.data.federation import (
     federation,
     split_future,
     split_participant,
+    split_seeds,
     training_size,
 )
 from sottovoce.data.own import DataError, from_torch, read_npz
@@ -38,12 +40,15 @@ __all__ = [
     "federation",
     "fetch",
     "fetched",
+    "fingerprint",
     "from_torch",
     "load",
     "partition",
+    "read_client",
     "read_npz",
     "split_future",
     "split_participant",
+    "split_seeds",
     "training_size",
 ]
 

@@ -62,6 +62,13 @@ def split_future(records: Records, context_records: int, seed: int) -> ClientRec
     return ClientRecords(mixed[:0], mixed[context_records:], mixed[:context_records])
 
 
+def split_seeds(clients: int, seed: int) -> list[int]:
+    """The seeds with which `clients` clients, participants first, split their records."""
+    # The stream for splitting must not be the one that dealt the records.
+    seeds: list[int] = np.random.default_rng([seed, clients]).integers(2**63, size=clients).tolist()
+    return seeds
+
+
 def training_size(records: int) -> int:
     """How many of a participant's records are for training: 4:1, so 333 of 417."""
     return records * 4 // 5
@@ -150,8 +157,7 @@ def federation(
         # One record less than it holds, so that the query set is not empty.
         available = min(map(len, unseen)) - 1
         _check_context(context_records, available, "records that the smallest future client can spare")
-    # The stream for splitting must not be the one that dealt the records.
-    seeds = np.random.default_rng([seed, clients]).integers(2**63, size=clients).tolist()
+    seeds = split_seeds(clients, seed)
     return Federation(
         Clients(dataset, seen, split_participant, context_records, seeds[:participants]),
         Clients(dataset, unseen, split_future, context_records, seeds[participants:]),

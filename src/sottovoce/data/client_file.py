@@ -1,0 +1,43 @@
+"""The file of records that one client holds, read for a run whose public facts were fixed elsewhere.
+
+Shape, classes and normalization constants are the run's, never the file's own: a constant computed from a
+client's records would be an uncharged release. The fingerprint names the records in the client's ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.own import DataError, read_npz
+
+
+def read_client(
+    path: Path,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    needed: int,
+    labels: bool = True,
+) -> Records:
+    """At least `needed` records from an .npz, normalized with the run's constants, in the file's order."""
+    own = read_npz(path, labels=labels)
+    if own.shape != shape:
+        raise DataError(f"{path} holds records of shape {own.shape}, the run is about {shape}")
+    if int(own.y.max()) >= classes:
+        raise DataError(f"{path} has label {int(own.y.max())}, the run knows 0 to {classes - 1}")
+    if len(own) < needed:
+        raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
+    public = Dataset(own.name, own.x, own.y, classes, mean, std)
+    return Records(public.normalize(own.x), own.y)
+
+
+def fingerprint(path: Path) -> str:
+    """Names the content of a client's file in its ledger."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror}): check the path") from None
