@@ -96,7 +96,7 @@ def _cost(mu_squared: float, delta: float, accounting: str) -> float:
 
 
 def _exact_epsilon(mu: float, delta: float) -> float:
-    """ε of one Gaussian mechanism with sensitivity μ at unit noise, right to ten digits for μ from 1e-4 to 50.
+    """ε of one Gaussian mechanism with sensitivity μ at unit noise, to ten digits for μ from 1e-4 to 50.
 
     Solved for t = ε/μ − μ/2 instead of ε: t stays between −μ/2 and √(2 log 1/δ) whatever μ is.
     """
