@@ -1,0 +1,81 @@
+"""The grid: the runs that a set of cells needs, each once, in the order of importance, and their batches.
+
+Cells share runs (Ours-DG at ε = 16 is in four tables), so a run is known by the digest of its plan, which is
+also the end of its directory's name. Inside a results folder a replay refers to the run whose gains it
+repeats by that name, so plans, and with them the noise, do not depend on where the folder lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sottovoce.experiments.cells import Cell
+from sottovoce.plan import Plan
+
+NATIVE = ("direct", "direct-q12")
+"""Channels that need nothing compiled."""
+
+# The plan's digest names a run in the streams of its noise. An evaluation interval of its own, which changes
+# nothing else, gives every coded variant draws of its own when only its decoded law is simulated.
+_LAW_INTERVAL = {"lrsuq": 100, "lrsuq-elias": 125, "polar": 250}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seeded simulation: `cell` asked for it first, `source` is the run whose gains it replays."""
+
+    cell: Cell
+    plan: Plan
+    source: Run | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """Name of its directory: readable, and unique by the plan's digest."""
+        plan = self.plan
+        what = f"{plan.dataset}-{plan.preset}-{plan.method}-{plan.context}-{plan.channel}"
+        where = f"k{plan.coefficients}-e{plan.epsilon:g}-a{plan.alpha:g}-s{plan.seed}"
+        return re.sub(r"[^a-z0-9.]+", "-", f"{what}-{where}-{plan.digest()}".lower())
+
+    def law(self) -> Plan:
+        """The plan with the channel's decoded law (statistic + Gaussian noise) instead of its code."""
+        if self.plan.channel in NATIVE:
+            return self.plan
+        return self.plan.replace(channel="direct", evaluate_every=_LAW_INTERVAL[self.plan.channel])
+
+
+def run_of(cell: Cell, seed: int) -> Run:
+    """The run of a cell with a seed."""
+    if cell.replays is None:
+        return Run(cell, cell.plan(seed))
+    source = run_of(cell.replays, seed)
+    return Run(cell, cell.plan(seed, f"{source.name}/rounds.jsonl"), source)
+
+
+def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[Run]:
+    """Every run that the cells need, once, sources of replays before them, otherwise in the cells' order."""
+    found: dict[str, Run] = {}
+    for cell in cells:
+        for seed in seeds:
+            run = run_of(cell, seed)
+            for needed in (run.source, run):
+                if needed is not None:
+                    found.setdefault(needed.plan.digest(), needed)
+    return list(found.values())
+
+
+def batches_of(runs: Sequence[Run], size: int) -> list[list[Run]]:
+    """Batches of at most `size` runs that an engine can train in lockstep, most important first.
+
+    A batch holds runs of one experiment only, so that no table waits for a less important one.
+    """
+    from sottovoce.engines.sweep import shape
+
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.cell.experiment, shape(run.plan)), []).append(run)
+    place = {run.name: i for i, run in enumerate(runs)}
+    found = [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
+    return sorted(found, key=lambda batch: place[batch[0].name])
