@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,12 @@ def sequence() -> nn.Sequential:
 def depthwise() -> nn.Sequential:
     """Grouped convolution; inputs (4, 5, 5)."""
     return nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Flatten(), nn.Linear(72, 3))
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
 
 
 def flat(module: nn.Module) -> Tensor:

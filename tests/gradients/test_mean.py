@@ -33,12 +33,6 @@ OTHERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
 ]
 
 
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
-
-
 def expected(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """The definition, in float64, one record after another."""
     exact = copy.deepcopy(module).double()
@@ -55,7 +49,7 @@ def expected(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tenso
 def test_every_path_agrees_with_the_oracle(
     build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, k: int, kind: str
 ) -> None:
-    module = seeded(build)
+    module = models.seeded(build)
     theta, (x, y) = models.flat(module), models.records(shape, classes, 11)
     basis = open_basis(kind, module, k, seed=1)
     assert basis.kind == kind
@@ -127,7 +121,7 @@ def test_senseless_bounds_are_refused(clip: float, denominator: int) -> None:
 
 @pytest.mark.parametrize("build", [models.tiny, models.Residual])
 def test_the_module_is_neither_read_nor_changed(build: Callable[[], nn.Module]) -> None:
-    module = seeded(build)
+    module = models.seeded(build)
     theta = models.flat(module)
     x, y = models.records((1, 6, 6) if build is models.tiny else (5,), 3, 4)
     basis = open_basis("unstructured", module, 30, seed=0)
@@ -143,7 +137,7 @@ def test_the_module_is_neither_read_nor_changed(build: Callable[[], nn.Module]) 
 
 
 def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
-    module = seeded(models.tiny)
+    module = models.seeded(models.tiny)
     theta, basis = models.flat(module), open_basis("structured", module, 60, seed=0)
     x, y = models.records((1, 6, 6), 3, 5)
     fifth = clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=5)
@@ -154,9 +148,9 @@ def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_clients_at_once_give_what_each_gives_alone(kind: str) -> None:
-    module = seeded(models.mixed)
+    module = models.seeded(models.mixed)
     clients, m = 5, 7
-    thetas = torch.stack([models.flat(seeded(models.mixed, seed)) for seed in range(clients)])
+    thetas = torch.stack([models.flat(models.seeded(models.mixed, seed)) for seed in range(clients)])
     bases = [open_basis(kind, module, 301, seed) for seed in range(clients)]
     x, y = models.records((4, 9, 8), 4, clients * m)
     x, y = x.unflatten(0, (clients, m)), y.unflatten(0, (clients, m))
@@ -172,8 +166,8 @@ def test_several_clients_at_once_give_what_each_gives_alone(kind: str) -> None:
 
 
 def test_several_clients_of_an_unusual_model_give_what_each_gives_alone() -> None:
-    module = seeded(models.Residual)
-    thetas = torch.stack([models.flat(seeded(models.Residual, seed)) for seed in range(3)])
+    module = models.seeded(models.Residual)
+    thetas = torch.stack([models.flat(models.seeded(models.Residual, seed)) for seed in range(3)])
     bases = [open_basis("unstructured", module, 20, seed) for seed in range(3)]
     x, y = models.records((5,), 3, 12)
     x, y = x.unflatten(0, (3, 4)), y.unflatten(0, (3, 4))
@@ -204,7 +198,7 @@ def test_a_basis_of_another_model_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_gives_what_the_cpu_gives(kind: str) -> None:
-    module = seeded(models.lenet)
+    module = models.seeded(models.lenet)
     thetas = models.flat(module).repeat(3, 1)
     bases = [open_basis(kind, module, 16384, seed) for seed in range(3)]
     x, y = models.records((3, 32, 32), 10, 60)

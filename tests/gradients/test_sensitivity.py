@@ -64,7 +64,7 @@ def test_replacing_one_record_moves_the_mean_by_at_most_the_sensitivity(kind: st
 @pytest.mark.parametrize("build", [models.lenet, models.Residual])
 def test_no_contribution_exceeds_the_clip_in_float64(kind: str, build: Callable[[], nn.Module]) -> None:
     shape, classes, k = ((3, 32, 32), 10, 16384) if build is models.lenet else ((5,), 3, 20)
-    module = build()
+    module = models.seeded(build)
     x, y = models.records(shape, classes, 40)
     x[::4] *= 1e4
     basis = open_basis(kind, module, max(k, 20), seed=0)
@@ -85,9 +85,9 @@ def test_no_contribution_exceeds_the_clip_in_float64(kind: str, build: Callable[
 def test_non_finite_records_contribute_zero_and_spoil_nothing(
     kind: str, build: Callable[[], nn.Module], poison: float
 ) -> None:
-    module = build()
+    module = models.seeded(build)
     shape = (1, 6, 6) if build is models.tiny else (5,)
-    theta, basis = 100 * models.flat(module), open_basis(kind, module, 40, seed=0)
+    theta, basis = models.flat(module), open_basis(kind, module, 40, seed=0)
     x, y = models.records(shape, 3, 9)
     clean = clipped_mean(module, theta, basis, x[3:], y[3:], clip=CLIP, denominator=9)
     x[0], x[1, ..., 0], x[2] = poison, poison, poison
@@ -97,4 +97,4 @@ def test_non_finite_records_contribute_zero_and_spoil_nothing(
     if poison == FLOAT32_MAX:  # such a record may have a finite gradient, which is then clipped as any other
         assert (spoiled - clean).norm() <= 3 * CLIP / 9
     else:
-        assert torch.allclose(spoiled, clean, rtol=0, atol=1e-7)
+        assert torch.allclose(spoiled, clean, rtol=0, atol=1e-6)

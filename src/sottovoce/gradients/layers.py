@@ -63,7 +63,8 @@ class Convolution:
         if h.device.type == "cpu" and len(weight) == 1:
             return self._one_client(h, weight[0], None if bias is None else bias[0])
         patches, size = self.window.patches(h)
-        out = torch.matmul(weight.flatten(2).unsqueeze(1), by_client(patches, len(weight)))
+        taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
+        out = torch.matmul(taps, by_client(patches, len(weight)))
         if bias is not None:
             out = out + bias[:, None, :, None]
         return out.reshape(len(h), -1, *size), h
@@ -75,7 +76,7 @@ class Convolution:
         return out, h
 
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:
-        """(n, channels·taps, filters) for input images, captured or sketched; filters last, as in δ."""
+        """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
         patches, _ = self.window.patches(images)
         return torch.bmm(patches, deltas.flatten(2).transpose(1, 2))
 

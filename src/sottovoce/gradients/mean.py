@@ -19,7 +19,7 @@ from sottovoce.gradients.unstructured import Unstructured
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
-_CPU_BYTES, _GPU_BYTES = 48 * 2**20, 4 * 2**30
+_CPU_BYTES, _GPU_BYTES = 56 * 2**20, 8 * 2**30
 
 
 def clipped_mean(
@@ -111,24 +111,26 @@ def _floats_per_record(
     """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
     parameters = unflatten(module, thetas[:1].to("meta"))
     h = x[0, :1].to("meta")
-    # A partition writes k coefficients out, and again in float64; the unstructured one all parameters before.
-    written = {"structured": 4 * basis.coefficients, "unstructured": 4 * basis.coefficients + basis.size}
-    floats = written.get(basis.kind, 0)
+    outputs, patches, written = 0, 0, 0
     for layer in layers:
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
             return None
         if isinstance(layer, Convolution):
-            floats += layer.window.patches(h)[0].numel() + 3 * parameters[layer.weight].numel()
+            patches = max(patches, layer.window.patches(h)[0].numel())
+            written += 2 * parameters[layer.weight].numel()
         h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
-        floats += 3 * h.numel()
-    return floats if h.ndim == 2 else None
+        outputs += h.numel()
+    if basis.kind != "identity":
+        written = 3 * basis.coefficients + (basis.size if basis.kind == "unstructured" else 0)
+    return 2 * outputs + patches + written if h.ndim == 2 else None
 
 
 def _chunks(clients: int, records: int, most: int) -> Iterator[tuple[slice, slice]]:
     """Blocks of at most `most` records (at least one): whole clients where they fit, else parts of one
     client.
     """
-    together, each = max(1, most // max(1, records)), max(1, min(records, most))
+    # Vectors of 16 floats: sums over rows of a partial one cost as much as over a whole one.
+    together, each = max(1, most // max(1, records)), max(1, min(records, most // 16 * 16 or most))
     for client in range(0, clients, together):
         for record in range(0, records, each):
             yield slice(client, min(client + together, clients)), slice(record, min(record + each, records))

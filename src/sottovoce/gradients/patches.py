@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+_MANY_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,26 @@ class Window:
         return cls(_pair(layer.kernel_size), _pair(layer.stride), _pair(padding), _pair(layer.dilation))
 
     def patches(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """(n, channels, height, width) to (n, channels·taps, positions), and the (height, width) of
-        positions.
+        """(n, channels, height, width) to (n, taps·channels, positions), with the positions' height and
+        width.
         """
         (vertical, horizontal), (down, across) = self.padding, self.stride
         if vertical or horizontal:
             images = F.pad(images, (horizontal, horizontal, vertical, vertical))
+        # The longer of positions and channels should run along memory: copying the view is faster so.
+        by_channel = images.shape[1] >= _MANY_CHANNELS
+        layout = torch.channels_last if by_channel else torch.contiguous_format
         spans = [d * (s - 1) + 1 for d, s in zip(self.dilation, self.size, strict=True)]
-        # Contiguous rows make the copy of the overlapping view run along positions, several times faster.
-        windows = images.contiguous().unfold(2, spans[0], down).unfold(3, spans[1], across)
+        windows = (
+            images.contiguous(memory_format=layout).unfold(2, spans[0], down).unfold(3, spans[1], across)
+        )
         taps = windows[..., :: self.dilation[0], :: self.dilation[1]]
-        n, _, height, width = taps.shape[:4]
-        return taps.permute(0, 1, 4, 5, 2, 3).reshape(n, -1, height * width), (height, width)
+        n, _, *size = taps.shape[:4]
+        if by_channel:
+            found = taps.permute(0, 2, 3, 4, 5, 1).reshape(n, size[0] * size[1], -1).transpose(1, 2)
+        else:
+            found = taps.permute(0, 4, 5, 1, 2, 3).reshape(n, -1, size[0] * size[1])
+        return found, (size[0], size[1])
 
 
 def _pair(value: tuple[int, ...]) -> tuple[int, int]:

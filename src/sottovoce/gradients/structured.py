@@ -78,7 +78,9 @@ class Structured:
         if isinstance(layer, Convolution):
             assert isinstance(sketch, _Channels)
             mixed = _mix(seen.inputs, sketch.mix[clients])
-            gradients = record_last(layer.weight_gradients(mixed, seen.deltas).flatten(1), count)
+            by_tap = layer.weight_gradients(mixed, seen.deltas)
+            by_block = by_tap.reshape(len(mixed), -1, mixed.shape[1], by_tap.shape[2]).transpose(1, 2)
+            gradients = record_last(by_block.reshape(len(mixed), -1), count)
             return gradients if sketch.taps is None else gradients.index_select(1, sketch.taps)
         return self._direct(sketch, layer.weight_gradients(seen.inputs, seen.deltas), clients)
 

@@ -7,12 +7,13 @@ contiguous rows.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.layers import Linear, by_client, record_last
+from sottovoce.gradients.layers import Linear, record_last
 from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
@@ -27,33 +28,35 @@ class Unstructured:
         convolutions = {id(m.weight) for m in module.modules() if isinstance(m, nn.Conv2d)}
         order = tuple((p.shape, id(p) in convolutions) for p in module.parameters())
         self._sums = _sums(bases, order, device)
-        self._written = torch.empty(0)
+        self._buffer = torch.empty(0)
 
     def __call__(self, captures: list[Capture], clients: slice) -> list[Tensor]:
         """(clients, k, records), in one part."""
         count = clients.stop - clients.start
         deltas = captures[0].deltas
         shape = (count, self._sums.size, len(deltas) // count)
-        if self._written.shape != shape:
-            self._written = deltas.new_empty(
-                shape
-            )  # kept between chunks: fresh pages cost as much as the sums
+        # Kept between chunks: the pages of a fresh one would cost as much as the sums.
+        if self._buffer.numel() < math.prod(shape):
+            self._buffer = deltas.new_empty(math.prod(shape))
+        written = self._buffer[: math.prod(shape)].view(shape)
         for seen in captures:
-            self._write(seen, count)
-        return [self._sums(self._written, clients)]
+            self._write(written, seen)
+        return [self._sums(written, clients)]
 
-    def _write(self, seen: Capture, count: int) -> None:
-        layer, place = seen.layer, self._places[seen.layer.weight]
-        out = self._written[:, place.span]
+    def _write(self, written: Tensor, seen: Capture) -> None:
+        layer, place, count = seen.layer, self._places[seen.layer.weight], len(written)
+        out = written[:, place.span]
         if isinstance(layer, Linear):
             deltas, inputs = (record_last(t, count).contiguous() for t in (seen.deltas, seen.inputs))
             torch.mul(deltas.unsqueeze(2), inputs.unsqueeze(1), out=out.view(count, *place.shape, -1))
         else:
             gradients = layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
-            for written, client in zip(out, by_client(gradients, count), strict=True):
-                written.copy_(client.T)
+            if count == 1:  # transposing a matrix is twice as fast as permuting a batch of one
+                out[0].copy_(gradients.T)
+            else:
+                out.copy_(record_last(gradients, count))
         if layer.bias is not None:
-            bias = self._written[:, self._places[layer.bias].span]
+            bias = written[:, self._places[layer.bias].span]
             bias.copy_(record_last(layer.bias_gradients(seen.deltas), count))
 
 
@@ -61,13 +64,14 @@ class Unstructured:
 def _sums(
     bases: tuple[SignedPartition, ...], order: tuple[tuple[torch.Size, bool], ...], device: torch.device
 ) -> Sums:
-    """`order` has the shape of every parameter, and whether it is written as convolutions come: filters
-    last.
-    """
+    """`order` has the shape of every parameter, and whether a convolution writes it, by taps."""
     rows, start = [], 0
-    for shape, filters_last in order:
+    for shape, by_tap in order:
         row = torch.arange(start, start + shape.numel())
-        rows.append(row.reshape(-1, shape[0]).T.reshape(-1) if filters_last else row)
+        if by_tap:
+            filters, channels, *window = shape
+            row = row.reshape(*window, channels, filters).permute(3, 2, 0, 1).reshape(-1)
+        rows.append(row)
         start += shape.numel()
     groups = torch.stack([basis.index for basis in bases]).to(device)
     weights = torch.stack([basis.weight for basis in bases]).to(device)

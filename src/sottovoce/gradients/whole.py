@@ -37,11 +37,13 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
         sums[name] = torch.bmm(
             (blank(deltas, scales) * scales).transpose(1, 2), blank(inputs, scales)
         ).flatten(1)
+    order = places(module)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
-            filters_last = sums[seen.layer.weight].reshape(count, -1, seen.deltas.shape[1])
-            sums[seen.layer.weight] = filters_last.transpose(1, 2).flatten(1)
-    return torch.cat([sums[name] for name in places(module)], dim=1)
+            filters, channels, *window = order[seen.layer.weight].shape
+            by_tap = sums[seen.layer.weight].reshape(count, *window, channels, filters)
+            sums[seen.layer.weight] = by_tap.permute(0, 4, 3, 1, 2).flatten(1)
+    return torch.cat([sums[name] for name in order], dim=1)
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:
