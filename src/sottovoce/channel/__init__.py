@@ -53,11 +53,18 @@ def _lrsuq_elias(size: int, sigma: float, lattice: str = "Z4") -> Channel:
     return LrsuqElias("lrsuq-elias", lattice, size, sigma)
 
 
+def _polar(size: int, sigma: float) -> Channel:
+    from sottovoce.channel.polar.codec import Polar
+
+    return Polar("polar", size, sigma)
+
+
 _OPENERS: dict[str, tuple[Callable[..., Channel], tuple[str, ...]]] = {
     "direct": (_direct, ()),
     "direct-q12": (_direct_q12, ()),
     "lrsuq": (_lrsuq, ("lattice",)),
     "lrsuq-elias": (_lrsuq_elias, ("lattice",)),
+    "polar": (_polar, ()),
 }
 CHANNELS = tuple(_OPENERS)
 

@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def kernel(function: Function) -> Function:
     """Compile `function` at its first call and keep the machine code for later processes."""
-    compiled: Any = numba.njit(cache=True)(function)
+    compiled: Any = numba.njit(cache=True, error_model="numpy")(function)
     return cast(Function, compiled)
 
 
@@ -24,3 +24,9 @@ def inlined(function: Function) -> Function:
     """Make `function`, which also runs as plain Python, callable from kernels."""
     jitable: Function = numba.extending.register_jitable(function)
     return jitable
+
+
+def summing_kernel(function: Function) -> Function:
+    """A kernel whose sums may be reordered: for bounds that only the encoder uses, with slack for rounding."""
+    compiled: Any = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc"})(function)
+    return cast(Function, compiled)

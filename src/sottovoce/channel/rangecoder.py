@@ -72,7 +72,7 @@ def put(state: Words, out: Bytes, start: int, width: int, bits: int) -> None:
 @kernel
 def peek(state: Words, bits: int) -> int:
     """The point of [0, 2^bits) that the next symbol owns; `take` that symbol next."""
-    point = int(state[0] // (state[1] >> np.uint64(bits)))
+    point = int(np.int64(state[0] // (state[1] >> np.uint64(bits))))
     return min(point, (1 << bits) - 1)
 
 
