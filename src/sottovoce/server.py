@@ -67,6 +67,10 @@ class Server:
             return False
         return plan.context != "predictions" or self.round + 1 >= plan.context_round
 
+    def knows(self, participant: int) -> bool:
+        """Whether this participant's context is cached."""
+        return bool(self._known[participant])
+
     def open_contexts(self) -> Tensor | None:
         """Call before contexts are released: the shared coefficients behind predictions, else None."""
         if self.blueprint.plan.context != "predictions":

@@ -52,11 +52,7 @@ class Agreement:
     def load(cls, path: str | Path) -> Agreement:
         """From the file that `to_toml` wrote."""
         try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-            facts = values.pop("records")
-            plan = Plan.load(overrides=values)
-            mean, std = (tuple(float(value) for value in facts[name]) for name in ("mean", "std"))
-            return cls(plan, tuple(facts["shape"]), int(facts["classes"]), mean, std)
+            return cls.parse(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
@@ -65,6 +61,14 @@ class Agreement:
             raise AgreementError(
                 f"{path} is not an agreement ({error}): 'sottovoce federate' writes one"
             ) from None
+
+    @classmethod
+    def parse(cls, text: str) -> Agreement:
+        """From the text of that file."""
+        values = tomllib.loads(text)
+        facts = values.pop("records")
+        mean, std = (tuple(float(value) for value in facts[name]) for name in ("mean", "std"))
+        return cls(Plan.load(overrides=values), tuple(facts["shape"]), int(facts["classes"]), mean, std)
 
     def to_toml(self) -> str:
         """The file; `load` of it gives the same agreement back."""

@@ -1,0 +1,161 @@
+"""The server half of the Flower app: delivers the coordinator's requests and brings it the answers.
+
+Each node has at most one request under way, with a short life; a request that was not answered is simply
+made again, since members answer it with stored bytes. Nodes that appear are enrolled, whenever they appear.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from sottovoce.engines.flower.client_app import RECORD
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.results import write_run
+from sottovoce.federation.secret import EnrolmentError
+from sottovoce.federation.store import Store
+
+log = logging.getLogger("sottovoce.federation")
+
+POLL_SECONDS = 0.2
+NODES_SECONDS = 2.0
+
+
+def server_app(agreement_file: Path) -> ServerApp:
+    """A ServerApp that trains under the agreement in a file and writes the run's directory."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.getLogger("sottovoce").setLevel(logging.INFO)
+        config = context.run_config
+        torch.set_num_threads(int(config["threads"]))
+        options = Options(
+            patience=float(config["patience"]),
+            bucket=int(config["bucket"]),
+            diagnostics=bool(config["diagnostics"]),
+        )
+        directory = Path(str(config["run-directory"]))
+        agreement = Agreement.load(agreement_file)
+        store = Store.open(directory / "server.sqlite", agreement)
+        try:
+            coordinator = Coordinator(agreement, store, options)
+            Conductor(grid, coordinator, retry=float(config["retry"])).conduct()
+            write_run(directory, coordinator, store)
+        finally:
+            store.close()
+
+    return app
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A message under way: to which node, and when it is given up."""
+
+    node: int
+    enrolment: bool
+    until: float
+
+
+class Conductor:
+    """Carries messages for a coordinator until its last round is closed."""
+
+    def __init__(self, grid: Grid, coordinator: Coordinator, *, retry: float) -> None:
+        self._grid = grid
+        self._coordinator = coordinator
+        self._retry = retry
+        self._asked: dict[str, Asked] = {}
+        self._nodes: dict[int, int] = {}
+        self._refused: set[int] = set()
+        self._online: set[int] = set()
+        self._looked = -NODES_SECONDS
+
+    def conduct(self) -> None:
+        """Trains to the end."""
+        while not self._coordinator.done:
+            self._look_for_nodes()
+            self._ask()
+            self._collect()
+            line = self._coordinator.advance()
+            if line is not None:
+                log.info("round %d of %d", line["round"], self._coordinator.agreement.plan.rounds)
+            elif not self._coordinator.done:
+                time.sleep(POLL_SECONDS)
+
+    def _look_for_nodes(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= NODES_SECONDS:
+            self._online, self._looked = set(self._grid.get_node_ids()), now
+
+    def _ask(self) -> None:
+        """One message to each node that has something to answer and nothing under way."""
+        busy = {asked.node for asked in self._asked.values()}
+        known = {node: participant for participant, node in self._nodes.items()}
+        missing = self._coordinator.missing()
+        messages = []
+        for node in sorted(self._online - busy - self._refused):
+            if node not in known:
+                messages.append(self._message(node, "query.enrol", self._coordinator.offer()))
+            elif known[node] in missing:
+                participant = known[node]
+                request = self._coordinator.request(participant, missing[participant])
+                messages.append(self._message(node, "train.release", request))
+        if not messages:
+            return
+        until = time.monotonic() + self._retry
+        for message, key in zip(messages, self._grid.push_messages(messages), strict=True):
+            if key:
+                enrolment = message.metadata.message_type == "query.enrol"
+                self._asked[key] = Asked(message.metadata.dst_node_id, enrolment, until)
+
+    def _collect(self) -> None:
+        """Takes the answers that have come, and gives up on those that take too long."""
+        if not self._asked:
+            return
+        for reply in self._grid.pull_messages(list(self._asked)):
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:
+                continue
+            if reply.has_error():
+                log.warning("node %d: %s", asked.node, reply.error.reason)
+                continue
+            fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
+            if asked.enrolment:
+                self._enrol(asked.node, fields)
+            else:
+                self._accept(asked.node, fields)
+        now = time.monotonic()
+        self._asked = {key: asked for key, asked in self._asked.items() if asked.until > now}
+
+    def _enrol(self, node: int, fields: Fields) -> None:
+        try:
+            participant = self._coordinator.enrol(fields)
+        except EnrolmentError as error:
+            log.error("node %d refused: %s", node, error)
+            self._refused.add(node)
+            reason = {"run": self._coordinator.run, "reason": str(error)}
+            self._grid.push_messages([self._message(node, "query.refused", reason)])
+            return
+        self._nodes[participant] = node
+
+    def _accept(self, node: int, fields: Fields) -> None:
+        for participant, at in self._nodes.items():
+            if at == node:
+                try:
+                    self._coordinator.accept(participant, fields)
+                except SottovoceError as error:
+                    log.warning("%s", error)
+                return
+        log.warning("node %d answered after another took its place: dropped", node)
+
+    def _message(self, node: int, kind: str, fields: Fields) -> Message:
+        content = RecordDict({RECORD: ConfigRecord(fields)})
+        return Message(content, node, kind, ttl=self._retry, group_id=str(self._coordinator.server.round + 1))

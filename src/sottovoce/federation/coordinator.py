@@ -1,0 +1,265 @@
+"""The server of a federation: what it asks of whom, what it accepts, and when a round is over.
+
+It knows no transport. An engine delivers its requests as often as it likes, because every request can be
+repeated: the client answers with stored bytes, and a release that was received before is dropped unread. So
+lost, doubled, late and damaged messages change nothing but the time a round takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sottovoce.blueprint import participant_name
+from sottovoce.client import release_stream
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.padding import unpad
+from sottovoce.federation.secret import (
+    KEY_BYTES,
+    EnrolmentError,
+    agreed_secret,
+    channel_secret,
+    proof,
+    public_key,
+)
+from sottovoce.federation.store import Store
+from sottovoce.privacy.ledger import Kind
+from sottovoce.server import Server
+
+log = logging.getLogger("sottovoce.federation")
+
+Fields = dict[str, Any]
+"""A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the server's operator may choose without changing a promise."""
+
+    patience: float = 600.0
+    """Seconds after which a round goes on without the clients that are missing."""
+    bucket: int = 0
+    """Messages are padded to multiples of so many bytes; 0: not padded."""
+    diagnostics: bool = False
+    """Log bytes, norms and accuracies per client: private to the server, and charged to nobody."""
+
+
+class Coordinator:
+    """A federation in progress: `missing` says what to ask for, `accept` takes it, `advance` closes rounds."""
+
+    def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
+        self.agreement = agreement
+        self.options = options or Options()
+        self.blueprint = agreement.blueprint()
+        self.server = Server(self.blueprint)
+        self._store = store
+        self._nonce = secrets.token_bytes(16)
+        self._secrets: dict[int, bytes] = {}
+        self._keys = store.keys()
+        self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
+        self._diagnostics: dict[str, Fields] = {}
+        self._coefficients: dict[int, Tensor] = {}
+        state = store.state()
+        if state is not None:
+            self.server.load_state(state)
+            log.info("resumed after round %d of %d", self.server.round, agreement.plan.rounds)
+        for participant, kind, round_number, message in store.waiting():
+            self._decoded[participant, kind] = self._decode(participant, kind, round_number, message)
+        self._begin()
+
+    @property
+    def run(self) -> str:
+        """The run's name in streams."""
+        return self._store.run
+
+    @property
+    def done(self) -> bool:
+        return self.server.round >= self.agreement.plan.rounds
+
+    @property
+    def enrolled(self) -> set[int]:
+        """Participants whose keys are known."""
+        return set(self._keys)
+
+    # Enrolment
+
+    def offer(self) -> Fields:
+        """What a node is told before it has said who it is."""
+        free = (index for index in range(self.agreement.plan.participants) if index not in self._keys)
+        return {
+            "run": self.run,
+            "agreement": self.agreement.digest(),
+            "key": public_key(self._store.key),
+            "nonce": self._nonce,
+            "proposal": next(free, -1),
+        }
+
+    def enrol(self, answer: Mapping[str, Any]) -> int:
+        """The participant that a node turned out to be; EnrolmentError if it may not take part."""
+        if answer.get("error"):
+            raise EnrolmentError(str(answer["error"]))
+        if answer.get("agreement") != self.agreement.digest():
+            raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
+        participant, key, shown = answer.get("participant"), answer.get("key"), answer.get("proof")
+        if not isinstance(participant, int) or not 0 <= participant < self.agreement.plan.participants:
+            raise EnrolmentError(
+                f"no participant {participant}: the plan has 0 to {self.agreement.plan.participants - 1}"
+            )
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(shown, bytes):
+            raise EnrolmentError("the enrolment is incomplete: update the client")
+        secret = agreed_secret(self._store.key, key, run=self.run, participant=participant)
+        if not secrets.compare_digest(shown, proof(secret, self._nonce)):
+            raise EnrolmentError("the enrolment does not prove its key: enrol again")
+        if self._store.enrol(participant, key):
+            log.info("%s enrolled", participant_name(participant))
+        self._keys[participant] = key
+        return participant
+
+    # Rounds
+
+    def missing(self) -> dict[int, Kind]:
+        """The release that is still to come from each participant; asking again is always harmless."""
+        if self.done:
+            return {}
+        if self._contexts_open:
+            everyone = range(self.agreement.plan.participants)
+            return {participant: "context" for participant in everyone if self._lacks_context(participant)}
+        return {
+            # Who came too late for the contexts releases its own before its first gradient.
+            participant: "context" if self._lacks_context(participant) else "gradient"
+            for participant in self._coefficients
+            if (participant, "gradient") not in self._decoded
+        }
+
+    def request(self, participant: int, kind: Kind) -> Fields:
+        """The request for a missing release, to be delivered to the participant."""
+        received = self._store.received(participant)
+        fields: Fields = {
+            "run": self.run,
+            "agreement": self.agreement.digest(),
+            "kind": kind,
+            "round": self._round_of(kind),
+            "received_context": any(kind == "context" for kind, _ in received),
+            "received_rounds": [number for kind, number in received if kind == "gradient"],
+            "bucket": self.options.bucket,
+            "diagnostics": self.options.diagnostics,
+        }
+        vector = self.server.open_contexts() if kind == "context" else self._coefficients[participant]
+        if vector is not None:
+            fields["coefficients"] = vector.numpy().astype("<f4").tobytes()
+        return fields
+
+    def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
+        """Takes a client's answer; one that is refused changes nothing and raises, saying why."""
+        if answer.get("error"):
+            raise SottovoceError(f"{participant_name(participant)} declined: {answer['error']}")
+        kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
+        if kind not in ("context", "gradient") or not isinstance(body, bytes):
+            raise SottovoceError(f"{participant_name(participant)} sent something that is no release")
+        if self.done or round_number != self._round_of(kind):
+            raise SottovoceError(
+                f"{participant_name(participant)} sent a release of round {round_number}, which is not open"
+            )
+        if kind == "gradient" and participant not in self._coefficients:
+            raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
+        size = self.blueprint.coefficients if kind == "gradient" else self.blueprint.statistic.size
+        if len(body) > 8 * size + 4096 + self.options.bucket:
+            raise SottovoceError(
+                f"{participant_name(participant)} sent {len(body)} bytes for {size} numbers: refused unread"
+            )
+        message = unpad(body, self.options.bucket)
+        decoded = self._decode(participant, kind, round_number, message)
+        if self._store.receive(participant, kind, round_number, message):
+            self._decoded[participant, kind] = decoded
+            self._diagnose(participant, kind, message, decoded, answer)
+        else:
+            log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+
+    def advance(self) -> Fields | None:
+        """Closes the contexts or the round if all have come or patience is over; a closed round's line."""
+        if self.done:
+            return None
+        missing = self.missing()
+        if missing:
+            if time.monotonic() < self._deadline:
+                return None
+            names = ", ".join(participant_name(participant) for participant in missing)
+            what = "contexts of" if self._contexts_open else f"round {self.server.round + 1} without"
+            log.warning("patience is over, going on: %s %s", what, names)
+        line = None if self._contexts_open else self._close_round()
+        contexts = {p: vector for (p, kind), vector in self._decoded.items() if kind == "context"}
+        for participant in sorted(contexts):
+            self.server.receive_context(participant, contexts[participant])
+        if self._contexts_open:
+            self.server.close_contexts()
+        self._store.apply(self.server.state(), line)
+        self._decoded.clear()
+        self._diagnostics.clear()
+        self._begin(contexts_closed=self._contexts_open)
+        return line
+
+    def _close_round(self) -> Fields:
+        releases = {p: vector for (p, kind), vector in self._decoded.items() if kind == "gradient"}
+        gain = self.server.gain(list(self._coefficients))
+        self.server.receive_round(releases)
+        line: Fields = {
+            "round": self.server.round,
+            "clients": [participant_name(participant) for participant in sorted(releases)],
+            "gain": gain,
+            "seconds": time.perf_counter() - self._started,
+        }
+        if self.options.diagnostics:
+            line["uncharged_diagnostics"] = dict(self._diagnostics)
+        return line
+
+    def _begin(self, *, contexts_closed: bool = False) -> None:
+        """Opens what comes next: the contexts, in the round before which they are due, or that round."""
+        plan, current = self.agreement.plan, self.server.round
+        due = plan.context_round - 1 if plan.context == "predictions" else 0
+        self._contexts_open = current == due and self.server.contexts_due and not contexts_closed
+        self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
+        self._coefficients = {}
+        if not self._contexts_open and not self.done:
+            chosen = [int(index) for index in self.blueprint.schedule[current]]
+            self._coefficients = dict(zip(chosen, self.server.coefficients(chosen), strict=True))
+
+    def _round_of(self, kind: Kind) -> int:
+        return 0 if kind == "context" else self.server.round + 1
+
+    def _lacks_context(self, participant: int) -> bool:
+        releases = self.agreement.plan.releases_context and self.server.contexts_due
+        return (
+            releases and not self.server.knows(participant) and (participant, "context") not in self._decoded
+        )
+
+    def _decode(self, participant: int, kind: Kind, round_number: int, message: bytes) -> np.ndarray:
+        blueprint = self.blueprint
+        channel = blueprint.context_channel if kind == "context" else blueprint.gradient_channel
+        stream = release_stream(self.run, participant_name(participant), kind, round_number)
+        return channel.decode(message, secret=self._secret(participant), stream=stream)
+
+    def _secret(self, participant: int) -> bytes:
+        if participant not in self._secrets:
+            agreed = agreed_secret(
+                self._store.key, self._keys[participant], run=self.run, participant=participant
+            )
+            self._secrets[participant] = channel_secret(self.agreement.plan, agreed, participant)
+        return self._secrets[participant]
+
+    def _diagnose(
+        self, participant: int, kind: Kind, message: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
+    ) -> None:
+        if self.options.diagnostics:
+            self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
+                "bytes": len(message),
+                "norm": float(np.linalg.norm(decoded)),
+                "accuracy": answer.get("accuracy"),
+            }

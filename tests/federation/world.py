@@ -1,0 +1,93 @@
+"""A small federation on one machine, for tests: a seeded plan, its client files, both ends in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.dealing import agree, deal_files
+from sottovoce.federation.member import Member
+from sottovoce.federation.store import Store
+from sottovoce.plan import Plan
+
+SMALL = {
+    "dataset": "mnist-small",
+    "participants": 3,
+    "future_clients": 1,
+    "records_per_client": 100,
+    "context_records": 40,
+    "coefficients": 256,
+    "basis": "unstructured",
+    "rounds": 4,
+    "clients_per_round": 2,
+    "channel": "direct",
+    "context": "moments",
+    "epsilon": 8.0,
+    "learning_rate": 0.3,
+    "evaluate_every": 0,
+    "seeded": True,
+}
+
+
+def small_plan(**changes: Any) -> Plan:
+    return Plan.load(overrides={**SMALL, **changes})
+
+
+class World:
+    """Client files and directories in one folder, and a coordinator that can be killed and started again."""
+
+    def __init__(self, folder: Path, *, options: Options | None = None, **changes: Any) -> None:
+        self.folder = folder
+        self.agreement = agree(small_plan(**changes))
+        self.files = deal_files(self.agreement, folder / "clients")
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        self.store = Store.open(self.folder / "server.sqlite", self.agreement, patience=0.0)
+        self.coordinator = Coordinator(self.agreement, self.store, self._options)
+
+    def kill(self) -> None:
+        """The server's memory is gone; what it wrote stays."""
+        self.store.close()
+
+    def member(self, index: int, agreement: Agreement | None = None, directory: str | None = None) -> Member:
+        folder = self.folder / "clients"
+        return Member(
+            folder / (directory or f"client-{index}"),
+            folder / f"client-{index}.npz",
+            agreement or self.agreement,
+            wish=index,
+        )
+
+    def enrol(self, index: int) -> int:
+        return self.coordinator.enrol(self.member(index).enrol(self.coordinator.offer()))
+
+    def enrol_all(self) -> None:
+        for index in range(self.agreement.plan.participants):
+            self.enrol(index)
+
+    def answer(self, participant: int) -> Fields:
+        """What the member answers to the request that is open for it."""
+        kind = self.coordinator.missing()[participant]
+        return self.member(participant).release(self.coordinator.request(participant, kind))
+
+    def step(self) -> Fields | None:
+        """Everybody that is asked answers."""
+        for participant in list(self.coordinator.missing()):
+            self.coordinator.accept(participant, self.answer(participant))
+        return self.coordinator.advance()
+
+    def finish(self) -> None:
+        while not self.coordinator.done:
+            self.step()
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    shared = one.keys() & other.keys()
+    return bool(shared) and all(one[name].equal(other[name]) for name in shared)
