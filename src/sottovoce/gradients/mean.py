@@ -19,7 +19,7 @@ from sottovoce.gradients.unstructured import Unstructured
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
-_CPU_BYTES, _GPU_BYTES = 56 * 2**20, 8 * 2**30
+_CPU_BYTES, _GPU_BYTES = 52 * 2**20, 8 * 2**30
 
 
 def clipped_mean(

@@ -45,7 +45,7 @@ class Share:
         return each + (np.arange(self.rows) < more)
 
     def flatten(self, by_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """From (rows, inputs) to the flat order of the parameter; rows of convolutions are (taps, filters)."""
+        """(rows, inputs) to the flat order of the parameter; rows of convolutions are (taps, filters)."""
         if self.role == "conv":
             filters, inputs, *window = self.shape
             by_row = by_row.reshape(*window, filters, inputs).transpose(2, 3, 0, 1)

@@ -1,0 +1,66 @@
+"""Peak memory of one clipped mean above model, records and basis: `python -m benchmarks.memory` prints JSON
+(MB).
+
+Each contender has a process of its own, whose high-water mark the kernel is asked to forget after a small
+first call; the mark then reached over three full calls, less what was resident before, is the figure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from sottovoce.gradients import clipped_mean
+from sottovoce.gradients.bench import CLIP, COEFFICIENTS
+from sottovoce.models import flat_parameters, lenet
+from sottovoce.subspace import open_basis
+
+CONTENDERS = ("plain", "structured", "unstructured", "identity")
+
+
+def run(records: int = 333) -> dict[str, float]:
+    """MB (10⁶ bytes) by contender; Linux only."""
+    peaks = {}
+    for name in CONTENDERS:
+        command = [sys.executable, "-m", "benchmarks.memory", name, str(records)]
+        peaks[name] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return peaks
+
+
+def peak(name: str, records: int) -> float:
+    """Peak extra MB of one contender in this process."""
+    torch.set_num_threads(1)
+    work = _work(name, records)
+    work(2)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
+    before = _kilobytes("VmRSS")
+    for _ in range(3):
+        work(records)
+    return (_kilobytes("VmHWM") - before) * 1024 / 1e6
+
+
+def _work(name: str, records: int) -> Callable[[int], object]:
+    module = lenet((3, 32, 32), 10)
+    x, y = torch.randn(records, 3, 32, 32), torch.randint(10, (records,))
+    if name == "plain":
+        return lambda n: torch.autograd.backward(F.cross_entropy(module(x[:n]), y[:n]))
+    basis, theta = open_basis(name, module, COEFFICIENTS, 0), flat_parameters(module)  # type: ignore[arg-type]
+    return lambda n: clipped_mean(module, theta, basis, x[:n], y[:n], clip=CLIP, denominator=records)
+
+
+def _kilobytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(peak(sys.argv[1], int(sys.argv[2])))
+    else:
+        print(json.dumps(run(), indent=2))
