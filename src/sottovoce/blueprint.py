@@ -150,9 +150,11 @@ def calibrated(plan: Plan, statistic: Statistic, releases_max: int) -> float:
     squared = releases_max * gradient_sensitivity(plan.clip, plan.gradient_records) ** 2
     if plan.method != "global":
         squared += (statistic.sensitivity(plan.context_records) / plan.context_noise) ** 2
-    return accounting.calibrate(
+    sigma = accounting.calibrate(
         epsilon=plan.epsilon, delta=plan.delta, accounting=plan.accounting, squared_sensitivity=squared
     )
+    # A ledger adds releases up one by one; the rounding of its sum must not pass the target.
+    return sigma * (1 + 1e-12)
 
 
 def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:

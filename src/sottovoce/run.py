@@ -42,8 +42,8 @@ class RunDirectory:
         self.secret_file = self.path / "secret"
         self.name_file = self.path / "run-name"
 
-    def create(self, plan: Plan) -> None:
-        """Starts a run here; an earlier run is never overwritten."""
+    def reserve(self) -> None:
+        """Makes room for a new run; an earlier run is never overwritten."""
         if self.plan_file.exists():
             raise RunError(
                 f"{self.path} already holds a run: choose another --out, or continue it with --resume"
@@ -52,6 +52,9 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from None
+
+    def start(self, plan: Plan) -> None:
+        """Writes the resolved plan: from here on there is a run that can be resumed."""
         write_atomically(self.plan_file, plan.to_toml().encode())
 
     def plan(self) -> Plan:
@@ -137,6 +140,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # or a power cut could bring the old file back
+        finally:
+            os.close(directory)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}; free some space, then --resume") from None

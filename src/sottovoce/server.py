@@ -7,6 +7,7 @@ generators reveal each of them (see the test that recovers one).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint, derived_seed
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Direct, Generator, open_generator
+
+# Contexts whose clients differ little around a common mean; label histograms spread by themselves.
+RESCALED = ("standardized", "predictions")
 
 
 def update_generator(
@@ -86,10 +90,14 @@ class Server:
         self._known[participant] = True
 
     def close_contexts(self) -> None:
-        """Call when all contexts are in: fixes the public rescaling of `context=standardized`."""
-        if self.blueprint.plan.context == "standardized":
+        """Call when all contexts are in: fixes how they are rescaled, by post-processing of them alone.
+
+        Coordinates are centered and scaled so that contexts differ as much as they can, at about unit norm.
+        """
+        if self.blueprint.plan.context in RESCALED:
             known = self._contexts[self._known]
-            self._center, self._scale = known.mean(dim=0), known.std(dim=0).clamp_min(1e-12)
+            self._center = known.mean(dim=0)
+            self._scale = known.std(dim=0).clamp_min(1e-12) * math.sqrt(known.shape[1])
 
     def inputs(self, participants: Sequence[int]) -> Tensor:
         """What the generator is given for these participants, (n, c)."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,25 +73,24 @@ class Session:
         if resume:
             directory.check_same_plan(plan)
         else:
-            directory.create(plan)
-        run = _run_name(directory, plan)
-        book = None
-        if plan.private:
-            book = Ledger.open(ledger or directory.ledger_file, scope=scope(plan, records))
-        simulation = Simulation(
-            blueprint,
-            federation,
-            Server(blueprint, device, gains),
-            book,
-            run=run,
-            master=seeded_master(plan) if plan.seeded else directory.master_secret(),
-        )
-        if directory.checkpoint_file.exists():
-            state, _ = load_tensors(directory.checkpoint_file)
-            simulation.load_state(state)
-        elif book is not None and not directory.rounds_file.exists():
-            _check_budget(blueprint, book)
-        directory.truncate_rounds(simulation.server.round)
+            directory.reserve()
+        with ExitStack() as stack:
+            book = None
+            if plan.private:
+                book = Ledger.open(ledger or directory.ledger_file, scope=scope(plan, records))
+                stack.callback(book.close)
+                if not resume:
+                    _check_budget(blueprint, book)
+            if not resume:
+                directory.start(plan)
+            run = _run_name(directory, plan)
+            master = seeded_master(plan) if plan.seeded else directory.master_secret()
+            server = Server(blueprint, device, gains)
+            simulation = Simulation(blueprint, federation, server, book, run=run, master=master)
+            if directory.checkpoint_file.exists():
+                simulation.load_state(load_tensors(directory.checkpoint_file)[0])
+            directory.truncate_rounds(server.round)
+            stack.pop_all()
         return cls(directory, simulation, book, run, records, checkpoint_seconds)
 
     def record(self, line: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def _dirichlet(dataset: Dataset, clients: int, records: int, alpha: float, rng: 
     if not 0 < alpha < float("inf"):
         raise SottovoceError(f"alpha={alpha} is no Dirichlet concentration: use a positive number, e.g. 0.5")
     order = rng.permutation(len(dataset))
-    label = dataset.y.numpy()[order]
+    label = dataset.y.cpu().numpy()[order]
     pools = np.bincount(label, minlength=dataset.classes)
     counts = _class_counts(pools, clients, records, alpha, rng)
     rng.shuffle(counts)
