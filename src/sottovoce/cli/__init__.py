@@ -7,7 +7,7 @@ import sys
 import typer
 
 from sottovoce import __version__
-from sottovoce.cli import datasets, runs
+from sottovoce.cli import datasets, reproduce, runs
 from sottovoce.cli.display import problem
 from sottovoce.errors import SottovoceError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 runs.register(app)
+reproduce.register(app)
 app.add_typer(datasets.app, name="data")
 
 

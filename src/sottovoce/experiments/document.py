@@ -20,7 +20,6 @@ from sottovoce.run import write_atomically
 
 BEGIN = "<!-- tables: made by python -m sottovoce.experiments.document, do not edit -->"
 END = "<!-- end of tables -->"
-DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 Entry = Mapping[str, Any]
 
 
@@ -44,7 +43,7 @@ def tables(index: Sequence[Entry]) -> str:
         entries = [entry for entry in index if entry["experiment"] == experiment]
         if entries:
             parts.append(f"## {read_table(experiment)['title']}\n")
-            parts += [_accuracy(group) for group in _by_dataset(entries)]
+            parts += [_accuracy(group) for group in by_dataset(entries)]
             parts += [part for special in _SPECIAL.get(experiment, ()) for part in special(entries)]
     return "\n".join(parts)
 
@@ -72,7 +71,38 @@ def beside(mean: float, deviation: float | None, published: float | None, publis
     if published is None:
         return ours
     theirs = f"{published:.1f}" + (f" ± {published_std:.1f}" if published_std is not None else "")
-    return f"{ours} ({theirs}, {_signed(mean - published, 1)})"
+    return f"{ours} ({theirs}, {signed(mean - published, 1)})"
+
+
+def dataset_name(name: str) -> str:
+    """A dataset as the paper writes it."""
+    return {"mnist": "MNIST", "cifar10": "CIFAR-10"}.get(name, name)
+
+
+def column_name(across: str, value: Any) -> str:
+    """A column's head, as ε = 16.
+
+    >>> column_name("epsilon", 16.0), column_name("noise", False)
+    ('ε = 16', 'without noise')
+    """
+    if across == "noise":
+        return "with noise" if value else "without noise"
+    return f"{ {'epsilon': 'ε', 'alpha': 'α', 'coefficients': 'k'}[across] } = {value:,g}"
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference with its sign.
+
+    >>> signed(-1.25, 1)
+    '−1.2'
+    """
+    return f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
+
+
+def by_dataset(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries in one list per dataset."""
+    datasets = dict.fromkeys(entry["dataset"] for entry in entries)
+    return [[entry for entry in entries if entry["dataset"] == dataset] for dataset in datasets]
 
 
 def _accuracy(entries: Sequence[Entry]) -> str:
@@ -85,9 +115,9 @@ def _accuracy(entries: Sequence[Entry]) -> str:
     parts = []
     for role, name in (("future", "Future clients"), ("seen", "Participants")):
         head = [
-            f"{DATASETS.get(entries[0]['dataset'], entries[0]['dataset'])}, {name.lower()}",
+            f"{dataset_name(entries[0]['dataset'])}, {name.lower()}",
             "labels of future clients",
-            *(_column(across, column) for column in columns),
+            *(column_name(across, column) for column in columns),
         ]
         body = [
             [
@@ -103,7 +133,7 @@ def _accuracy(entries: Sequence[Entry]) -> str:
         for label, found in rows.items()
     ]
     parts.append("Future clients with the classes they do not have masked, for comparison:\n")
-    parts.append(_markdown(["", *(_column(across, column) for column in columns)], masked))
+    parts.append(_markdown(["", *(column_name(across, column) for column in columns)], masked))
     return "\n".join(parts)
 
 
@@ -118,9 +148,9 @@ def _geometry(entries: Sequence[Entry]) -> list[str]:
     rows = [
         [
             label,
-            DATASETS.get(dataset, dataset),
-            _signed(ours, 2),
-            "–" if theirs is None else _signed(theirs, 2),
+            dataset_name(dataset),
+            signed(ours, 2),
+            "–" if theirs is None else signed(theirs, 2),
         ]
         for label, dataset, ours, theirs in difference_rows("geometry", entries)
     ]
@@ -132,7 +162,7 @@ def _geometry(entries: Sequence[Entry]) -> list[str]:
             entry["gain"][mark // GAIN_EVERY] for mark in marks if mark // GAIN_EVERY < len(entry["gain"])
         ]
         noise = "with noise" if entry["noise"] else "without"
-        name = f"{entry['label']}, {DATASETS.get(entry['dataset'], entry['dataset'])}, {noise}"
+        name = f"{entry['label']}, {dataset_name(entry['dataset'])}, {noise}"
         trajectories.append([name, *(f"{value:.2f}" for value in gain)])
     parts.append("Gain ‖h‖² over the rounds, mean over participants of the round and seeds:\n")
     parts.append(_markdown(["", *(f"round {mark}" for mark in marks)], trajectories))
@@ -163,7 +193,7 @@ def _dimension(entries: Sequence[Entry]) -> list[str]:
         for e in entries
     ]
     differences = [
-        [label, _signed(ours, 2), "–" if theirs is None else _signed(theirs, 2)]
+        [label, signed(ours, 2), "–" if theirs is None else signed(theirs, 2)]
         for label, _, ours, theirs in difference_rows("dimension", entries)
     ]
     return [
@@ -184,21 +214,6 @@ def _with(entry: Entry, measure: str, digits: int) -> str:
     ours, theirs = entry[measure], entry[f"published_{measure}"]
     text = "–" if ours is None else f"{ours:,.{digits}f}"
     return text if theirs is None else f"{text} ({theirs:g})"
-
-
-def _column(across: str, value: Any) -> str:
-    if across == "noise":
-        return "with noise" if value else "without noise"
-    return f"{ {'epsilon': 'ε', 'alpha': 'α', 'coefficients': 'k'}[across] } = {value:,g}"
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
-
-
-def _by_dataset(entries: Sequence[Entry]) -> list[list[Entry]]:
-    datasets = dict.fromkeys(entry["dataset"] for entry in entries)
-    return [[entry for entry in entries if entry["dataset"] == dataset] for dataset in datasets]
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

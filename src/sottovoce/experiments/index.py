@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.cells import Cell
+from sottovoce.experiments.cells import EXPERIMENTS, Cell
 from sottovoce.experiments.grid import run_of
 from sottovoce.experiments.summary import united
 from sottovoce.run import write_atomically
@@ -64,6 +64,15 @@ def read_index(path: Path) -> list[dict[str, Any]]:
         index: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SottovoceError(f"{path} cannot be read as an index of results: {error}") from None
+    return index
+
+
+def add_to_index(path: Path, new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds cells to an index.json, or starts one; cells with the same id are replaced. Returns all of it."""
+    old = read_index(path) if path.exists() else []
+    entries = {entry["id"]: entry for entry in [*old, *new]}
+    index = sorted(entries.values(), key=lambda entry: EXPERIMENTS.index(entry["experiment"]))
+    write_index(path, index)
     return index
 
 

@@ -1,0 +1,141 @@
+"""`sottovoce reproduce`: the paper's tables and figures on this machine, ours beside the published values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sottovoce.cli.display import as_json, err, out
+from sottovoce.cli.reproduction_tables import show
+from sottovoce.errors import SottovoceError
+from sottovoce.experiments.cells import EXPERIMENTS, QUICK_ROUNDS, QUICK_SEEDS, SEEDS, Cell, open_cells
+from sottovoce.experiments.events import measure_events
+from sottovoce.experiments.grid import Run, runs_of
+from sottovoce.experiments.index import add_to_index, build_index
+from sottovoce.experiments.runner import Outcome, Resources, pending, run_grid
+from sottovoce.experiments.summary import collect
+from sottovoce.report import write_reproduction
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog="Example: sottovoce reproduce main-table --quick")(reproduce)
+
+
+def reproduce(
+    experiment: str = typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all."),
+    dataset: list[str] = typer.Option([], help="mnist, cifar10, …; may be repeated. Default: the paper's."),
+    seeds: str = typer.Option("", help="Seeds, as 41-45 or 41,43. Default: 41-45; with --quick 41."),
+    epsilon: list[float] = typer.Option([], help="ε; may be repeated. Default: the paper's."),
+    device: str = typer.Option("cpu", help="cpu or cuda. Changes speed only."),
+    jobs: int = typer.Option(0, min=0, help="Processes; 0: one per core."),
+    batch: int = typer.Option(
+        0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 25 on a GPU."
+    ),
+    law: bool = typer.Option(
+        False, "--law", help="Coded channels by their decoded law: fast, without bytes."
+    ),
+    quick: bool = typer.Option(
+        False, "--quick", help=f"{QUICK_ROUNDS} rounds, one seed, ε = 16: minutes on a laptop."
+    ),
+    resume: bool = typer.Option(
+        False, "--resume", help="Continue unfinished runs instead of restarting them."
+    ),
+    folder: Path = typer.Option(Path("runs/reproduce"), "--out", help="Folder of runs, index and report."),
+    json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
+) -> None:
+    """Regenerate tables and figures of the paper; finished runs are reused."""
+    names = EXPERIMENTS if experiment == "all" else (experiment,)
+    cells = [
+        cell for name in names for cell in open_cells(name, datasets=dataset, epsilons=epsilon, quick=quick)
+    ]
+    chosen = _seeds(seeds) if seeds else list(QUICK_SEEDS if quick else SEEDS)
+    runs = runs_of(cells, chosen)
+    todo = pending(folder, runs)
+    resources = Resources(device=device, jobs=jobs, batch=batch, law=law)
+    outcome = _carry_out(folder, runs, todo, resources, resume=resume)
+    failure = ""
+    if outcome.problems:
+        failure = f"{len(todo) - outcome.finished} of {len(todo)} runs failed: {outcome.problems[0]}"
+    index = _index(folder, cells, chosen, runs, quick)
+    ours = [entry for entry in index if entry["id"] in {cell.id for cell in cells}]
+    if not ours:
+        raise SottovoceError(failure)
+    page = write_reproduction(index, folder / f"reproduction{'-quick' if quick else ''}.html")
+    if json:
+        as_json({"quick": quick, "problems": outcome.problems, "report": str(page), "cells": ours})
+    else:
+        show(ours)
+        out.print(f"\nreport: {page}", soft_wrap=True)
+    if failure:
+        raise SottovoceError(failure)
+
+
+def _carry_out(
+    folder: Path, runs: Sequence[Run], todo: Sequence[Run], resources: Resources, *, resume: bool
+) -> Outcome:
+    ready = len(runs) - len(todo)
+    err.print(f"{len(runs)} runs, {ready} of them finished before; seeded simulations, which protect nobody")
+    with _progress(todo) as (on_rounds, on_run):
+        try:
+            return run_grid(folder, todo, resources, resume=resume, on_rounds=on_rounds, on_run=on_run)
+        except KeyboardInterrupt:
+            raise SottovoceError(
+                "interrupted; nothing finished is lost: repeat the command with --resume to go on"
+            ) from None
+
+
+def _index(
+    folder: Path, cells: Sequence[Cell], seeds: Sequence[int], runs: Sequence[Run], quick: bool
+) -> list[dict[str, Any]]:
+    timed = {cell.settings.get("channel", "direct") for cell in cells if cell.experiment == "codecs"}
+    new = build_index(cells, seeds, collect(folder, runs), measure_events(sorted(timed)))
+    return add_to_index(folder / f"index{'-quick' if quick else ''}.json", new)
+
+
+@contextmanager
+def _progress(todo: Sequence[Run]) -> Iterator[tuple[Callable[[int], None], Callable[[Run], None]]]:
+    """A bar over the rounds of all runs, with runs done and time left."""
+    bar = Progress(
+        TextColumn("[bold]runs {task.fields[runs]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[last]}"),
+        console=err,
+    )
+    done = 0
+    with bar:
+        total = sum(run.plan.rounds for run in todo)
+        task = bar.add_task("grid", total=total, runs=f"0/{len(todo)}", last="")
+
+        def on_run(run: Run) -> None:
+            nonlocal done
+            done += 1
+            last = f"{run.cell.dataset}, {run.cell.label}, seed {run.plan.seed}"
+            bar.update(task, runs=f"{done}/{len(todo)}", last=last)
+
+        yield (lambda rounds: bar.advance(task, rounds)), on_run
+
+
+def _seeds(text: str) -> list[int]:
+    """
+    >>> _seeds("41-43"), _seeds("41,45")
+    ([41, 42, 43], [41, 45])
+    """
+    try:
+        found: list[int] = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise SottovoceError(f"--seeds {text} is not understood: give 41-45 or 41,43") from None
+    if not found:
+        raise SottovoceError(f"--seeds {text} names no seed: give 41-45 or 41,43")
+    return found
