@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity
+from sottovoce.gradients.clipping import sum_clipped
 from sottovoce.subspace import open_basis
 
 from . import models
@@ -98,3 +99,30 @@ def test_non_finite_records_contribute_zero_and_spoil_nothing(
         assert (spoiled - clean).norm() <= 3 * CLIP / 9
     else:
         assert torch.allclose(spoiled, clean, rtol=0, atol=1e-6)
+
+
+class AcrossTheBatch(nn.Sequential):
+    """Subtracts the batch's mean: given a batch, each record's gradient would depend on all others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x - x.mean(0, keepdim=True) + 1)
+        return logits
+
+
+def test_a_model_that_looks_across_the_batch_sees_one_record_at_a_time() -> None:
+    module = models.seeded(lambda: AcrossTheBatch(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+    theta, basis = models.flat(module), open_basis("structured", module, 30, seed=0)
+    x, y = models.records((5,), 3, 6)
+    together = clipped_mean(module, theta, basis, x, y, clip=CLIP, denominator=6)
+    one_by_one = [clipped_mean(module, theta, basis, *r, clip=CLIP, denominator=6) for r in _singles(x, y)]
+    assert torch.allclose(together, torch.stack(one_by_one).sum(0), rtol=0, atol=1e-7)
+
+
+def _singles(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+
+
+def test_a_record_with_an_infinite_loss_is_left_out_even_if_its_gradient_is_finite() -> None:
+    gradients, losses = torch.ones(1, 4, 3), torch.tensor([[0.5, torch.inf, torch.nan]])
+    kept = sum_clipped([gradients], losses, clip=CLIP)
+    assert torch.allclose(kept, sum_clipped([gradients[..., :1]], losses[:, :1], clip=CLIP), rtol=1e-12)

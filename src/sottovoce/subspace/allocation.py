@@ -1,9 +1,9 @@
 """How a structured basis divides its k groups among the layers of a model.
 
 Every weight is a set of rows over inputs (an output unit of a linear layer, one tap of one filter of a
-convolution), and no group spans two rows; biases and norms' parameters stay unshared. Weights get groups in
-proportion to their size, each row nearly the same number, and the total is exactly k whenever k reaches one
-group per row.
+convolution), and no group spans two rows; biases, norms' parameters and the smallest weights stay unshared.
+The others get groups in proportion to their size, each row nearly the same number; the total is exactly k
+whenever k reaches one group per row.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
     if not sum(share.rows for share in bare) <= coefficients <= sum(share.size for share in bare):
         return None
 
+    least = _least(bare, coefficients)
+
     def groups_at(ratio: float) -> list[int]:
         # Whole multiples of the rows keep a convolution at one partition of its channels.
         steps = [share.rows if share.role == "conv" else 1 for share in bare]
-        wanted = [int(ratio * share.size) // step * step for share, step in zip(bare, steps, strict=True)]
-        return [max(share.rows, n) for share, n in zip(bare, wanted, strict=True)]
+        wanted = [step * round(ratio * share.size / step) for share, step in zip(bare, steps, strict=True)]
+        return [max(fewest, n) for fewest, n in zip(least, wanted, strict=True)]
 
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -83,6 +85,24 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
     for i in linear_first:
         groups[i] += min(bare[i].size - groups[i], coefficients - sum(groups))
     return tuple(replace(share, groups=n) for share, n in zip(bare, groups, strict=True))
+
+
+def _least(shares: list[Share], coefficients: int) -> list[int]:
+    """The fewest groups of each parameter: one a row, and for the smallest weights all, up to a quarter of k.
+
+    Sharing within the first convolution and the last layer costs a LeNet three points of accuracy on CIFAR-10
+    and frees next to nothing.
+    """
+    least = [share.rows for share in shares]
+    small = 0
+    for i in sorted(range(len(shares)), key=lambda i: shares[i].size):
+        if shares[i].role == "unshared":
+            continue
+        small += shares[i].size
+        if 4 * small > coefficients or sum(least) - least[i] + shares[i].size > coefficients:
+            break
+        least[i] = shares[i].size
+    return least
 
 
 def _roles(module: nn.Module) -> list[tuple[Role, tuple[int, ...]]] | None:
