@@ -1,4 +1,4 @@
-"""A small federation on one machine, for tests: a seeded plan, its client files, both ends in this process."""
+"""A small federation on one machine: a seeded plan, its client files, both ends in this process."""
 
 from __future__ import annotations
 

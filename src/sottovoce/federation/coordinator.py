@@ -53,7 +53,7 @@ class Options:
 
 
 class Coordinator:
-    """A federation in progress: `missing` says what to ask for, `accept` takes it, `advance` closes rounds."""
+    """A federation in progress: `missing` says what to ask, `accept` takes it, `advance` closes rounds."""
 
     def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
         self.agreement = agreement
@@ -115,7 +115,7 @@ class Coordinator:
             )
         if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(shown, bytes):
             raise EnrolmentError("the enrolment is incomplete: update the client")
-        secret = agreed_secret(self._store.key, key, run=self.run, participant=participant)
+        secret = agreed_secret(self._store.key, key, run=self.run, name=participant_name(participant))
         if not secrets.compare_digest(shown, proof(secret, self._nonce)):
             raise EnrolmentError("the enrolment does not prove its key: enrol again")
         if self._store.enrol(participant, key):
@@ -249,7 +249,7 @@ class Coordinator:
     def _secret(self, participant: int) -> bytes:
         if participant not in self._secrets:
             agreed = agreed_secret(
-                self._store.key, self._keys[participant], run=self.run, participant=participant
+                self._store.key, self._keys[participant], run=self.run, name=participant_name(participant)
             )
             self._secrets[participant] = channel_secret(self.agreement.plan, agreed, participant)
         return self._secrets[participant]

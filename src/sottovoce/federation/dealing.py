@@ -35,8 +35,14 @@ def deal_files(agreement: Agreement, folder: str | Path, dataset: Dataset | None
     for number, index in enumerate(_dealt(plan, records)):
         future = number - plan.participants
         path = out / (f"client-{number}.npz" if future < 0 else f"future-{future}.npz")
-        facts = {"classes": records.classes, "mean": np.array(records.mean), "std": np.array(records.std)}
-        np.savez(path, x=records.x[index].numpy(), y=records.y[index].numpy(), **facts)
+        np.savez(
+            path,
+            x=records.x[index].numpy(),
+            y=records.y[index].numpy(),
+            classes=records.classes,
+            mean=records.mean,
+            std=records.std,
+        )
         path.chmod(0o600)
         paths.append(path)
     return paths

@@ -204,7 +204,7 @@ class Member:
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
         private = new_key()
-        secret = agreed_secret(private, server_key, run=run, participant=participant)
+        secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
         enrolment = Enrolment(
             run=run,
             participant=participant,

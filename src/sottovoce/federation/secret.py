@@ -34,12 +34,12 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed_secret(private: bytes, theirs: bytes, *, run: str, participant: int) -> bytes:
+def agreed_secret(private: bytes, theirs: bytes, *, run: str, name: str) -> bytes:
     """The 32 bytes that both ends compute, each from its own private and the other's public key.
 
     >>> server, client = new_key(), new_key()
-    >>> here = agreed_secret(server, public_key(client), run="demo", participant=3)
-    >>> there = agreed_secret(client, public_key(server), run="demo", participant=3)
+    >>> here = agreed_secret(server, public_key(client), run="demo", name="participant-3")
+    >>> there = agreed_secret(client, public_key(server), run="demo", name="participant-3")
     >>> here == there, len(here)
     (True, 32)
     """
@@ -50,7 +50,7 @@ def agreed_secret(private: bytes, theirs: bytes, *, run: str, participant: int) 
     except ValueError:
         raise EnrolmentError("that is not an X25519 public key: enrol again") from None
     both = b"".join(sorted((public_key(private), theirs)))
-    info = b"sottovoce channel secret:" + f"{run}:{participant}:".encode() + both
+    info = b"sottovoce channel secret:" + f"{run}:{name}:".encode() + both
     return HKDF(SHA256(), length=32, salt=None, info=info).derive(shared)
 
 

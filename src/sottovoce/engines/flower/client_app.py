@@ -29,6 +29,7 @@ RECORD = "sottovoce"
 def client_app() -> ClientApp:
     """A ClientApp that enrols and releases."""
     app = ClientApp()
+    show_log()
 
     @app.query("enrol")
     def enrol(message: Message, context: Context) -> Message:
@@ -72,6 +73,14 @@ def member(context: Context) -> Member:
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
     )
+
+
+def show_log() -> None:
+    """Lets our log appear where Flower's does."""
+    ours, flower = logging.getLogger("sottovoce"), logging.getLogger("flwr")
+    ours.setLevel(logging.INFO)
+    ours.handlers = flower.handlers
+    ours.propagate = flower.propagate
 
 
 def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:

@@ -1,7 +1,7 @@
 """The server half of the Flower app: delivers the coordinator's requests and brings it the answers.
 
-Each node has at most one request under way, with a short life; a request that was not answered is simply
-made again, since members answer it with stored bytes. Nodes that appear are enrolled, whenever they appear.
+A request that was not answered in time is simply made again, after ever longer pauses, since members answer
+it with stored bytes and the first answer counts. Nodes that appear are enrolled, whenever they appear.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.engines.flower.client_app import RECORD
+from sottovoce.engines.flower.client_app import RECORD, show_log
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
@@ -27,6 +27,8 @@ log = logging.getLogger("sottovoce.federation")
 
 POLL_SECONDS = 0.2
 NODES_SECONDS = 2.0
+LIFE_SECONDS = 3600.0  # of a message in the SuperLink; an answer that comes late is as good as an early one
+LONGEST_PAUSE = 16  # times the first one
 
 
 def server_app(agreement_file: Path) -> ServerApp:
@@ -35,7 +37,7 @@ def server_app(agreement_file: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.getLogger("sottovoce").setLevel(logging.INFO)
+        show_log()
         config = context.run_config
         torch.set_num_threads(int(config["threads"]))
         options = Options(
@@ -58,11 +60,19 @@ def server_app(agreement_file: Path) -> ServerApp:
 
 @dataclass(frozen=True)
 class Asked:
-    """A message under way: to which node, and when it is given up."""
+    """A message under way, and when it dies."""
 
     node: int
     enrolment: bool
-    until: float
+    dies: float
+
+
+@dataclass
+class Pause:
+    """How long a node is left alone: until it answers, or for `seconds`, which double each time."""
+
+    until: float = 0.0
+    seconds: float = 0.0
 
 
 class Conductor:
@@ -73,6 +83,7 @@ class Conductor:
         self._coordinator = coordinator
         self._retry = retry
         self._asked: dict[str, Asked] = {}
+        self._pauses: dict[int, Pause] = {}
         self._nodes: dict[int, int] = {}
         self._refused: set[int] = set()
         self._online: set[int] = set()
@@ -96,28 +107,36 @@ class Conductor:
             self._online, self._looked = set(self._grid.get_node_ids()), now
 
     def _ask(self) -> None:
-        """One message to each node that has something to answer and nothing under way."""
-        busy = {asked.node for asked in self._asked.values()}
+        """One message to each node that has something to answer and is not being waited for."""
+        now = time.monotonic()
         known = {node: participant for participant, node in self._nodes.items()}
         missing = self._coordinator.missing()
         messages = []
-        for node in sorted(self._online - busy - self._refused):
+        for node in sorted(self._online - self._refused):
+            pause = self._pauses.setdefault(node, Pause())
+            if pause.until > now:
+                continue
             if node not in known:
                 messages.append(self._message(node, "query.enrol", self._coordinator.offer()))
             elif known[node] in missing:
                 participant = known[node]
                 request = self._coordinator.request(participant, missing[participant])
                 messages.append(self._message(node, "train.release", request))
+            else:
+                continue
+            pause.seconds = min(max(2 * pause.seconds, self._retry), LONGEST_PAUSE * self._retry)
+            pause.until = now + pause.seconds
         if not messages:
             return
-        until = time.monotonic() + self._retry
         for message, key in zip(messages, self._grid.push_messages(messages), strict=True):
             if key:
                 enrolment = message.metadata.message_type == "query.enrol"
-                self._asked[key] = Asked(message.metadata.dst_node_id, enrolment, until)
+                self._asked[key] = Asked(message.metadata.dst_node_id, enrolment, now + LIFE_SECONDS)
 
     def _collect(self) -> None:
-        """Takes the answers that have come, and gives up on those that take too long."""
+        """Takes the answers that have come."""
+        now = time.monotonic()
+        self._asked = {key: asked for key, asked in self._asked.items() if asked.dies > now}
         if not self._asked:
             return
         for reply in self._grid.pull_messages(list(self._asked)):
@@ -127,13 +146,12 @@ class Conductor:
             if reply.has_error():
                 log.warning("node %d: %s", asked.node, reply.error.reason)
                 continue
+            self._pauses[asked.node] = Pause()
             fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
             if asked.enrolment:
                 self._enrol(asked.node, fields)
             else:
                 self._accept(asked.node, fields)
-        now = time.monotonic()
-        self._asked = {key: asked for key, asked in self._asked.items() if asked.until > now}
 
     def _enrol(self, node: int, fields: Fields) -> None:
         try:
@@ -158,4 +176,6 @@ class Conductor:
 
     def _message(self, node: int, kind: str, fields: Fields) -> Message:
         content = RecordDict({RECORD: ConfigRecord(fields)})
-        return Message(content, node, kind, ttl=self._retry, group_id=str(self._coordinator.server.round + 1))
+        return Message(
+            content, node, kind, ttl=LIFE_SECONDS, group_id=str(self._coordinator.server.round + 1)
+        )

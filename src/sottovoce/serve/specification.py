@@ -1,0 +1,92 @@
+"""The public specification of a run: all that a future client needs to make its context and its model.
+
+Everything in it follows from the plan; nothing of it depends on a record except, for `context=predictions`,
+the shared coefficients, which are a function of charged releases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sottovoce.blueprint import Blueprint, derived_seed
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+
+VERSION = 1
+NAME = "future client"
+"""The name of every onboarding client in streams; its secret makes its streams its own."""
+
+
+class SpecificationError(SottovoceError):
+    """A specification that this client cannot trust or does not understand."""
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What `GET /v1/specification` says."""
+
+    run: str
+    agreement: Agreement
+    key: bytes
+    """The service's X25519 public key."""
+
+    def fields(self, blueprint: Blueprint) -> dict[str, Any]:
+        """As JSON, with what follows from the plan spelled out for clients in other languages."""
+        plan = self.agreement.plan
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "digest": self.digest(),
+            "agreement": self.agreement.to_toml(),
+            "service_key": self.key.hex(),
+            "seeds": {name: derived_seed(plan.seed, name) for name in ("reference", "basis")},
+            "model": plan.model,
+            "coefficients": blueprint.coefficients,
+            "context": {
+                "statistic": plan.context,
+                "size": blueprint.statistic.size,
+                "records": plan.context_records,
+                "sigma": blueprint.sigma_context,
+                "channel": plan.channel,
+                "sensitivity": blueprint.context_sensitivity,
+                "uses_labels": blueprint.statistic.uses_labels,
+                "uses_model": blueprint.statistic.uses_model,
+                "released": plan.releases_context,
+            },
+            "epsilon": blueprint.epsilon(0, context=plan.releases_context),
+            "delta": plan.delta,
+            "accounting": plan.accounting,
+        }
+
+    def digest(self) -> str:
+        """A fingerprint that a client sends along, so that both ends mean the same run."""
+        parts = [str(VERSION), self.run, self.agreement.digest(), self.key.hex()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    @classmethod
+    def parse(cls, fields: Any) -> Specification:
+        """Reads a service's answer; anything that does not fit together is refused."""
+        try:
+            if fields["version"] != VERSION:
+                raise SpecificationError(
+                    f"the service speaks version {fields['version']}, this client {VERSION}: update one"
+                )
+            agreement = Agreement.parse(fields["agreement"])
+            return cls(str(fields["run"]), agreement, bytes.fromhex(fields["service_key"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecificationError(
+                f"that is no specification of a run ({error!r}): check the URL"
+            ) from None
+
+    def check(self, fields: dict[str, Any], blueprint: Blueprint) -> None:
+        """Refuses a specification whose stated values are not the ones that follow from its plan."""
+        mine = json.loads(json.dumps(self.fields(blueprint)))
+        for name in ("digest", "seeds", "coefficients", "context"):
+            if fields.get(name) != mine[name]:
+                raise SpecificationError(
+                    f"the service states {name}={fields.get(name)}, its plan means {mine[name]}: "
+                    "nothing was released; use the same version of sottovoce at both ends"
+                )

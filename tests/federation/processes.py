@@ -1,0 +1,224 @@
+"""A real federation as processes on loopback: SuperLink, SuperNodes and the onboarding service, with TLS.
+
+Everything lives in one folder and every process is started and ended here, by its own process group, so that
+a test can kill any of them with -9 and nothing outlives it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_certificates(folder: Path, *, days: float = 1.0) -> None:
+    """`ca.crt`, and `server.crt` with `server.key` for 127.0.0.1; negative `days`: expired."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    now = datetime.datetime.now(datetime.UTC)
+    start = now - datetime.timedelta(days=30)
+
+    def certificate(name: str, key: ec.EllipticCurvePrivateKey, is_authority: bool) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        end = now + datetime.timedelta(days=1.0 if is_authority else days)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(end)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
+            )
+        )
+        if is_authority:
+            usage = x509.KeyUsage(*([False] * 5), key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+            builder = builder.add_extension(usage, critical=True)
+        else:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return builder.sign(authority, hashes.SHA256())
+
+    pem = serialization.Encoding.PEM
+    (folder / "ca.crt").write_bytes(certificate("test authority", authority, True).public_bytes(pem))
+    (folder / "server.crt").write_bytes(certificate("127.0.0.1", server, False).public_bytes(pem))
+    key = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "server.key").write_bytes(key)
+
+
+def write_node_key(path: Path) -> None:
+    """A key pair as `ssh-keygen -t ecdsa -b 384` writes it: `path` and `path.pub`."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    path.write_bytes(private)
+    path.chmod(0o600)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+
+
+class Processes:
+    """The processes of one federation in `folder`; use as a context manager."""
+
+    def __init__(self, folder: Path, *, tls: bool, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.tls = tls
+        self.port = free_port()
+        self._ports: dict[str, int] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            **(environment or {}),
+            "FLWR_HOME": str(folder / "flwr"),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        (folder / "flwr").mkdir(exist_ok=True)
+        security = "insecure = true"
+        if tls:
+            write_certificates(folder / "tls")
+            security = f'root-certificates = "{folder / "tls" / "ca.crt"}"'
+        (folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{security}\n'
+        )
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for name in list(self._running):
+            self.kill(name)
+
+    def start(self, name: str, *command: str) -> None:
+        """Starts a process in a group of its own, with its log in the folder."""
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """kill -9 for the process and everything that it started."""
+        process = self._running.pop(name)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+    def running(self, name: str) -> bool:
+        return name in self._running and self._running[name].poll() is None
+
+    def log(self, name: str) -> str:
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start_superlink(self) -> None:
+        security = ["--insecure"]
+        if self.tls:
+            certificates = self.folder / "tls"
+            security = ["--ssl-ca-certfile", str(certificates / "ca.crt")]
+            security += ["--ssl-certfile", str(certificates / "server.crt")]
+            security += ["--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"]
+        self.start(
+            "superlink",
+            "flower-superlink",
+            *security,
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+        )
+        self.wait_for_port(self.port)
+
+    def start_supernode(self, index: int) -> None:
+        name = f"supernode-{index}"
+        security = ["--insecure"]
+        if self.tls:
+            key = self.folder / "tls" / f"node-{index}"
+            security = ["--root-certificates", str(self.folder / "tls" / "ca.crt")]
+            security += ["--auth-supernode-private-key", str(key)]
+        clients = self.folder / "clients"
+        config = {
+            "partition-id": index,
+            "directory": str(clients / f"client-{index}"),
+            "records": str(clients / f"client-{index}.npz"),
+            "agreement": str(clients / "agreement.toml"),
+        }
+        port = self._ports.setdefault(name, free_port())
+        self.start(
+            name,
+            "flower-supernode",
+            *security,
+            *("--superlink", f"127.0.0.1:{self.port}", "--port", str(port)),
+            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())),
+        )
+
+    def register_nodes(self, count: int) -> None:
+        """Node keys, made and registered with the SuperLink."""
+        for index in range(count):
+            key = self.folder / "tls" / f"node-{index}"
+            write_node_key(key)
+            self.flwr("supernode", "register", f"{key}.pub", "here")
+
+    def flwr(self, *arguments: str, check: bool = True) -> str:
+        """The output of a `flwr` command."""
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def wait_for_port(self, port: int, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise AssertionError(f"nothing listens on port {port} after {seconds} s")
