@@ -106,3 +106,9 @@ def test_a_cell_without_a_field_is_named(tmp_path: Path) -> None:
 def test_two_results_for_one_cell_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match="two cells of main-table"):
         write_reproduction([cell(), cell(future_mean=90.0)], tmp_path / "reproduction.html")
+
+
+def test_rows_with_equal_settings_are_told_apart_by_their_labels(tmp_path: Path) -> None:
+    rows = [cell(label="Ours-DG"), cell(label="Ours-DG, another h", future_mean=84.0)]
+    page = Outline(write_reproduction(rows, tmp_path / "reproduction.html"))
+    assert "Ours-DG, another h" in page.text

@@ -49,7 +49,10 @@ def reproduce(
     folder: Path = typer.Option(Path("runs/reproduce"), "--out", help="Folder of runs, index and report."),
     json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
 ) -> None:
-    """Regenerate tables and figures of the paper; finished runs are reused."""
+    """Regenerate a table or figure of the paper, ours beside the published values.
+
+    EXPERIMENT is main-table, heterogeneity, geometry, codecs, dimension, or all. Finished runs are reused.
+    """
     names = EXPERIMENTS if experiment == "all" else (experiment,)
     cells = [
         cell for name in names for cell in open_cells(name, datasets=dataset, epsilons=epsilon, quick=quick)

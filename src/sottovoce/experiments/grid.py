@@ -18,9 +18,7 @@ from sottovoce.plan import Plan
 NATIVE = ("direct", "direct-q12")
 """Channels that need nothing compiled."""
 
-# The plan's digest names a run in the streams of its noise. An evaluation interval of its own, which changes
-# nothing else, gives every coded variant draws of its own when only its decoded law is simulated.
-_LAW_INTERVAL = {"lrsuq": 100, "lrsuq-elias": 125, "polar": 250}
+_CODED = ("lrsuq", "lrsuq-elias", "polar")
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,15 @@ class Run:
         return re.sub(r"[^a-z0-9.]+", "-", f"{what}-{where}-{plan.digest()}".lower())
 
     def law(self) -> Plan:
-        """The plan with the channel's decoded law (statistic + Gaussian noise) instead of its code."""
+        """The plan with the channel's decoded law (statistic + Gaussian noise) instead of its code.
+
+        The plan's digest names a run in the streams of its noise: an evaluation interval beyond the last
+        round, which changes nothing else, gives every coded variant draws of its own.
+        """
         if self.plan.channel in NATIVE:
             return self.plan
-        return self.plan.replace(channel="direct", evaluate_every=_LAW_INTERVAL[self.plan.channel])
+        interval = self.plan.rounds + 1 + _CODED.index(self.plan.channel)
+        return self.plan.replace(channel="direct", evaluate_every=interval)
 
 
 def run_of(cell: Cell, seed: int) -> Run:

@@ -88,7 +88,9 @@ def _cell(fields: Fields) -> Cell:
     return Cell(
         experiment=fields.text("experiment"),
         dataset=fields.text("dataset"),
-        settings={key: fields.scalar(key) for key in _SETTINGS},
+        # Rows of a table may differ in a key that the index does not have; their labels always differ.
+        settings={key: fields.scalar(key) for key in _SETTINGS}
+        | {"method": fields.maybe_text("label") or fields.text("method")},
         seeds=len(fields.names("seeds")),
         uses_future_labels=fields.flag("uses_future_labels"),
         ours={
