@@ -7,7 +7,7 @@ import sys
 import typer
 
 from sottovoce import __version__
-from sottovoce.cli import datasets, reproduce, runs
+from sottovoce.cli import datasets, federation, reproduce, runs
 from sottovoce.cli.display import problem
 from sottovoce.errors import SottovoceError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 runs.register(app)
 reproduce.register(app)
+federation.register(app)
 app.add_typer(datasets.app, name="data")
 
 

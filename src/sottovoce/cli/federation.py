@@ -1,0 +1,181 @@
+"""The commands of a real federation: federate, serve, onboard."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import typer
+
+from sottovoce import data
+from sottovoce.cli.display import as_json, err, out, percent, size, table
+from sottovoce.cli.runs import JSON, SETTINGS
+from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan, PlanError
+
+EXAMPLES = {
+    "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
+    "serve": "serve runs/federation --new-token alice, then sottovoce serve runs/federation",
+    "onboard": "onboard https://host:8443 --data my.npz --out my.safetensors --token-file token",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the application."""
+    for command in (federate, serve, onboard):
+        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
+
+
+def federate(
+    settings: list[str] = SETTINGS,
+    plan: Path = typer.Option(None, help="The plan of the federation, a TOML file."),
+    out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
+    run_directory: Path = typer.Option(
+        Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
+    ),
+    deal: Path = typer.Option(
+        None, help="Deal the plan's dataset into one file per client here, to try things out."
+    ),
+    patience: float = typer.Option(
+        600.0, help="Seconds after which a round goes on without missing clients."
+    ),
+    retry: float = typer.Option(60.0, help="Seconds after which an unanswered request is made again."),
+    bucket: int = typer.Option(0, min=0, help="Pad messages to multiples of so many bytes; 0: not padded."),
+    diagnostics: bool = typer.Option(
+        False, help="Log bytes, norms and accuracies per client: the server's own, and charged to nobody."
+    ),
+    threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
+    app: Path = typer.Option(None, help="Run this app instead of writing one."),
+    on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
+    json: bool = JSON,
+) -> None:
+    """Write a Flower app for a plan, or run one until it is finished, through crashes."""
+    from sottovoce.engines.flower.running import run_app
+    from sottovoce.engines.flower.template import write_app
+    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.coordinator import Options
+    from sottovoce.federation.dealing import agree, deal_files
+
+    if app is not None:
+        if on is None:
+            raise SottovoceError("say where to run it: --on NAME of a SuperLink in Flower's config.toml")
+        run = run_app(app, on, say=lambda text: err.print(text, soft_wrap=True))
+        _tell({"run": run, "status": "completed"}, json, f"run {run} is completed")
+        return
+    if out_ is None:
+        raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
+    words = [word for word in settings or [] if "=" in word]
+    files = [Path(word) for word in settings or [] if "=" not in word]
+    if len(files) + (plan is not None) > 1:
+        raise PlanError("give one plan file, and settings as key=value")
+    chosen = Plan.load(plan or (files[0] if files else None), words)
+    if deal is None and chosen.gradient_records:
+        agreement = Agreement.about(chosen, data.load(chosen.dataset))
+    else:
+        agreement = agree(chosen)
+    if deal is not None:
+        deal_files(agreement, deal)
+    options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
+    written = write_app(
+        agreement,
+        out_,
+        run_directory=run_directory,
+        options=options,
+        retry=retry,
+        threads=threads,
+        simulated_clients=deal,
+    )
+    answer = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
+    _tell(answer, json, f"app: {written}\ngive every client its agreement: {answer['agreement']}")
+
+
+def serve(
+    run: Path = typer.Argument(help="Directory of a finished run."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
+    port: int = typer.Option(8443, help="Port to listen on."),
+    certificate: Path = typer.Option(None, help="TLS certificate, a PEM file."),
+    key: Path = typer.Option(None, help="Private key of the certificate, a PEM file."),
+    behind_proxy: bool = typer.Option(False, help="A proxy in front of the service does the TLS."),
+    new_token: str = typer.Option(None, metavar="NAME", help="Make a token for a client, show it, and stop."),
+    open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
+    waiting: int = typer.Option(32, min=1, help="Requests at a time; more are shed with 503."),
+    per_second: float = typer.Option(5.0, min=0.01, help="Requests a second of one token; more get 429."),
+    burst: int = typer.Option(10, min=1, help="Requests at once of one token."),
+    json: bool = JSON,
+) -> None:
+    """Onboard future clients over HTTPS: one context in, one personal model out."""
+    try:
+        import uvicorn
+
+        from sottovoce.serve.access import new_token as make_token
+        from sottovoce.serve.service import Limits, create_service
+    except ModuleNotFoundError as error:
+        raise SottovoceError(f"{error.name} is missing: install sottovoce\\[serve]") from None
+    if new_token is not None:
+        token = make_token(run, new_token)
+        _tell({"name": new_token, "token": token}, json, f"{token}\n(shown once; give it to {new_token})")
+        return
+    if (certificate is None) != (key is None):
+        raise SottovoceError("--certificate and --key go together")
+    if certificate is None and not behind_proxy and not _loopback(host):
+        raise SottovoceError(
+            f"{host} would be served unencrypted: give --certificate and --key, or --behind-proxy"
+        )
+    limits = Limits(waiting=waiting, per_second=per_second, burst=burst)
+    service = create_service(run, limits, open_to_all=open_)
+    uvicorn.run(
+        service,
+        host=host,
+        port=port,
+        ssl_certfile=None if certificate is None else str(certificate),
+        ssl_keyfile=None if key is None else str(key),
+        proxy_headers=behind_proxy,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=16 * waiting,
+        timeout_keep_alive=30,
+    )
+
+
+def onboard(
+    url: str = typer.Argument(help="Where the service is, https://host:port."),
+    data: Path = typer.Option(..., help="The client's records, an .npz with x (and y)."),
+    out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
+    token_file: Path = typer.Option(None, help="File with the client's token."),
+    authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the service."),
+    ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
+    json: bool = JSON,
+) -> None:
+    """Get a model from a service for the price of one context, which is charged here."""
+    from sottovoce.serve.onboarding import onboard as walk_in
+
+    token = token_file.read_text().strip() if token_file is not None else ""
+    answer = walk_in(url, data, out, token=token, authority=authority, ledger=ledger)
+    if json:
+        as_json(answer)
+        return
+    table(
+        f"Model written to {answer['model']}",
+        {
+            "ε spent by these records": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
+            f"({answer['accounting']} accounting)",
+            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
+            + (", made of labels" if answer["uses_labels"] else ""),
+            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
+            "ledger": answer["ledger"],
+        },
+    )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tell(answer: dict[str, str], json: bool, text: str) -> None:
+    if json:
+        as_json(answer)
+    else:
+        out.print(text, soft_wrap=True, highlight=False)
