@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: quickstart test test-slow exactness lint bench clean
+.PHONY: quickstart test test-slow test-federation soak exactness lint bench clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,12 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
+
+test-federation: .venv/installed
+	$(BIN)/pytest --timeout=1200 tests/federation tests/serve
+
+soak: .venv/installed
+	PYTHONPATH=tests $(BIN)/python -m federation.soak
 
 exactness: .venv/installed
 	$(BIN)/python -m benchmarks.exactness

@@ -6,6 +6,7 @@ a test can kill any of them with -9 and nothing outlives it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography import x509
@@ -65,7 +67,9 @@ def write_certificates(folder: Path, *, days: float = 1.0) -> None:
             )
         )
         if is_authority:
-            usage = x509.KeyUsage(*([False] * 5), key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+            usage = x509.KeyUsage(
+                *([False] * 5), key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False
+            )
             builder = builder.add_extension(usage, critical=True)
         else:
             names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -113,8 +117,9 @@ class Processes:
         if tls:
             write_certificates(folder / "tls")
             security = f'root-certificates = "{folder / "tls" / "ca.crt"}"'
+        address = f"127.0.0.1:{self.port}"
         (folder / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{security}\n'
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n{security}\n'
         )
 
     def __enter__(self) -> Processes:
@@ -123,6 +128,36 @@ class Processes:
     def __exit__(self, *unused: object) -> None:
         for name in list(self._running):
             self.kill(name)
+        for process in self.children(""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def children(self, name: str) -> list[int]:
+        """Processes of this federation whose command line holds `name`, also those that Flower started."""
+        mark, found = f"FLWR_HOME={self.folder / 'flwr'}".encode(), []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                alive = mark in (folder / "environ").read_bytes().split(b"\0")
+                if alive and name.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def kill_one(self, name: str) -> bool:
+        """kill -9 for one process whose command line holds `name`, if there is one."""
+        for process in self.children(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+                return True
+        return False
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 180.0) -> None:
+        """Waits until the condition holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"{name}: {self.log(name)[-1500:]}" for name in sorted(self._running))
+                raise AssertionError(f"{what} took more than {seconds:.0f} s\n{logs}")
+            time.sleep(0.1)
 
     def start(self, name: str, *command: str) -> None:
         """Starts a process in a group of its own, with its log in the folder."""
@@ -139,10 +174,8 @@ class Processes:
     def kill(self, name: str) -> None:
         """kill -9 for the process and everything that it started."""
         process = self._running.pop(name)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
     def running(self, name: str) -> bool:
@@ -213,12 +246,10 @@ class Processes:
             raise AssertionError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def wait_for_port(self, port: int, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def wait_for_port(self, port: int) -> None:
+        def listening() -> bool:
             with socket.socket() as probe:
                 probe.settimeout(1.0)
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise AssertionError(f"nothing listens on port {port} after {seconds} s")
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        self.wait(f"listening on port {port}", listening, 60.0)

@@ -1,0 +1,323 @@
+"""The federation without a transport: lost, doubled, late, foreign and false messages change nothing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce.client import OWN_RECORDS
+from sottovoce.data import fingerprint
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.coordinator import Fields, Options
+from sottovoce.federation.member import LedgerBehind
+from sottovoce.federation.secret import EnrolmentError
+from sottovoce.federation.store import Store, StoreError
+from sottovoce.privacy.ledger import AlreadyDelivered, Ledger, Overspent
+from sottovoce.run import load_tensors
+from sottovoce.training import train
+
+from .world import World, same
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def ledger(world: World, index: int) -> Ledger:
+    clients = world.folder / "clients"
+    return Ledger.open(
+        clients / f"client-{index}" / "ledger.sqlite", scope=fingerprint(clients / f"client-{index}.npz")
+    )
+
+
+def charged(world: World, index: int) -> list[tuple[str, int]]:
+    with ledger(world, index) as book:
+        return sorted((entry.charge.kind, entry.charge.round) for entry in book.charges(OWN_RECORDS))
+
+
+def everyone_paid(world: World) -> bool:
+    """Each member was charged exactly for what the server received, once."""
+    indices = range(world.agreement.plan.participants)
+    return all(charged(world, index) == sorted(world.store.received(index)) for index in indices)
+
+
+@pytest.mark.parametrize("changes", [{}, {"channel": "lrsuq"}, {"context": "labels", "momentum": 0.5}])
+def test_members_and_simulator_give_the_same_generator_bit_for_bit(tmp_path: Path, changes: Fields) -> None:
+    world = World(tmp_path, **changes)
+    world.enrol_all()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+    assert everyone_paid(world)
+
+
+def test_contexts_from_a_private_model_are_the_simulators_too(tmp_path: Path) -> None:
+    world = World(tmp_path, context="predictions", context_round=2)
+    world.enrol_all()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+
+
+def test_a_server_killed_after_every_message_ends_with_the_same_generator(tmp_path: Path) -> None:
+    calm, killed = World(tmp_path / "calm"), World(tmp_path / "killed")
+    calm.enrol_all()
+    calm.finish()
+    killed.enrol_all()
+    while not killed.coordinator.done:
+        for participant in list(killed.coordinator.missing()):
+            killed.coordinator.accept(participant, killed.answer(participant))
+            killed.kill()
+            killed.start()
+        killed.coordinator.advance()
+        killed.kill()
+        killed.start()
+    assert same(calm.coordinator.server.state(), killed.coordinator.server.state())
+    assert everyone_paid(killed)
+
+
+def test_an_answer_that_was_lost_is_sent_again_byte_for_byte_and_charged_once(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    assert world.answer(0) == world.answer(0)
+    assert charged(world, 0) == [("context", 0)]
+
+
+def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    world.step()
+    participant = next(iter(world.coordinator.missing()))
+    answer = world.answer(participant)
+    world.coordinator.accept(participant, answer)
+    world.coordinator.accept(participant, answer)
+    world.finish()
+    assert everyone_paid(world)
+
+
+def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    contexts = {participant: world.answer(participant) for participant in range(3)}
+    damaged = bytearray(contexts[0]["release"])
+    damaged[-1] ^= 1
+    with pytest.raises(SottovoceError, match="does not match its tag"):
+        world.coordinator.accept(0, {**contexts[0], "release": bytes(damaged)})
+    with pytest.raises(SottovoceError, match="does not match its tag"):
+        world.coordinator.accept(1, contexts[0])
+    with pytest.raises(SottovoceError, match="format version"):
+        world.coordinator.accept(0, {**contexts[0], "release": b"\xf0" + contexts[0]["release"][1:]})
+    assert world.store.received(0) == []
+    world.step()
+    first = next(iter(world.coordinator.missing()))
+    old = world.answer(first)
+    world.step()
+    with pytest.raises(SottovoceError, match="not open"):
+        world.coordinator.accept(first, old)
+    with pytest.raises(SottovoceError, match=r"does not match its tag|not chosen"):
+        world.coordinator.accept(first, {**old, "round": 2})
+    world.finish()
+    assert everyone_paid(world)
+
+
+def test_a_message_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, options=Options(bucket=64))
+    world.enrol_all()
+    answer = world.answer(0)
+    assert len(answer["release"]) % 64 == 0
+    longer = (2**31).to_bytes(4, "big") + answer["release"][4:]
+    with pytest.raises(SottovoceError, match="cannot"):
+        world.coordinator.accept(0, {**answer, "release": longer})
+    with pytest.raises(SottovoceError, match="refused unread"):
+        world.coordinator.accept(0, {**answer, "release": bytes(10**7)})
+    with pytest.raises(SottovoceError, match="not padded"):
+        world.coordinator.accept(0, {**answer, "release": answer["release"][:-1]})
+    assert world.store.received(0) == []
+    world.coordinator.accept(0, answer)
+
+
+def test_padding_changes_no_result(tmp_path: Path) -> None:
+    worlds = [World(tmp_path / str(bucket), options=Options(bucket=bucket)) for bucket in (0, 512)]
+    for world in worlds:
+        world.enrol_all()
+        world.finish()
+    assert same(*(world.coordinator.server.state() for world in worlds))
+
+
+def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.enrol(0) == 0
+    assert world.enrol(0) == 0
+    twin = world.member(0, directory="twin").enrol(world.coordinator.offer())
+    with pytest.raises(EnrolmentError, match="another key"):
+        world.coordinator.enrol(twin)
+    assert world.enrol(0) == 0
+
+
+def test_an_enrolment_must_prove_its_key(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    answer = world.member(0).enrol(world.coordinator.offer())
+    with pytest.raises(EnrolmentError, match="prove"):
+        world.coordinator.enrol({**answer, "proof": bytes(32)})
+    with pytest.raises(EnrolmentError, match="no participant 7"):
+        world.coordinator.enrol({**answer, "participant": 7})
+    assert world.coordinator.enrolled == set()
+
+
+def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    other = World(tmp_path / "other", epsilon=9.0)
+    with pytest.raises(EnrolmentError, match="another agreement"):
+        world.member(0, other.agreement).enrol(world.coordinator.offer())
+    world.enrol_all()
+    request = world.coordinator.request(0, "context")
+    with pytest.raises(EnrolmentError, match="nothing is released"):
+        world.member(0, other.agreement).release(request)
+    answer = world.member(0).enrol(world.coordinator.offer())
+    with pytest.raises(EnrolmentError, match="another agreement"):
+        world.coordinator.enrol({**answer, "agreement": other.agreement.digest()})
+    assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
+    world.kill()
+    with pytest.raises(StoreError, match=r"epsilon is 9\.0 here and 8\.0 there"):
+        Store.open(tmp_path / "server.sqlite", other.agreement)
+
+
+def test_a_restored_backup_is_charged_for_what_the_server_has_and_reuses_no_stream(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False, rounds=6, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    world.step()
+    mine = tmp_path / "clients" / "client-0"
+    shutil.copytree(mine, tmp_path / "backup")
+    world.step()
+    world.step()
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "backup", mine)
+    before = charged(world, 0)
+    with pytest.raises(LedgerBehind, match="2 releases were charged again, and round 3 is left out"):
+        world.answer(0)
+    assert before == [("context", 0)]
+    assert charged(world, 0) == sorted(world.store.received(0))
+    for participant in (1, 2):
+        world.coordinator.accept(participant, world.answer(participant))
+    world.coordinator.advance()
+    world.finish()
+    assert everyone_paid(world)
+    assert ("gradient", 3) not in charged(world, 0)
+
+
+def test_a_restored_server_gets_no_second_encoding(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False, clients_per_round=3)
+    world.enrol_all()
+    world.step()
+    world.kill()
+    shutil.copy(tmp_path / "server.sqlite", tmp_path / "backup.sqlite")
+    world.start()
+    world.step()
+    world.step()
+    for participant in range(3):
+        world.answer(participant)
+    world.kill()
+    for leftover in ("server.sqlite-wal", "server.sqlite-shm"):
+        (tmp_path / leftover).unlink(missing_ok=True)
+    shutil.copy(tmp_path / "backup.sqlite", tmp_path / "server.sqlite")
+    world.start()
+    with pytest.raises(AlreadyDelivered):
+        world.answer(0)
+
+
+def test_absent_clients_are_not_waited_for_longer_than_patience(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, clients_per_round=3, options=Options(patience=0.0))
+    for index in (0, 1):
+        world.enrol(index)
+        world.coordinator.accept(index, world.answer(index))
+    world.coordinator.advance()
+    for index in (0, 1):
+        world.coordinator.accept(index, world.answer(index))
+    line = world.coordinator.advance()
+    assert line is not None
+    assert line["clients"] == ["participant-0", "participant-1"]
+    assert "without participant-2" in caplog.text
+    # The one that comes late first releases its context, then takes part.
+    world.enrol(2)
+    assert world.coordinator.missing()[2] == "context"
+    world.coordinator.accept(2, world.answer(2))
+    world.coordinator.accept(2, world.answer(2))
+    world.step()
+    world.finish()
+    assert charged(world, 2) == [("context", 0), ("gradient", 2), ("gradient", 3), ("gradient", 4)]
+    assert everyone_paid(world)
+
+
+def test_a_client_out_of_budget_declines_and_training_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path, budget=5.0, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    declined = 0
+    while not world.coordinator.done:
+        for participant in list(world.coordinator.missing()):
+            try:
+                world.coordinator.accept(participant, world.answer(participant))
+            except Overspent:
+                declined += 1
+        world.coordinator.advance()
+    assert declined > 0
+    with ledger(world, 0) as book:
+        assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= 5.0
+    assert everyone_paid(world)
+
+
+def test_a_member_releases_only_in_rounds_of_the_schedule(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=1)
+    world.enrol_all()
+    world.step()
+    [chosen] = world.coordinator.missing()
+    request = world.coordinator.request(chosen, "gradient")
+    with pytest.raises(SottovoceError, match="not due in round 1"):
+        world.member((chosen + 1) % 3).release({**request, "received_rounds": []})
+    with pytest.raises(SottovoceError, match="not due in round 99"):
+        world.member(chosen).release({**request, "round": 99})
+
+
+def test_diagnostics_are_off_unless_both_ends_want_them(tmp_path: Path) -> None:
+    quiet = World(tmp_path / "quiet")
+    quiet.enrol_all()
+    quiet.step()
+    assert set(quiet.step() or {}) == {"round", "clients", "gain", "seconds"}
+    loud = World(tmp_path / "loud", options=Options(diagnostics=True))
+    loud.enrol_all()
+    loud.step()
+    line = loud.step() or {}
+    for values in line["uncharged_diagnostics"].values():
+        assert values["bytes"] > 0
+        assert values["accuracy"] is None
+
+
+def test_secrets_are_for_their_owner_only_and_never_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    world.finish()
+    private = [tmp_path / "server.sqlite", *(tmp_path / "clients" / "client-0").iterdir()]
+    assert len(private) >= 4
+    for path in private:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert world.store.key.hex() not in caplog.text
+    for index in range(3):
+        assert world.coordinator._secret(index).hex() not in caplog.text
+
+
+def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(StoreError, match="another server"):
+        Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)

@@ -1,0 +1,151 @@
+"""Federations of real processes: what survives kill -9 of each of them, compared with the simulator."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sottovoce.client import OWN_RECORDS
+from sottovoce.data import fingerprint
+from sottovoce.engines.flower.template import write_app
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.dealing import agree, deal_files
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.run import load_tensors
+from sottovoce.serve.access import new_token
+from sottovoce.serve.onboarding import OnboardingError, onboard
+from sottovoce.training import train
+
+from .processes import Processes, free_port, write_certificates
+from .world import same, small_plan
+
+
+def prepare(folder: Path, **changes: Any) -> Agreement:
+    agreement = agree(small_plan(**changes))
+    deal_files(agreement, folder / "clients")
+    write_app(agreement, folder / "app", run_directory=folder / "run", retry=15.0)
+    return agreement
+
+
+def rounds(folder: Path) -> int:
+    """Rounds that the server has closed so far."""
+    try:
+        store = sqlite3.connect(f"file:{folder / 'run' / 'server.sqlite'}?mode=ro", uri=True)
+        [(count,)] = store.execute("SELECT count(*) FROM round").fetchall()
+        store.close()
+    except sqlite3.Error:
+        return 0
+    return int(count)
+
+
+def check(folder: Path, agreement: Agreement) -> None:
+    """The generator is the simulator's, and each client was charged once for each release."""
+    torch.set_num_threads(1)
+    train(agreement.plan, folder / "simulated")
+    simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
+    deployed, _ = load_tensors(folder / "run" / "model.safetensors")
+    assert same(simulated, deployed)
+    store = sqlite3.connect(folder / "run" / "server.sqlite")
+    for index in range(agreement.plan.participants):
+        received = store.execute("SELECT kind, round FROM release WHERE participant = ?", (index,)).fetchall()
+        records = folder / "clients" / f"client-{index}.npz"
+        with Ledger.open(records.with_suffix("") / "ledger.sqlite", scope=fingerprint(records)) as ledger:
+            charges = [(entry.charge.kind, entry.charge.round) for entry in ledger.charges(OWN_RECORDS)]
+            assert sorted(charges) == sorted(received)
+            assert ledger.epsilon(OWN_RECORDS, agreement.plan.delta, "exact") <= agreement.plan.epsilon
+    store.close()
+
+
+def test_a_short_federation_with_a_killed_node_equals_the_simulator(tmp_path: Path) -> None:
+    agreement = prepare(tmp_path, participants=2, rounds=2)
+    with Processes(tmp_path, tls=False) as processes:
+        processes.start_superlink()
+        for index in range(2):
+            processes.start_supernode(index)
+        processes.flwr("run", "app", "here")
+        processes.wait("the first client process", lambda: bool(processes.children("flwr-clientapp")))
+        processes.kill("supernode-1")
+        processes.start_supernode(1)
+        model = tmp_path / "run" / "result.json"
+        processes.wait("two rounds", model.exists)
+    check(tmp_path, agreement)
+
+
+@pytest.mark.slow
+def test_every_process_may_be_killed_and_a_future_client_still_gets_its_model(tmp_path: Path) -> None:
+    agreement = prepare(tmp_path, rounds=6)
+    with Processes(tmp_path, tls=True) as processes:
+        processes.start_superlink()
+        processes.register_nodes(3)
+        for index in range(3):
+            processes.start_supernode(index)
+        supervise = ("sottovoce", "federate", "--app", str(tmp_path / "app"), "--on", "here")
+        processes.start("federate", *supervise)
+        processes.wait("round 1", lambda: rounds(tmp_path) >= 1)
+        processes.kill("supernode-0")
+        processes.start_supernode(0)
+        processes.wait("a client process", lambda: processes.kill_one("flwr-clientapp"))
+        processes.wait("round 2", lambda: rounds(tmp_path) >= 2)
+        assert processes.kill_one("flwr-serverapp")
+        processes.wait("round 3", lambda: rounds(tmp_path) >= 3)
+        processes.kill("superlink")
+        processes.start_superlink()
+        processes.wait("round 4", lambda: rounds(tmp_path) >= 4)
+        processes.kill("federate")
+        processes.start("federate", *supervise)
+        processes.wait("the end", (tmp_path / "run" / "result.json").exists)
+        processes.wait("the end of federate", lambda: not processes.running("federate"))
+        check(tmp_path, agreement)
+        walk_in(tmp_path, processes)
+
+
+def walk_in(folder: Path, processes: Processes) -> None:
+    """A future client gets the same model twice for one charge, and nothing without token or trust."""
+    token, port, tls = new_token(folder / "run", "alice"), free_port(), folder / "tls"
+    secure = ("--certificate", str(tls / "server.crt"), "--key", str(tls / "server.key"))
+    serve = ("sottovoce", "serve", str(folder / "run"), "--port", str(port), *secure)
+    processes.start("service", *serve)
+    processes.wait_for_port(port)
+    url, records = f"https://127.0.0.1:{port}", folder / "clients" / "future-0.npz"
+    ledger = records.with_suffix(".ledger.sqlite")
+    with pytest.raises(OnboardingError, match="no such token"):
+        onboard(url, records, folder / "model", token="wrong", authority=tls / "ca.crt")
+    with pytest.raises(OnboardingError, match="not trusted"):
+        onboard(url, records, folder / "model", token=token)
+    assert not ledger.exists()
+    first = onboard(url, records, folder / "one", token=token, authority=tls / "ca.crt")
+    processes.kill("service")
+    processes.start("service", *serve)
+    processes.wait_for_port(port)
+    again = onboard(url, records, folder / "two", token=token, authority=tls / "ca.crt")
+    assert again["epsilon"] == first["epsilon"] > 0
+    assert (folder / "one").read_bytes() == (folder / "two").read_bytes()
+    processes.kill("service")
+    write_certificates(tls, days=-1.0)
+    processes.start("service", *serve)
+    processes.wait_for_port(port)
+    with pytest.raises(OnboardingError, match="expired"):
+        onboard(url, records, folder / "three", token=token, authority=tls / "ca.crt")
+
+
+@pytest.mark.slow
+def test_a_node_does_not_join_over_an_expired_certificate(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    with Processes(tmp_path, tls=True) as processes:
+        processes.start_superlink()
+        processes.register_nodes(1)
+        processes.kill("superlink")
+        write_certificates(tmp_path / "tls", days=-1.0)
+        processes.start_superlink()
+        processes.start_supernode(0)
+        processes.wait("a refusal", lambda: "certificate" in processes.log("supernode-0").lower(), 60.0)
+        refused = subprocess.run(
+            ["flwr", "ls", "here"], env=processes.environment, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode != 0
+    assert not (tmp_path / "clients" / "client-0").exists()
