@@ -41,6 +41,13 @@ def mixed() -> nn.Sequential:
     ).eval()  # fmt: skip
 
 
+def convolutional() -> nn.Sequential:
+    """No linear layer to take up the remainder, so that taps differ in their groups; inputs (6, 7, 7)."""
+    return nn.Sequential(
+        nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+
+
 def perceptron() -> nn.Sequential:
     activation = nn.ReLU()
     return nn.Sequential(

@@ -23,6 +23,7 @@ STACKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
     (models.tiny, (1, 6, 6), 3, 60),
     (models.mixed, (4, 9, 8), 4, 301),
     (models.perceptron, (3, 4), 4, 77),
+    (models.convolutional, (6, 7, 7), 4, 333),
 ]
 OTHERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
     (models.Residual, (5,), 3, 30),

@@ -88,10 +88,11 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
 
 
 def _least(shares: list[Share], coefficients: int) -> list[int]:
-    """The fewest groups of each parameter: one a row, and for the smallest weights all, up to a quarter of k.
+    """The fewest groups of each parameter: one a row, and for the smallest weights all, up to a quarter of
+    k.
 
-    Sharing within the first convolution and the last layer costs a LeNet three points of accuracy on CIFAR-10
-    and frees next to nothing.
+    Sharing within the first convolution and the last layer costs a LeNet two to three points of accuracy
+    on CIFAR-10 and frees next to nothing.
     """
     least = [share.rows for share in shares]
     small = 0
