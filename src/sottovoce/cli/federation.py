@@ -131,6 +131,7 @@ def serve(
         ssl_keyfile=None if key is None else str(key),
         proxy_headers=behind_proxy,
         access_log=False,
+        ws="none",
         log_level="warning",
         limit_concurrency=16 * waiting,
         timeout_keep_alive=30,

@@ -24,6 +24,7 @@ def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[
     """Writes the directory of a federation whose last round is closed, and returns its result."""
     agreement, server = coordinator.agreement, coordinator.server
     directory = RunDirectory(path)
+    directory.path.mkdir(parents=True, exist_ok=True)
     write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
     lines = store.lines()
     write_atomically(directory.rounds_file, "".join(json.dumps(line) + "\n" for line in lines).encode())

@@ -48,7 +48,7 @@ class Contexts:
             raise SecondContext(
                 "this client has sent another context before: send that one again, it costs nothing new"
             )
-        return np.frombuffer(row[1], np.float64)
+        return np.frombuffer(row[1], np.float64).copy()
 
     def remember(self, client: str, body: bytes, vector: np.ndarray) -> None:
         """Keeps a context durably before it is answered."""
