@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from sottovoce.channel.polar.cancellation import dithers_from
-from sottovoce.channel.polar.folding import branch_bias, branch_odds, fold, given_bit, sign_bias
+from sottovoce.channel.polar.folding import branch_bias, branch_odds, fold, given_bit, magnitudes, sign_bias
 from sottovoce.channel.polar.model import (
     BINS,
     CLASSES,
@@ -85,7 +85,7 @@ def biases(rng: np.random.Generator, s2: float, folds: int, size: int) -> list[n
         odds = given_bit(odds, (branch >> (folds - 1 - plane) & 1).astype(np.uint8))
         planes.append(bias)
     bias = np.empty(size)
-    sign_bias(x, v, branch, folds, s2, bias)
+    sign_bias(magnitudes(x, branch, folds, s2), v, bias)
     return [*planes, bias]
 
 

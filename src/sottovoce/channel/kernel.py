@@ -27,6 +27,6 @@ def inlined(function: Function) -> Function:
 
 
 def summing_kernel(function: Function) -> Function:
-    """A kernel whose sums may be reordered: for bounds that only the encoder uses, with slack for rounding."""
+    """A kernel whose sums may be reordered: for bounds with slack that only the encoder uses."""
     compiled: Any = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc"})(function)
     return cast(Function, compiled)

@@ -3,7 +3,7 @@
 The polar transform turns bits B into U with B = U·G. For i = 1 … n the exact bias of U_i given U_<i follows
 from the biases of B by a·b and (b ± a)/(1 ± ab), and U_i is set by a dither that both ends share, so the law
 of B is exact whatever the biases. Most U_i are as good as unbiased and equal what the dither alone says; only
-the exceptions, the surprises, need to be sent. A subtree no dither of which can be crossed is decided at once.
+the exceptions, the surprises, are sent. A subtree none of whose dithers can be crossed is decided at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dithers_from(words: NDArray[np.uint64]) -> Reals:
 
 @kernel
 def _smallest(dithers: Reals) -> Reals:
-    """Heap of the smallest |dither| in each subtree: entry 1 is the root, 2i and 2i + 1 are the halves of i."""
+    """Heap of the smallest |dither| in each subtree: 1 is the root, 2i and 2i + 1 the halves of i."""
     size = dithers.size
     heap = np.empty(2 * size)
     for j in range(size):
@@ -55,18 +55,27 @@ def _total(values: Reals) -> float:
 
 @kernel
 def transform(bits: Bits) -> None:
-    """Multiply by G over GF(2), in place; its own inverse."""
+    """Multiply by G over GF(2), in place; its own inverse. The length is a power of two."""
     half = 1
+    if bits.size >= 8:
+        words = bits.view(np.uint64)  # eight bits at a time; the first byte is the lowest
+        for j in range(words.size):
+            word = words[j]
+            word ^= (word >> np.uint64(8)) & np.uint64(0x0001000100010001)
+            word ^= (word >> np.uint64(16)) & np.uint64(0x0000010100000101)
+            words[j] = word ^ (word >> np.uint64(32)) & np.uint64(0x0000000001010101)
+        half = 8
     while half < bits.size:
         for start in range(0, bits.size, 2 * half):
-            for j in range(start, start + half):
-                bits[j] ^= bits[j + half]
+            low, high = bits[start : start + half], bits[start + half : start + 2 * half]
+            for j in range(half):
+                low[j] ^= high[j]
         half *= 2
 
 
 @kernel
 def cancel(bias: Reals, dithers: Reals, bits: Bits, surprises: Bits) -> None:
-    """Sample bits with P(0) − P(1) = bias: fills `bits` (B) and `surprises` (U_i differs from its dither's say).
+    """Sample bits with P(0) − P(1) = bias: fills `bits` (B), and `surprises` with [U_i ≠ what its dither says].
 
     All arrays have the same length, a power of two.
     """

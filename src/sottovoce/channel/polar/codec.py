@@ -2,8 +2,8 @@
 
 The statistic is rotated and scaled (v); each output coordinate is split into a state, branch bits and a sign
 that are uniform under a shared reference law; states are selected by Poisson functional representation, bits
-by successive cancellation of a polar code with shared dithers. Every step samples the exact conditional law of
-N(v, 1), so the decoded error is exactly N(0, σ²I) and independent of u; only the surprises are sent.
+by successive cancellation of a polar code with shared dithers. Every step samples the exact conditional law
+of N(v, 1), so the decoded error is exactly N(0, σ²I) and independent of u; only the surprises are sent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from sottovoce.channel import rangecoder
 from sottovoce.channel.base import Channel
 from sottovoce.channel.polar.cancellation import cancel, dithers_from, transform
-from sottovoce.channel.polar.folding import branch_bias, branch_odds, given_bit, outputs, sign_bias
+from sottovoce.channel.polar.folding import branch_bias, branch_odds, given_bit, magnitudes, sign_bias
 from sottovoce.channel.polar.model import SCALES, Model, dither_bins, model, scale_number
 from sottovoce.channel.polar.offsets import STEP, offsets, put_offsets, take_offsets
 from sottovoce.channel.polar.rotation import rotate, signs_from, unrotate
-from sottovoce.channel.polar.states import RAW, States, candidates, select, uniforms
+from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.tables import load_tables
@@ -37,9 +37,7 @@ class Polar(Channel):
         super().__init__(name, "polar", size, sigma)
         self._padded = 1 << (self.size - 1).bit_length()
 
-    def _encode(
-        self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness
-    ) -> bytes:
+    def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         v = np.zeros(self._padded)
         v[: self.size] = u / self.sigma
         rotate(v, self._signs(shared))
@@ -68,8 +66,7 @@ class Polar(Channel):
         sound = sound and take_states(state, data, x, index, outlier, law.edges, law.hazards)
         if not sound:
             raise ChannelError("payload is not one an encoder makes; ask for the message again")
-        chosen = uniforms(candidates(shared, law, index, index != RAW))
-        np.copyto(x, chosen, where=outlier == 0)
+        np.copyto(x, uniforms(chosen_words(shared, law, index)), where=outlier == 0)
         branch = np.zeros(law.size, np.int64)
         bits = np.empty(law.size, np.uint8)
         for plane, classes in enumerate(law.classes):
@@ -80,18 +77,17 @@ class Polar(Channel):
             transform(bits)
             if plane < law.folds:
                 branch = 2 * branch + bits
-        y = outputs(x, branch, bits, law.folds, law.s2) + STEP * steps
+        y = magnitudes(x, branch, law.folds, law.s2) * (1.0 - 2.0 * bits) + STEP * steps
         unrotate(y, self._signs(shared))
-        return y[: self.size] * self.sigma
+        y *= self.sigma
+        return y[: self.size]
 
     def _signs(self, shared: SharedRandomness) -> Reals:
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
 
 
-def planes(
-    v: Reals, law: Model, states: States, shared: SharedRandomness
-) -> list[tuple[Bits, Reals, Bits]]:
-    """Sample every plane, branch bits from coarse to fine and then the sign: (surprises, dithers, classes)."""
+def planes(v: Reals, law: Model, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals, Bits]]:
+    """Sample the planes, branch bits from coarse to fine, then the sign: (surprises, dithers, classes)."""
     odds = branch_odds(states.x, v, law.folds, law.s2)
     branch = np.zeros(law.size, np.int64)
     bias, bits = np.empty(law.size), np.empty(law.size, np.uint8)
@@ -100,7 +96,7 @@ def planes(
         if plane < law.folds:
             branch_bias(odds, bias)
         else:
-            sign_bias(states.x, v, branch, law.folds, law.s2, bias)
+            sign_bias(magnitudes(states.x, branch, law.folds, law.s2), v, bias)
         dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
         surprises = np.empty(law.size, np.uint8)
         cancel(bias, dithers, bits, surprises)

@@ -54,8 +54,9 @@ def state_ratio(x: float, v: float, folds: int, s2: float) -> float:
     total = 0.0
     for branch in range(1 << folds):
         h = unfold(x, branch, folds)
-        total += math.exp(-0.5 * s2 * h * h) * math.cosh(c * h * v)
-    return total * c * math.exp(-0.5 * v * v) / (1 << folds)
+        e = math.exp(c * h * v)
+        total += math.exp(-0.5 * s2 * h * h) * (e + 1.0 / e)
+    return total * c * math.exp(-0.5 * v * v) / (2 << folds)
 
 
 @kernel
@@ -113,23 +114,28 @@ def given_bit(odds: Reals, bit: Bits) -> Reals:
 
 
 @kernel
-def sign_bias(x: Reals, v: Reals, branch: Integers, folds: int, s2: float, bias: Reals) -> None:
-    """P(y > 0) − P(y < 0) given |y|: tanh(|y|·v)."""
+def magnitudes(x: Reals, branch: Integers, folds: int, s2: float) -> Reals:
+    """|y| of every coordinate from its state and branch."""
     c = math.sqrt(1.0 + s2)
-    z, bits = np.empty(x.size), np.empty(x.size, np.int64)
+    count = 1 << folds
+    width = 1.0 / count
+    q, p = np.empty(x.size), np.empty(x.size)
+    h, bits = np.empty(x.size), np.empty(x.size, np.int64)
     for j in range(x.size):
-        z[j] = 2.0 * c * unfold(x[j], branch[j], folds) * v[j]
-    exponentials(z, bias, bits)
-    for j in range(x.size):
-        bias[j] = (bias[j] - 1.0) / (bias[j] + 1.0)
+        odd = branch[j] & 1
+        q[j] = (branch[j] + (1.0 - x[j] if odd else x[j])) * width
+        p[j] = (count - 1 - branch[j] + (x[j] if odd else 1.0 - x[j])) * width
+    half_normals(q, p, 0.0, 1.0, h, bits)
+    h *= c
+    return h
 
 
 @kernel
-def outputs(x: Reals, branch: Integers, negative: Bits, folds: int, s2: float) -> Reals:
-    """y of every coordinate from its state, branch and sign."""
-    c = math.sqrt(1.0 + s2)
-    y = np.empty(x.size)
-    for j in range(x.size):
-        size = c * unfold(x[j], branch[j], folds)
-        y[j] = -size if negative[j] else size
-    return y
+def sign_bias(magnitude: Reals, v: Reals, bias: Reals) -> None:
+    """P(y > 0) − P(y < 0) given |y|: tanh(|y|·v)."""
+    z, bits = np.empty(v.size), np.empty(v.size, np.int64)
+    for j in range(v.size):
+        z[j] = 2.0 * magnitude[j] * v[j]
+    exponentials(z, bias, bits)
+    for j in range(v.size):
+        bias[j] = (bias[j] - 1.0) / (bias[j] + 1.0)

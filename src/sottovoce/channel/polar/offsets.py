@@ -17,8 +17,8 @@ from sottovoce.channel.rangecoder import Bytes, Words, put_bit, put_number, take
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-STEP = 2.0  # in units of σ: what is left is uniform with s² = 1/3, in the middle of the tables
-_LARGEST_S2 = 1.5  # above, every coordinate gets an offset
+STEP = 4.0  # in units of σ: what is left is uniform with s² = 4/3, within the tables
+_LARGEST_S2 = 1.6  # above, every coordinate gets an offset
 _OUTLYING = 6.0  # scales beyond which a single coordinate gets one
 _ANY = 64  # weight out of 2^16 of "some offset is not zero"
 _BITS = 16

@@ -1,4 +1,4 @@
-"""A fast approximation of ln S(x) with a known error, so that the exact one is computed only where it matters.
+"""A fast approximation of ln S(x) with a known error: the exact one is computed only where it matters.
 
 S(x) is the density of a state under the target over its density under the reference. Selecting a state
 compares many of them; a comparison that the approximation cannot settle is settled exactly, so the law of the
@@ -18,11 +18,11 @@ from sottovoce.channel.polar.folding import state_ratio, unfold
 
 Reals = NDArray[np.float64]
 
-_BINS = 512
+_BINS = 1024
 _FEW, _MANY = 4, 8  # terms in v²: few are enough while s is small
 _FEW_UP_TO = 0.06
 _REACH = 3.0  # the approximation covers |v| ≤ 3s
-_WORST = 2e-3  # bins that do worse are always computed exactly
+_WORST = 1e-4  # bins that do worse are always computed exactly
 _SAFETY = 4.0  # claimed error over the largest error seen in a bin
 _ROUNDING = 1e-13
 
@@ -34,7 +34,7 @@ def screen(folds: int, s2: float) -> Reals:
     most = _REACH * _REACH * s2
     nodes = 0.5 - 0.5 * np.cos(np.pi * (np.arange(terms) + 0.5) / terms)
     solve = np.linalg.inv(np.vander(nodes, terms, increasing=True))
-    ends = np.maximum(np.arange(_BINS + 1) / _BINS, 1e-9)
+    ends = np.clip(np.arange(_BINS + 1) / _BINS, 1e-9, 1.0 - 1e-9)
     edges = _log_ratios(ends, most * nodes, folds, s2) @ solve.T
     rows = np.zeros((_BINS, 2 * terms + 1))
     rows[:, :terms] = edges[:-1]
@@ -47,6 +47,11 @@ def screen(folds: int, s2: float) -> Reals:
         rows[:, -1] = np.maximum(rows[:, -1], np.abs(exact - guessed).max(axis=1))
     rows[:, -1] = np.where(rows[:, -1] < _WORST, _SAFETY * rows[:, -1] + _ROUNDING, np.inf)
     return rows
+
+
+def reduced_squares(v: Reals, s2: float) -> Reals:
+    """v²/(3s)²: what `guess` takes; above 1 the approximation does not reach."""
+    return v * v / (_REACH * _REACH * s2)
 
 
 @kernel
@@ -72,22 +77,29 @@ def log_ratio(x: float, v: float, folds: int, s2: float) -> float:
 
 
 @kernel
-def guess(x: float, v: float, folds: int, s2: float, rows: Reals) -> tuple[float, float]:
-    """ln S(x) and a bound on its error; computed exactly where the approximation does not reach."""
-    square = v * v / (_REACH * _REACH * s2)
-    place = x * _BINS
-    at = int(place)
-    terms = rows.shape[1] // 2
-    error = rows[at, 2 * terms]
-    if square > 1.0 or error == np.inf:
-        return log_ratio(x, v, folds, s2), _ROUNDING
-    f = place - at
-    if terms == _FEW:
-        value = rows[at, 3] + f * rows[at, 7]
-        value = value * square + (rows[at, 2] + f * rows[at, 6])
-        value = value * square + (rows[at, 1] + f * rows[at, 5])
-        return value * square + (rows[at, 0] + f * rows[at, 4]), error
-    value = 0.0
-    for term in range(_MANY - 1, -1, -1):
-        value = value * square + (rows[at, term] + f * rows[at, _MANY + term])
-    return value, error
+def guess(x: Reals, squares: Reals, rows: Reals, value: Reals, error: Reals) -> None:
+    """Fill `value` with ln S of each coordinate and `error` with its bound, infinite where out of reach."""
+    if rows.shape[1] // 2 == _FEW:
+        for j in range(x.size):
+            at = np.int64(x[j] * _BINS)
+            f, t = x[j] * _BINS - at, squares[j]
+            r = rows[at, 3] + f * rows[at, 7]
+            r = r * t + (rows[at, 2] + f * rows[at, 6])
+            r = r * t + (rows[at, 1] + f * rows[at, 5])
+            value[j] = r * t + (rows[at, 0] + f * rows[at, 4])
+            error[j] = rows[at, 8]
+    else:
+        for j in range(x.size):
+            at = np.int64(x[j] * _BINS)
+            f, t = x[j] * _BINS - at, squares[j]
+            r = rows[at, 7] + f * rows[at, 15]
+            r = r * t + (rows[at, 6] + f * rows[at, 14])
+            r = r * t + (rows[at, 5] + f * rows[at, 13])
+            r = r * t + (rows[at, 4] + f * rows[at, 12])
+            r = r * t + (rows[at, 3] + f * rows[at, 11])
+            r = r * t + (rows[at, 2] + f * rows[at, 10])
+            r = r * t + (rows[at, 1] + f * rows[at, 9])
+            value[j] = r * t + (rows[at, 0] + f * rows[at, 8])
+            error[j] = rows[at, 16]
+    for j in range(x.size):
+        error[j] = np.inf if squares[j] > 1.0 else error[j]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.channel.kernel import kernel
 from sottovoce.channel.polar.folding import fold
 from sottovoce.channel.polar.model import Model
-from sottovoce.channel.polar.screen import guess, log_ratio, screen
+from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 
@@ -29,9 +29,9 @@ Bits = NDArray[np.uint8]
 _LOG_TAU = math.log(2.0)
 # C is only the encoder's concern: the fewer candidates the smaller, the fewer raw blocks the larger.
 _LARGEST_LOG_C = math.log(6.0)
-_DEVIATIONS = 4.75  # of a block's ln S, which is about normal with variance twice its information
+_DEVIATIONS = 5.25  # of a block's ln S, which is about normal with variance twice its information
 _FEW = 3  # up to this many blocks, candidates are drawn block by block
-_LAYERS = 4  # candidates drawn together
+GROUP = 4  # candidates of a block that lie together in the shared randomness
 RAW = -1  # index of a block that goes raw
 
 
@@ -44,52 +44,54 @@ class States:
     outlier: Bits  # (n,): 1 where the state goes raw
 
 
-def candidates(
-    shared: SharedRandomness, model: Model, index: Integers, only: NDArray[np.bool_]
-) -> NDArray[np.uint64]:
-    """The words of candidate `index[b]` of every block b with only[b]; other places hold anything."""
+def chosen_words(shared: SharedRandomness, model: Model, index: Integers) -> NDArray[np.uint64]:
+    """The words of candidate `index[b]` of every block b that is not RAW; other places hold anything."""
     words = np.empty(model.size, np.uint64)
-    blocks = np.flatnonzero(only)
-    numbers, counts = np.unique(index[blocks], return_counts=True)
-    for number in numbers[counts > _FEW]:
-        words[:] = shared.words("states", model.size, int(number) * model.size)
+    early = shared.words("states", GROUP * model.size) if index.size > _FEW else None
+    for block in np.flatnonzero(index != RAW):
+        first, last = int(model.edges[block]), int(model.edges[block + 1])
+        group, member = divmod(int(index[block]), GROUP)
+        start = GROUP * (group * model.size + first) + member * (last - first)
+        if early is not None and group == 0:
+            words[first:last] = early[start : start + last - first]
+        else:
+            words[first:last] = shared.words("states", last - first, start)
+    return words
+
+
+def _group(
+    shared: SharedRandomness, model: Model, group: int, wanted: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
+    """Candidates GROUP·group … of the wanted blocks: block b's lie together from GROUP·edges[b] on."""
+    blocks = np.flatnonzero(wanted)
+    start = group * GROUP * model.size
+    if blocks.size > _FEW:
+        return shared.words("states", GROUP * model.size, start)
+    words = np.empty(GROUP * model.size, np.uint64)
     for block in blocks:
-        if counts[numbers == index[block]] <= _FEW:
-            first, last = int(model.edges[block]), int(model.edges[block + 1])
-            words[first:last] = shared.words("states", last - first, int(index[block]) * model.size + first)
+        first, last = GROUP * int(model.edges[block]), GROUP * int(model.edges[block + 1])
+        words[first:last] = shared.words("states", last - first, start + first)
     return words
 
 
 def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRandomness) -> States:
     """Draw states from the target given the rotated statistic v (in units of σ)."""
-    rows = screen(model.folds, model.s2)
+    rows, squares = screen(model.folds, model.s2), reduced_squares(v, model.s2)
     blocks = model.edges.size - 1
     log_c = min(_LARGEST_LOG_C, _DEVIATIONS * math.sqrt(2.0 * model.block_nats))
-    x = np.empty(model.size)
-    outlier = np.zeros(model.size, np.uint8)
-    index = np.zeros(blocks, np.int64)
-    noise = private.words(model.size)
-    _screen_private(v, noise, model.edges, model.folds, model.s2, log_c, rows, x, outlier, index)
+    law = (v, squares, model.edges, model.folds, model.s2, log_c, rows)
+    x, outlier, index = np.empty(model.size), np.zeros(model.size, np.uint8), np.zeros(blocks, np.int64)
+    _screen_private(*law, private.words(model.size), x, outlier, index)
     chosen = np.empty(model.size)
     best = np.full((3, blocks), [[np.inf], [0.0], [0.0]])  # smallest ln T − ln S, its error, its ln T
     arrival = np.zeros(blocks)
     active = index != RAW
-    layer = 0
+    group = 0
     while active.any():
-        if layer % _LAYERS == 0:
-            gaps = -np.log(private.uniform(_LAYERS * blocks)).reshape(_LAYERS, blocks)
-        if layer < _LAYERS:
-            if layer == 0:
-                early = shared.words("states", _LAYERS * model.size).reshape(_LAYERS, model.size)
-            words = early[layer]
-        else:
-            words = candidates(shared, model, np.full(blocks, layer), active)
-        arrival += gaps[layer % _LAYERS]
-        _race(
-            words, v, outlier, model.edges, model.folds, model.s2, log_c, rows,
-            layer, arrival, active, best, index, chosen,
-        )  # fmt: skip
-        layer += 1
+        words = _group(shared, model, group, active)
+        gaps = private.uniform(GROUP * blocks)
+        _race(*law, words, outlier, group, gaps, arrival, active, best, index, chosen)
+        group += 1
     return States(_merge(x, chosen, outlier, index, model.edges), index, outlier)
 
 
@@ -131,12 +133,13 @@ def _normals(words: NDArray[np.uint64]) -> Reals:
 @kernel
 def _screen_private(
     v: Reals,
-    noise: NDArray[np.uint64],
+    squares: Reals,
     edges: Integers,
     folds: int,
     s2: float,
     log_c: float,
     rows: Reals,
+    noise: NDArray[np.uint64],
     x: Reals,
     outlier: Bits,
     index: Integers,
@@ -144,28 +147,28 @@ def _screen_private(
     """Draw x* from the target; mark outliers, and blocks whose remaining product exceeds C."""
     c = math.sqrt(1.0 + s2)
     normal = _normals(noise)
+    for j in range(v.size):
+        word = raw_word(fold(abs(v[j] + normal[j]) / c, folds))
+        x[j] = (np.float64(word) + 0.5) * 2.0**-53
+    value, error = np.empty(v.size), np.empty(v.size)
+    guess(x, squares, rows, value, error)
     for block in range(edges.size - 1):
-        total, error = 0.0, 0.0
+        total, slack = 0.0, 0.0
         for j in range(edges[block], edges[block + 1]):
-            word = raw_word(fold(abs(v[j] + normal[j]) / c, folds))
-            x[j] = (np.float64(word) + 0.5) * 2.0**-53
-            value, slack = guess(x[j], v[j], folds, s2, rows)
-            if value + slack > _LOG_TAU:
-                value, slack = log_ratio(x[j], v[j], folds, s2), 0.0
-                if value > _LOG_TAU:
+            if not value[j] + error[j] <= _LOG_TAU:
+                value[j], error[j] = log_ratio(x[j], v[j], folds, s2), 0.0
+                if value[j] > _LOG_TAU:
                     outlier[j] = 1
                     continue
-            total += value
-            error += slack
-        if abs(total - log_c) <= error:
+            total += value[j]
+            slack += error[j]
+        if abs(total - log_c) <= slack:
             total = _exact(x, v, outlier, edges[block], edges[block + 1], folds, s2)
         index[block] = RAW if total > log_c else 0
 
 
 @kernel
-def _exact(
-    x: Reals, v: Reals, outlier: Bits, first: int, last: int, folds: int, s2: float
-) -> float:
+def _exact(x: Reals, v: Reals, outlier: Bits, first: int, last: int, folds: int, s2: float) -> float:
     """ln of the product of S_j over a block's coordinates that do not go raw."""
     total = 0.0
     for j in range(first, last):
@@ -176,62 +179,81 @@ def _exact(
 
 @kernel
 def _race(
-    words: NDArray[np.uint64],
     v: Reals,
-    outlier: Bits,
+    squares: Reals,
     edges: Integers,
     folds: int,
     s2: float,
     log_c: float,
     rows: Reals,
-    layer: int,
+    words: NDArray[np.uint64],
+    outlier: Bits,
+    group: int,
+    gaps: Reals,
     arrival: Reals,
     active: NDArray[np.bool_],
     best: Reals,
     index: Integers,
     chosen: Reals,
 ) -> None:
-    """Let candidate `layer` of every active block compete; blocks that no later one can win turn inactive."""
-    x = np.empty(words.size)
+    """Let a group of candidates of every active block compete; blocks that are decided turn inactive."""
+    x, value, error = np.empty(v.size), np.empty(v.size), np.empty(v.size)
     for block in range(active.size):
-        if not active[block]:
-            continue
-        time = math.log(arrival[block])
-        if time - log_c >= best[0, block] + best[1, block]:
-            active[block] = False
-            continue
         first, last = edges[block], edges[block + 1]
-        total, error = 0.0, 0.0
-        admitted = True
-        for j in range(first, last):
-            x[j] = uniform(words[j])
-            if outlier[j]:
+        for member in range(GROUP):
+            if not active[block]:
+                break
+            arrival[block] -= math.log(gaps[block * GROUP + member])
+            time = math.log(arrival[block])
+            if time - log_c >= best[0, block] + best[1, block]:
+                active[block] = False
+                break
+            start = GROUP * first + member * (last - first)
+            for j in range(first, last):
+                x[j] = uniform(words[start + j - first])
+            guess(x[first:last], squares[first:last], rows, value[first:last], error[first:last])
+            total, slack = _product(x, v, outlier, first, last, folds, s2, value, error)
+            if abs(total - log_c) <= slack:
+                total, slack = _exact(x, v, outlier, first, last, folds, s2), 0.0
+            if total > log_c:
                 continue
-            value, slack = guess(x[j], v[j], folds, s2, rows)
-            if value + slack > _LOG_TAU:
-                value, slack = log_ratio(x[j], v[j], folds, s2), 0.0
-                if value > _LOG_TAU:
-                    admitted = False
-                    break
-            total += value
-            error += slack
-        if not admitted:
+            score = time - total
+            if abs(score - best[0, block]) <= slack + best[1, block]:
+                score = time - _exact(x, v, outlier, first, last, folds, s2)
+                slack = 0.0
+                if best[1, block] > 0.0:
+                    exact = _exact(chosen, v, outlier, first, last, folds, s2)
+                    best[0, block], best[1, block] = best[2, block] - exact, 0.0
+            if score < best[0, block]:
+                best[0, block], best[1, block], best[2, block] = score, slack, time
+                index[block] = group * GROUP + member
+                chosen[first:last] = x[first:last]
+
+
+@kernel
+def _product(
+    x: Reals,
+    v: Reals,
+    outlier: Bits,
+    first: int,
+    last: int,
+    folds: int,
+    s2: float,
+    value: Reals,
+    error: Reals,
+) -> tuple[float, float]:
+    """ln of the product of S_j over a block, and its error; infinite for a candidate with an outlier."""
+    total, slack = 0.0, 0.0
+    for j in range(first, last):
+        if outlier[j]:
             continue
-        if abs(total - log_c) <= error:
-            total, error = _exact(x, v, outlier, first, last, folds, s2), 0.0
-        if total > log_c:
-            continue
-        score = time - total
-        if abs(score - best[0, block]) <= error + best[1, block]:
-            score = time - _exact(x, v, outlier, first, last, folds, s2)
-            error = 0.0
-            if best[1, block] > 0.0:
-                exact = _exact(chosen, v, outlier, first, last, folds, s2)
-                best[0, block], best[1, block] = best[2, block] - exact, 0.0
-        if score < best[0, block]:
-            best[0, block], best[1, block], best[2, block] = score, error, time
-            index[block] = layer
-            chosen[first:last] = x[first:last]
+        if not value[j] + error[j] <= _LOG_TAU:
+            value[j], error[j] = log_ratio(x[j], v[j], folds, s2), 0.0
+            if value[j] > _LOG_TAU:
+                return np.inf, 0.0
+        total += value[j]
+        slack += error[j]
+    return total, slack
 
 
 @kernel

@@ -1,7 +1,7 @@
 """The payload of `polar`: indices of states, and the surprises of every plane, as range-coded integers.
 
-A surprise is coded with a weight that depends on its leaf's class and on how far its dither lies from ½. Leaves
-whose weight is zero practically never surprise: they are passed over, and the rare exceptions listed.
+A surprise is coded with a weight that depends on its leaf's class and on how far its dither lies from ½.
+Leaves whose weight is zero practically never surprise: they are passed over, and the rare exceptions listed.
 """
 
 from __future__ import annotations
