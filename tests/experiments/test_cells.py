@@ -97,8 +97,8 @@ def test_a_quick_cell_is_another_cell_with_fewer_rounds() -> None:
     full, quick = open_cells("main-table"), open_cells("main-table", quick=True)
     assert {cell.id for cell in full}.isdisjoint(cell.id for cell in quick)
     plans = [cell.plan(41) for cell in quick]
-    assert {plan.rounds for plan in plans} == {100}
-    assert {plan.context_round for plan in plans if plan.context == "predictions"} == {50}
+    assert {plan.rounds for plan in plans} == {80}
+    assert {plan.context_round for plan in plans if plan.context == "predictions"} == {40}
 
 
 def test_differences_name_cells_that_exist(tables: Path) -> None:

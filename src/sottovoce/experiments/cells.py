@@ -24,7 +24,7 @@ EXPERIMENTS = ("main-table", "heterogeneity", "geometry", "codecs", "dimension")
 SEEDS = (41, 42, 43, 44, 45)
 """The seeds of the paper's runs."""
 
-QUICK_ROUNDS = 100
+QUICK_ROUNDS = 80
 QUICK_EPSILON = 16.0
 QUICK_SEEDS = (41,)
 
