@@ -19,11 +19,11 @@ Grid = tuple[Path, list[Run], Outcome, list[int]]
 
 @pytest.fixture(scope="module")
 def grid(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    """All rows at ε = 8 with one seed, by two processes."""
+    """All rows at ε = 8 with one seed, by as many processes as would let a replay overtake its source."""
     runs = runs_of(open_cells("tiny", epsilons=[8.0], folder=tables), (41,))
     root = tmp_path_factory.mktemp("grid")
     rounds: list[int] = []
-    return root, runs, run_grid(root, runs, Resources(jobs=2), on_rounds=rounds.append), rounds
+    return root, runs, run_grid(root, runs, Resources(jobs=3), on_rounds=rounds.append), rounds
 
 
 def test_every_run_leaves_its_directory_and_its_summary(grid: Grid) -> None:
