@@ -63,6 +63,7 @@ def test_bytes_come_only_from_runs_that_were_coded() -> None:
     assert entry["coded_seeds"] == [41]
     assert entry["seeds"] == [41, 42]
     assert entry["ms_per_event"] == 9.5
+    assert entry["command"].endswith("--seeds 41,42 --law")
 
 
 def test_an_index_keeps_other_cells_and_replaces_equal_ones(tmp_path: Path) -> None:

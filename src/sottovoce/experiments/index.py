@@ -76,7 +76,7 @@ def add_to_index(path: Path, new: Sequence[dict[str, Any]]) -> list[dict[str, An
     return index
 
 
-def command_of(cell: Cell, seeds: Sequence[int], device: str) -> str:
+def command_of(cell: Cell, seeds: Sequence[int], device: str, law: bool) -> str:
     """The command that makes a cell with these seeds (and the other rows of its column)."""
     words = ["sottovoce", "reproduce", cell.experiment, "--dataset", cell.dataset]
     epsilon = cell.settings["epsilon"]
@@ -84,6 +84,7 @@ def command_of(cell: Cell, seeds: Sequence[int], device: str) -> str:
         words += ["--epsilon", f"{epsilon:g}"]
     words += ["--seeds", ",".join(map(str, seeds))]
     words += [] if device == "cpu" else ["--device", "cuda"]
+    words += ["--law"] if law else []
     return shlex.join([*words, "--quick"] if cell.quick else words)
 
 
@@ -134,7 +135,7 @@ def _object(
         "ms_per_event": events.get(plan.channel) if cell.experiment == "codecs" else None,
         "gain": _trajectory(lines),
         **{f"published_{key}": cell.published.get(key) for key in PUBLISHED},
-        "command": command_of(cell, seeds, devices[0]),
+        "command": command_of(cell, seeds, devices[0], any(line["law"] for line in lines)),
         "version": last["version"],
         "device": ", ".join(devices),
         "time": last["time"],
