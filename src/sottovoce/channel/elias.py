@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import rangecoder
+from sottovoce.channel.dithers import Dithers, Integers, Reals, accept, in_blocks
 from sottovoce.channel.kernel import kernel
 from sottovoce.channel.lattice import DIMENSION, dither, unit
-from sottovoce.channel.lrsuq import Dithers, Integers, Lrsuq, Reals, accept, folded, in_blocks, unfolded
+from sottovoce.channel.lrsuq import Lrsuq, folded, unfolded
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.rangecoder import Bytes, Words, put_number, take_number
 from sottovoce.channel.wire import ChannelError

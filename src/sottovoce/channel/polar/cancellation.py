@@ -75,7 +75,7 @@ def transform(bits: Bits) -> None:
 
 @kernel
 def cancel(bias: Reals, dithers: Reals, bits: Bits, surprises: Bits) -> None:
-    """Sample bits with P(0) − P(1) = bias: fills `bits` (B), and `surprises` with [U_i ≠ what its dither says].
+    """Sample bits with P(0) − P(1) = bias: fills `bits` (B) and `surprises` (where U_i defies its dither).
 
     All arrays have the same length, a power of two.
     """

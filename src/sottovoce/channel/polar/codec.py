@@ -50,8 +50,10 @@ class Polar(Channel):
         out = rangecoder.with_room(state, np.empty(0, np.uint8), _BYTES_PER_COORDINATE * self._padded + 64)
         put_offsets(state, out, steps)
         put_states(state, out, states.x, states.index, states.outlier, law.edges, law.hazards)
-        for surprises, dithers, classes in planes(v, law, states, shared):
-            put_plane(state, out, surprises, classes, dither_bins(dithers), load_tables().surprises)
+        for plane, (surprises, dithers) in enumerate(planes(v, law, states, shared)):
+            put_plane(
+                state, out, surprises, law.classes[plane], dither_bins(dithers), load_tables().surprises
+            )
         return bytes([number]) + rangecoder.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
@@ -69,9 +71,10 @@ class Polar(Channel):
         np.copyto(x, uniforms(chosen_words(shared, law, index)), where=outlier == 0)
         branch = np.zeros(law.size, np.int64)
         bits = np.empty(law.size, np.uint8)
-        for plane, classes in enumerate(law.classes):
+        for plane in range(law.folds + 1):
             dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
-            if not take_plane(state, data, bits, classes, dither_bins(dithers), load_tables().surprises):
+            bins = dither_bins(dithers)
+            if not take_plane(state, data, bits, law.classes[plane], bins, load_tables().surprises):
                 raise ChannelError("payload is not one an encoder makes; ask for the message again")
             bits ^= dithers < 0.0
             transform(bits)
@@ -79,20 +82,20 @@ class Polar(Channel):
                 branch = 2 * branch + bits
         y = magnitudes(x, branch, law.folds, law.s2) * (1.0 - 2.0 * bits) + STEP * steps
         unrotate(y, self._signs(shared))
-        y *= self.sigma
-        return y[: self.size]
+        released: Reals = y[: self.size] * self.sigma
+        return released
 
     def _signs(self, shared: SharedRandomness) -> Reals:
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
 
 
-def planes(v: Reals, law: Model, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals, Bits]]:
-    """Sample the planes, branch bits from coarse to fine, then the sign: (surprises, dithers, classes)."""
+def planes(v: Reals, law: Model, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals]]:
+    """Sample the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
     odds = branch_odds(states.x, v, law.folds, law.s2)
     branch = np.zeros(law.size, np.int64)
     bias, bits = np.empty(law.size), np.empty(law.size, np.uint8)
     found = []
-    for plane, classes in enumerate(law.classes):
+    for plane in range(law.folds + 1):
         if plane < law.folds:
             branch_bias(odds, bias)
         else:
@@ -100,7 +103,7 @@ def planes(v: Reals, law: Model, states: States, shared: SharedRandomness) -> li
         dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
         surprises = np.empty(law.size, np.uint8)
         cancel(bias, dithers, bits, surprises)
-        found.append((surprises, dithers, classes))
+        found.append((surprises, dithers))
         if plane < law.folds:
             odds = given_bit(odds, bits)
             branch = 2 * branch + bits
