@@ -104,6 +104,7 @@ class Processes:
         self.port = free_port()
         self._ports: dict[str, int] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}
         self.environment = {
             **os.environ,
             **ENVIRONMENT,
@@ -154,13 +155,15 @@ class Processes:
         """Waits until the condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():
+            self._revive()
             if time.monotonic() > deadline:
                 logs = "\n".join(f"{name}: {self.log(name)[-1500:]}" for name in sorted(self._running))
                 raise AssertionError(f"{what} took more than {seconds:.0f} s\n{logs}")
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def start(self, name: str, *command: str) -> None:
         """Starts a process in a group of its own, with its log in the folder."""
+        self._commands[name] = command
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -245,6 +248,16 @@ class Processes:
         if check and done.returncode:
             raise AssertionError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def _revive(self) -> None:
+        """Starts SuperNodes again that have ended, as systemd would.
+
+        With node keys, Flower turns a node away until its killed predecessor counts as offline, a minute.
+        """
+        for name, process in list(self._running.items()):
+            if name.startswith("supernode") and process.poll() is not None:
+                self.kill(name)
+                self.start(name, *self._commands[name])
 
     def wait_for_port(self, port: int) -> None:
         def listening() -> bool:

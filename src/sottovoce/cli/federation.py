@@ -98,7 +98,7 @@ def serve(
     behind_proxy: bool = typer.Option(False, help="A proxy in front of the service does the TLS."),
     new_token: str = typer.Option(None, metavar="NAME", help="Make a token for a client, show it, and stop."),
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
-    waiting: int = typer.Option(32, min=1, help="Requests at a time; more are shed with 503."),
+    waiting: int = typer.Option(64, min=1, help="Requests at a time; more are shed with 503."),
     per_second: float = typer.Option(5.0, min=0.01, help="Requests a second of one token; more get 429."),
     burst: int = typer.Option(10, min=1, help="Requests at once of one token."),
     json: bool = JSON,

@@ -64,6 +64,7 @@ class Coordinator:
         self._nonce = secrets.token_bytes(16)
         self._secrets: dict[int, bytes] = {}
         self._keys = store.keys()
+        self._proposed = -1
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._coefficients: dict[int, Tensor] = {}
@@ -93,14 +94,23 @@ class Coordinator:
 
     def offer(self) -> Fields:
         """What a node is told before it has said who it is."""
-        free = (index for index in range(self.agreement.plan.participants) if index not in self._keys)
         return {
             "run": self.run,
             "agreement": self.agreement.digest(),
             "key": public_key(self._store.key),
             "nonce": self._nonce,
-            "proposal": next(free, -1),
+            "proposal": self._next_free(),
         }
+
+    def _next_free(self) -> int:
+        """An index that nobody has and that was not proposed lately; -1 if all are taken."""
+        count = self.agreement.plan.participants
+        if len(self._keys) == count:
+            return -1
+        while True:
+            self._proposed = (self._proposed + 1) % count
+            if self._proposed not in self._keys:
+                return self._proposed
 
     def enrol(self, answer: Mapping[str, Any]) -> int:
         """The participant that a node turned out to be; EnrolmentError if it may not take part."""

@@ -36,7 +36,7 @@ MODEL = "application/safetensors"
 class Limits:
     """What the service takes on: requests at a time, and per client in a second and at once."""
 
-    waiting: int = 32
+    waiting: int = 64
     per_second: float = 5.0
     burst: int = 10
 

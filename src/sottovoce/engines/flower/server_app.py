@@ -85,7 +85,6 @@ class Conductor:
         self._asked: dict[str, Asked] = {}
         self._pauses: dict[int, Pause] = {}
         self._nodes: dict[int, int] = {}
-        self._refused: set[int] = set()
         self._online: set[int] = set()
         self._looked = -NODES_SECONDS
 
@@ -112,7 +111,7 @@ class Conductor:
         known = {node: participant for participant, node in self._nodes.items()}
         missing = self._coordinator.missing()
         messages = []
-        for node in sorted(self._online - self._refused):
+        for node in sorted(self._online):
             pause = self._pauses.setdefault(node, Pause())
             if pause.until > now:
                 continue
@@ -158,7 +157,8 @@ class Conductor:
             participant = self._coordinator.enrol(fields)
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, error)
-            self._refused.add(node)
+            seconds = LONGEST_PAUSE * self._retry
+            self._pauses[node] = Pause(time.monotonic() + seconds, seconds)
             reason = {"run": self._coordinator.run, "reason": str(error)}
             self._grid.push_messages([self._message(node, "query.refused", reason)])
             return

@@ -1,0 +1,190 @@
+"""What a federation costs beyond Flower: `python -m benchmarks.federation` prints JSON lines.
+
+Enrolment of 10,000 clients against a real store, the server's memory with all of them enrolled, and the time
+that our code takes in one deployed round, each in a fresh process as Flower starts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PLAN = {
+    "dataset": "mnist-small",
+    "participants": 16,
+    "future_clients": 4,
+    "records_per_client": 500,
+    "context_records": 300,
+    "coefficients": 16384,
+    "clients_per_round": 2,
+    "rounds": 40,
+    "evaluate_every": 0,
+}
+
+
+def memory() -> dict[str, int]:
+    """Megabytes of this process: resident, and private (what would come back if it ended)."""
+    fields = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, value = line.split(":")
+        fields[name] = int(value.split()[0]) // 1000
+    return {"resident_mb": fields["Rss"], "private_mb": fields["Private_Dirty"] + fields["Private_Clean"]}
+
+
+def enrolment(count: int) -> dict[str, Any]:
+    """Both ends of `count` enrolments, the server's in batches as answers arrive."""
+    import flwr.serverapp  # noqa: F401  (what a ServerApp has loaded anyway)
+    import torch
+
+    from sottovoce.blueprint import participant_name
+    from sottovoce.data import load
+    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.coordinator import Coordinator
+    from sottovoce.federation.secret import agreed_secret, new_key, proof, public_key
+    from sottovoce.federation.store import Store
+    from sottovoce.plan import Plan
+
+    torch.set_num_threads(1)
+    before = memory()
+    plan = Plan.load(
+        overrides={**PLAN, "participants": count, "gradient_records": 400, "rounds": 500, "channel": "direct"}
+    )
+    agreement = Agreement.about(plan, load("mnist-small"))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(Path(folder) / "server.sqlite", agreement)
+        coordinator = Coordinator(agreement, store)
+        started = time.perf_counter()
+        for _ in range(count):
+            offer, key = coordinator.offer(), new_key()
+            index = offer["proposal"]
+            secret = agreed_secret(key, offer["key"], run=offer["run"], name=participant_name(index))
+            answer = {
+                "participant": index,
+                "key": public_key(key),
+                "agreement": agreement.digest(),
+                "proof": proof(secret, offer["nonce"]),
+            }
+            coordinator.enrol(answer)
+        seconds = time.perf_counter() - started
+        assert len(coordinator.enrolled) == count
+        coordinator.missing()
+        after = memory()
+        store.close()
+    return {
+        "what": "enrolment",
+        "clients": count,
+        "seconds": round(seconds, 1),
+        "before": before,
+        "server": after,
+    }
+
+
+def release(folder: str) -> dict[str, Any]:
+    """Our share of one client process, from the first import of ours to the answer."""
+    import flwr.clientapp  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    import sottovoce.engines.flower.client_app  # noqa: F401
+    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.member import Member
+
+    imported = time.perf_counter()
+    clients = Path(folder)
+    agreement = Agreement.load(clients / "agreement.toml")
+    request = json.loads((clients / "request.json").read_text())
+    request["coefficients"] = bytes.fromhex(request["coefficients"])
+    index = request.pop("participant")
+    member = Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
+    member.release(request)
+    return {"import_s": round(imported - started, 3), "release_s": round(time.perf_counter() - imported, 3)}
+
+
+def round_trip(channel: str) -> dict[str, Any]:
+    """One round: two client processes, then the server's part, for a plan of k = 16,384."""
+    import torch
+
+    from sottovoce.federation.coordinator import Coordinator
+    from sottovoce.federation.dealing import agree, deal_files
+    from sottovoce.federation.member import Member
+    from sottovoce.federation.store import Store
+    from sottovoce.plan import Plan
+
+    torch.set_num_threads(1)
+    agreement = agree(Plan.load(overrides={**PLAN, "channel": channel}))
+    with tempfile.TemporaryDirectory() as folder:
+        clients = Path(folder)
+        deal_files(agreement, clients)
+        store = Store.open(clients / "server.sqlite", agreement)
+        coordinator = Coordinator(agreement, store)
+        members = {
+            index: Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
+            for index in range(agreement.plan.participants)
+        }
+        for member in members.values():
+            coordinator.enrol(member.enrol(coordinator.offer()))
+        for index, kind in coordinator.missing().items():
+            coordinator.accept(index, members[index].release(coordinator.request(index, kind)))
+        coordinator.advance()
+        measured, server = [], 0.0
+        for index in coordinator.missing():
+            started = time.perf_counter()
+            request = coordinator.request(index, "gradient")
+            server += time.perf_counter() - started
+            text = {**request, "coefficients": request["coefficients"].hex(), "participant": index}
+            (clients / "request.json").write_text(json.dumps(text))
+            measured.append(_fresh("release", folder))
+            answer = members[index].release(request)
+            started = time.perf_counter()
+            coordinator.accept(index, answer)
+            server += time.perf_counter() - started
+        started = time.perf_counter()
+        coordinator.advance()
+        server += time.perf_counter() - started
+        store.close()
+    slowest = max(measured, key=lambda part: part["import_s"] + part["release_s"])
+    total = slowest["import_s"] + slowest["release_s"] + server
+    return {
+        "what": "round",
+        "channel": channel,
+        **slowest,
+        "server_s": round(server, 3),
+        "ours_s": round(total, 3),
+    }
+
+
+def _fresh(what: str, argument: str) -> dict[str, Any]:
+    """A measurement in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.federation", what, argument]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", choices=["enrolment", "release", "round"])
+    parser.add_argument("argument", nargs="?", default="")
+    arguments = parser.parse_args()
+    if arguments.what == "enrolment":
+        print(json.dumps(enrolment(int(arguments.argument))))
+    elif arguments.what == "release":
+        print(json.dumps(release(arguments.argument)))
+    elif arguments.what == "round":
+        print(json.dumps(round_trip(arguments.argument)))
+    else:
+        print(json.dumps(_fresh("enrolment", "10000")), flush=True)
+        for channel in ("direct", "lrsuq", "polar"):
+            print(json.dumps(_fresh("round", channel)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
