@@ -1,7 +1,7 @@
 """Shared radii and dithers of LRSUQ, and the test that accepts a dither.
 
-R² = σ²·χ²_{b+2} per block, because a Gaussian in b dimensions is a mixture of uniform balls of such radii; for
-even b that is −2σ² ln of a product of b/2 + 1 uniforms. Both ends compute the same bits.
+R² = σ²·χ²_{b+2} per block, because a Gaussian in b dimensions is a mixture of uniform balls of such radii;
+for even b that is −2σ² ln of a product of b/2 + 1 uniforms. Both ends compute the same bits.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.rangecoder import Bytes, Words, put_number, take_number
 from sottovoce.channel.wire import ChannelError
 
-_BYTES_PER_TRY = 96  # more than H and 8 coordinates below 2⁴⁴ can cost
+_BYTES_PER_TRY = 128  # more than H and 8 coordinates below 2⁴⁴ can cost
 
 
 class LrsuqElias(Lrsuq):

@@ -24,7 +24,7 @@ from sottovoce.channel.rangecoder import Bytes, Words, peek, put, put_number, ta
 from sottovoce.channel.tables import load_tables
 from sottovoce.channel.wire import ChannelError
 
-_BYTES_PER_TRY = 96  # more than one decision can cost: an escape names 8 coordinates below 2⁴⁴
+_BYTES_PER_TRY = 128  # more than one decision can cost: an escape names 8 coordinates below 2⁴⁴
 _QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 _ZERO_SCALE = 64  # scale number of 1·σ
 _BITS = 16

@@ -27,7 +27,7 @@ from sottovoce.channel.wire import ChannelError
 Reals = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-_BYTES_PER_COORDINATE = 64  # more than offset, raw state and all planes of one coordinate can cost
+_BYTES_PER_COORDINATE = 96  # more than offset, raw state and all planes of one coordinate can cost
 
 
 class Polar(Channel):
@@ -50,10 +50,9 @@ class Polar(Channel):
         out = rangecoder.with_room(state, np.empty(0, np.uint8), _BYTES_PER_COORDINATE * self._padded + 64)
         put_offsets(state, out, steps)
         put_states(state, out, states.x, states.index, states.outlier, law.edges, law.hazards)
-        for plane, (surprises, dithers) in enumerate(planes(v, law, states, shared)):
-            put_plane(
-                state, out, surprises, law.classes[plane], dither_bins(dithers), load_tables().surprises
-            )
+        weights = load_tables().surprises
+        for (surprises, dithers), classes in zip(planes(v, law, states, shared), law.classes, strict=True):
+            put_plane(state, out, surprises, classes, dither_bins(dithers), weights)
         return bytes([number]) + rangecoder.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
@@ -71,10 +70,10 @@ class Polar(Channel):
         np.copyto(x, uniforms(chosen_words(shared, law, index)), where=outlier == 0)
         branch = np.zeros(law.size, np.int64)
         bits = np.empty(law.size, np.uint8)
-        for plane in range(law.folds + 1):
+        weights = load_tables().surprises
+        for plane, classes in enumerate(law.classes):
             dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
-            bins = dither_bins(dithers)
-            if not take_plane(state, data, bits, law.classes[plane], bins, load_tables().surprises):
+            if not take_plane(state, data, bits, classes, dither_bins(dithers), weights):
                 raise ChannelError("payload is not one an encoder makes; ask for the message again")
             bits ^= dithers < 0.0
             transform(bits)
