@@ -119,7 +119,8 @@ class MeanPrediction(ClassShares):
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         if logits is None:
             raise ContextError("context=predictions needs the model of its release round")
-        return torch.softmax(logits.double(), dim=1)
+        hot = torch.nn.functional.one_hot(logits.argmax(dim=1), self.size).double()
+        return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), hot, 0.0)
 
 
 def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:

@@ -61,13 +61,13 @@ class RadialTrunk(nn.Module):
 
 
 def open_generator(
-    method: str, start: Tensor, hidden: int, coefficients: int, seed: int
+    method: str, start: Tensor, hidden: int, layers: int, coefficients: int, seed: int
 ) -> Generator | Direct:
     """The generator of a plan's method, at its public initialization.
 
     `start` (c,) is the context that stands in before any is released; the radial control is frozen there.
 
-    >>> generator = open_generator("factorized", torch.ones(6), hidden=100, coefficients=32, seed=0)
+    >>> generator = open_generator("factorized", torch.ones(6), 100, layers=2, coefficients=32, seed=0)
     >>> generator(torch.rand(3, 6)).shape
     torch.Size([3, 32])
     """
@@ -77,9 +77,10 @@ def open_generator(
             return Direct(coefficients)
         if method == "deep-linear":
             return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
-        trunk: nn.Module = nn.Sequential(
-            nn.Linear(len(start), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
-        )
+        stack: list[nn.Module] = []
+        for width in (len(start), *[hidden] * (layers - 1)):
+            stack += [nn.Linear(width, hidden), nn.ReLU()]
+        trunk: nn.Module = nn.Sequential(*stack)
         if method == "radial":
             trunk = RadialTrunk(trunk, start)
         return Generator(trunk, hidden, coefficients)

@@ -70,6 +70,7 @@ class Plan:
     coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
     basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
     hidden: int = key(100, "r, width of the generator")
+    trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
     context: str = key("moments", "statistic that a client releases once, or public: none is released")
     context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
     context_records: int = key(333, "m_c, records behind a context")
@@ -153,7 +154,15 @@ def _check(plan: Plan) -> None:
         value = getattr(plan, name)
         if value not in valid:
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
-    positive = ("participants", "coefficients", "hidden", "context_groups", "context_records", "rounds")
+    positive = (
+        "participants",
+        "coefficients",
+        "hidden",
+        "trunk_layers",
+        "context_groups",
+        "context_records",
+        "rounds",
+    )
     for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", "learning_rate"):
         value = getattr(plan, name)
         if not (value > 0 and math.isfinite(value)):

@@ -38,16 +38,15 @@ TUNED: dict[str, dict[str, Any]] = {
         "learning_rate": 0.5,
         "evaluate_every": 10,
     },
-    "mnist": {"epsilon": 16.0, "learning_rate": 0.2},
-    "fashion-mnist": {"epsilon": 16.0, "learning_rate": 0.2},
+    "mnist": {"epsilon": 16.0, "learning_rate": 0.15},
+    "fashion-mnist": {"epsilon": 16.0, "learning_rate": 0.15},
     "cifar10": {
         "epsilon": 16.0,
-        "learning_rate": 0.8,
+        "learning_rate": 0.5,
         "context": "predictions",
         "context_round": 250,
     },
 }
-# With labels to release, nothing has to be learned before the first context.
 PRESETS = ("paper", "tuned")
 
 
@@ -55,7 +54,7 @@ def preset_values(preset: str, dataset: str, context: str | None) -> dict[str, A
     """The keys that a preset sets for a dataset; `context` is the user's own choice, if any."""
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
-    values = {**TUNED.get(dataset, {}), "preset": preset}
+    values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":
         values.pop("context_round", None)
     return values

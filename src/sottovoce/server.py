@@ -15,20 +15,18 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, derived_seed
+from sottovoce.descent import Descent
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Direct, Generator, open_generator
 
-# Contexts whose clients differ little around a common mean; label histograms spread by themselves.
-RESCALED = ("standardized", "predictions")
-
 
 def update_generator(
-    generator: Generator | Direct, optimizer: torch.optim.Optimizer, inputs: Tensor, releases: Tensor
+    generator: Generator | Direct, descent: Descent, inputs: Tensor, releases: Tensor
 ) -> None:
     """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k)."""
-    optimizer.zero_grad(set_to_none=True)
+    descent.zero()
     generator(inputs).backward(gradient=releases / len(releases))
-    optimizer.step()
+    descent.step()
 
 
 class Server:
@@ -48,12 +46,11 @@ class Server:
             plan.method,
             blueprint.statistic.neutral,
             plan.hidden,
+            plan.trunk_layers,
             blueprint.coefficients,
             derived_seed(plan.seed, "generator"),
         ).to(self._device)
-        self._optimizer = torch.optim.SGD(
-            self.generator.parameters(), lr=plan.learning_rate, momentum=plan.momentum
-        )
+        self._descent = Descent(self.generator, plan.learning_rate, plan.momentum)
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -92,12 +89,16 @@ class Server:
     def close_contexts(self) -> None:
         """Call when all contexts are in: fixes how they are rescaled, by post-processing of them alone.
 
-        Coordinates are centered and scaled so that contexts differ as much as they can, at about unit norm.
+        Moments are standardized one by one. Mean predictions get one scale for all classes, since the shares
+        of classes that a model seldom predicts are mostly noise. Both then have about unit norm.
         """
-        if self.blueprint.plan.context in RESCALED:
-            known = self._contexts[self._known]
+        context, known = self.blueprint.plan.context, self._contexts[self._known]
+        if context in ("standardized", "predictions"):
             self._center = known.mean(dim=0)
-            self._scale = known.std(dim=0).clamp_min(1e-12) * math.sqrt(known.shape[1])
+            deviation = known.std(dim=0)
+            if context == "predictions":
+                deviation = deviation.square().mean().sqrt().expand_as(deviation)
+            self._scale = deviation.clamp_min(1e-12) * math.sqrt(known.shape[1])
 
     def inputs(self, participants: Sequence[int]) -> Tensor:
         """What the generator is given for these participants, (n, c)."""
@@ -133,9 +134,9 @@ class Server:
         order = sorted(releases)
         if order:
             if self._gains is not None:
-                self._optimizer.param_groups[0]["lr"] = plan.learning_rate * self._gains[self.round]
+                self._descent.learning_rate = plan.learning_rate * self._gains[self.round]
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            update_generator(self.generator, self._optimizer, self.inputs(order), stacked)
+            update_generator(self.generator, self._descent, self.inputs(order), stacked)
         self.round += 1
         averaged = self.round - self._first_averaged
         if averaged > 0:
@@ -157,10 +158,7 @@ class Server:
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed or serving copy needs, as CPU tensors."""
         state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
-        for name, parameter in self.generator.named_parameters():
-            momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                state[f"momentum.{name}"] = momentum
+        state.update({f"momentum.{name}": value for name, value in self._descent.velocity.items()})
         if self.blueprint.plan.averaging > 0:
             state.update({f"average.{name}": value for name, value in self._average.items()})
         state.update(
@@ -177,10 +175,8 @@ class Server:
         """Continues exactly where `state()` was taken."""
         try:
             self.generator.load_state_dict(_under("generator.", state))
-            for name, parameter in self.generator.named_parameters():
-                if f"momentum.{name}" in state:
-                    buffer = state[f"momentum.{name}"].to(self._device)
-                    self._optimizer.state[parameter] = {"momentum_buffer": buffer}
+            for name, value in _under("momentum.", state).items():
+                self._descent.velocity[name] = value.to(self._device)
             for name, value in _under("average.", state).items():
                 self._average[name] = value.to(self._device)
             self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
