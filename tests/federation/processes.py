@@ -249,6 +249,13 @@ class Processes:
             raise AssertionError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def pause(self, seconds: float) -> None:
+        """Lets time pass, with everything running that should."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._revive()
+            time.sleep(0.2)
+
     def _revive(self) -> None:
         """Starts SuperNodes again that have ended, as systemd would.
 

@@ -28,7 +28,7 @@ log = logging.getLogger("sottovoce.federation")
 POLL_SECONDS = 0.2
 NODES_SECONDS = 2.0
 LIFE_SECONDS = 3600.0  # of a message in the SuperLink; an answer that comes late is as good as an early one
-LONGEST_PAUSE = 16  # times the first one
+LONGEST_PAUSE = 4  # times the first one
 
 
 def server_app(agreement_file: Path) -> ServerApp:
