@@ -63,7 +63,7 @@ def beside(mean: float, deviation: float | None, published: float | None, publis
     """Ours, the published value, and the difference in points.
 
     >>> beside(83.61, 7.1, 87.56, 2.05)
-    '83.6 ± 7.1 (87.6 ± 2.1, −3.9)'
+    '83.6 ± 7.1 (87.6 ± 2.0, −4.0)'
     >>> beside(83.61, None, None, None)
     '83.6'
     """
