@@ -20,8 +20,8 @@ from .processes import Processes
 from .test_deployed import check, prepare, rounds
 
 NODES = 3
-# How often each kind of process is hit; the SuperLink takes everything else down with it for half a minute.
-WEIGHTS = {"client": 10, "node": 4, "server": 3, "superlink": 1, "federate": 1}
+# How often each kind is hit. Flower takes a minute to notice a dead ServerApp, half of one after a SuperLink.
+WEIGHTS = {"client": 12, "node": 5, "server": 1, "superlink": 1, "federate": 1}
 
 
 class Soak:

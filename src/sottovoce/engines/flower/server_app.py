@@ -37,15 +37,16 @@ def server_app(agreement_file: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        show_log()
         config = context.run_config
+        directory = Path(str(config["run-directory"]))
+        show_log()
+        _keep_log(directory)
         torch.set_num_threads(int(config["threads"]))
         options = Options(
             patience=float(config["patience"]),
             bucket=int(config["bucket"]),
             diagnostics=bool(config["diagnostics"]),
         )
-        directory = Path(str(config["run-directory"]))
         agreement = Agreement.load(agreement_file)
         store = Store.open(directory / "server.sqlite", agreement)
         try:
@@ -56,6 +57,14 @@ def server_app(agreement_file: Path) -> ServerApp:
             store.close()
 
     return app
+
+
+def _keep_log(directory: Path) -> None:
+    """What happened, also after Flower has forgotten the run: `federation.log` in the server's directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(directory / "federation.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
 
 
 @dataclass(frozen=True)
