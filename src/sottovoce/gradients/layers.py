@@ -18,6 +18,9 @@ from sottovoce.gradients.patches import Window
 
 Parameters = dict[str, Tensor]
 
+# Records whose patches a CPU's second-level cache holds, as they are written and read again at once.
+_IN_CACHE = 12
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -43,6 +46,10 @@ class Linear:
         if self.bias is None:
             return torch.bmm(grouped, weight).flatten(0, 1), h
         return torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight).flatten(0, 1), h
+
+    def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
+        """Of the weight, (n, outputs·inputs)."""
+        return (deltas.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
 
     def bias_gradients(self, deltas: Tensor) -> Tensor:
         """(n, outputs)."""
@@ -77,8 +84,21 @@ class Convolution:
 
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:
         """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
-        patches, _ = self.window.patches(images)
-        return torch.bmm(patches, deltas.flatten(2).transpose(1, 2))
+        n, by_position = len(images), deltas.flatten(2).transpose(1, 2)
+        if images.device.type != "cpu":
+            return torch.bmm(self.window.patches(images)[0], by_position)
+        window = self.window.size
+        out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
+        for start in range(0, n, _IN_CACHE):
+            part = slice(start, start + _IN_CACHE)
+            torch.bmm(self.window.patches(images[part])[0], by_position[part], out=out[part])
+        return out
+
+    def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
+        """Of the weight, (n, filters·channels·taps)."""
+        by_tap = self.weight_gradients(inputs, deltas)
+        n, filters, channels = len(inputs), deltas.shape[1], inputs.shape[1]
+        return by_tap.reshape(n, -1, channels, filters).permute(0, 3, 2, 1).reshape(n, -1)
 
     def bias_gradients(self, deltas: Tensor) -> Tensor:
         """(n, filters)."""
@@ -114,8 +134,8 @@ class Scale:
             return parameter.reshape(clients, 1, *shape, *missing)
         return parameter.reshape(clients, 1, *missing, *shape)
 
-    def weight_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
-        """(n, size of the parameter)."""
+    def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
+        """Of the weight, (n, size of the parameter)."""
         return self.bias_gradients(inputs * deltas)
 
     def bias_gradients(self, deltas: Tensor) -> Tensor:

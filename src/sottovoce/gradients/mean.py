@@ -109,15 +109,14 @@ def _floats_per_record(
     layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
 ) -> int | None:
     """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
-    parameters = unflatten(module, thetas[:1].to("meta"))
-    h = x[0, :1].to("meta")
+    parameters, h = unflatten(module, thetas[:1]), x[0, :1]
     outputs, patches, written = 0, 0, 0
     for layer in layers:
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
             return None
         if isinstance(layer, Convolution):
-            patches = max(patches, layer.window.patches(h)[0].numel())
-            written += 2 * parameters[layer.weight].numel()
+            patches = max(patches, layer.window.patches(h)[0].numel() if h.device.type != "cpu" else 0)
+            written += 6 * parameters[layer.weight].numel()
         h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
         outputs += h.numel()
     if basis.kind != "identity":

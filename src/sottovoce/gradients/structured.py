@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.layers import Convolution, Linear, record_last
+from sottovoce.gradients.layers import Convolution, record_last
 from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
@@ -70,19 +70,18 @@ class Structured:
 
     def _weight(self, sketch: _Sketch, seen: Capture, clients: slice) -> Tensor:
         count, layer = clients.stop - clients.start, seen.layer
-        if isinstance(layer, Linear):
-            assert isinstance(sketch, _Rows)
+        if isinstance(sketch, _Signs):
+            return self._direct(sketch, layer.flat_gradients(seen.inputs, seen.deltas), clients)
+        if isinstance(sketch, _Rows):
             sketched = sketch.sums(record_last(seen.inputs, count).contiguous(), clients)
             _scale_rows(sketched, record_last(seen.deltas, count).contiguous())
             return sketched
-        if isinstance(layer, Convolution):
-            assert isinstance(sketch, _Channels)
-            mixed = _mix(seen.inputs, sketch.mix[clients])
-            by_tap = layer.weight_gradients(mixed, seen.deltas)
-            by_block = by_tap.reshape(len(mixed), -1, mixed.shape[1], by_tap.shape[2]).transpose(1, 2)
-            gradients = record_last(by_block.reshape(len(mixed), -1), count)
-            return gradients if sketch.taps is None else gradients.index_select(1, sketch.taps)
-        return self._direct(sketch, layer.weight_gradients(seen.inputs, seen.deltas), clients)
+        assert isinstance(layer, Convolution)
+        mixed = _mix(seen.inputs, sketch.mix[clients])
+        by_tap = layer.weight_gradients(mixed, seen.deltas)
+        by_block = by_tap.reshape(len(mixed), -1, mixed.shape[1], by_tap.shape[2]).transpose(1, 2)
+        gradients = record_last(by_block.reshape(len(mixed), -1), count)
+        return gradients if sketch.taps is None else gradients.index_select(1, sketch.taps)
 
     def _direct(self, sketch: _Sketch, gradients: Tensor, clients: slice) -> Tensor:
         assert isinstance(sketch, _Signs)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.layers import Linear, record_last
+from sottovoce.gradients.layers import Convolution, Linear, record_last
 from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
@@ -49,12 +49,14 @@ class Unstructured:
         if isinstance(layer, Linear):
             deltas, inputs = (record_last(t, count).contiguous() for t in (seen.deltas, seen.inputs))
             torch.mul(deltas.unsqueeze(2), inputs.unsqueeze(1), out=out.view(count, *place.shape, -1))
-        else:
+        elif isinstance(layer, Convolution):
             gradients = layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
             if count == 1:  # transposing a matrix is twice as fast as permuting a batch of one
                 out[0].copy_(gradients.T)
             else:
                 out.copy_(record_last(gradients, count))
+        else:
+            out.copy_(record_last(layer.flat_gradients(seen.inputs, seen.deltas), count))
         if layer.bias is not None:
             bias = written[:, self._places[layer.bias].span]
             bias.copy_(record_last(layer.bias_gradients(seen.deltas), count))

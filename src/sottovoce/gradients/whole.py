@@ -24,8 +24,10 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
         layer = seen.layer
         if isinstance(layer, Linear):
             outer[layer.weight] = (_grouped(seen.deltas, count), _grouped(seen.inputs, count))
-        else:
+        elif isinstance(layer, Convolution):
             written[layer.weight] = _grouped(layer.weight_gradients(seen.inputs, seen.deltas), count)
+        else:
+            written[layer.weight] = _grouped(layer.flat_gradients(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
     squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))

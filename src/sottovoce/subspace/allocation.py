@@ -84,7 +84,10 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
     linear_first = sorted(range(len(bare)), key=lambda i: (bare[i].role != "linear", -bare[i].size))
     for i in linear_first:
         groups[i] += min(bare[i].size - groups[i], coefficients - sum(groups))
-    return tuple(replace(share, groups=n) for share, n in zip(bare, groups, strict=True))
+    return tuple(
+        replace(share, groups=n, role="unshared" if n == share.size else share.role)
+        for share, n in zip(bare, groups, strict=True)
+    )
 
 
 def _least(shares: list[Share], coefficients: int) -> list[int]:
