@@ -7,6 +7,7 @@ but its error is Gaussian plus a rounding error of at most half a step.
 
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
@@ -28,7 +29,10 @@ class Direct(Channel):
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         if len(payload) != 4 * self.size:
             raise ChannelError(f"payload has {len(payload)} bytes, not {4 * self.size}; ask for it again")
-        return np.frombuffer(payload, "<f4").astype(np.float64)
+        y = np.frombuffer(payload, "<f4")
+        if not np.isfinite(y).all():
+            raise ChannelError("payload holds NaN or infinity; ask for the message again")
+        return y.astype(np.float64)
 
 
 class DirectQ12(Channel):
@@ -45,6 +49,8 @@ class DirectQ12(Channel):
         if len(payload) != expected:
             raise ChannelError(f"payload has {len(payload)} bytes, not {expected}; ask for it again")
         step: float = struct.unpack_from("<f", payload)[0]
+        if not math.isfinite(step):
+            raise ChannelError("payload holds NaN or infinity; ask for the message again")
         return (_unpack12(payload[4:], self.size).astype(np.float64) - _LEVELS) * step
 
 

@@ -20,8 +20,9 @@ from sottovoce.channel.wire import ChannelError
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# Tries per block that a decoder follows. The acceptance rate is at least 0.25 for any u, so a block needs
-# more with probability below 10^-1200; an encoder that ever did would refuse, not truncate.
+# Dithers that a decoder follows: this many, and a hundred more for each block. The acceptance rate is at
+# least 0.25 for any u, so a message needs more with probability below 10^-1000; an encoder that ever did
+# would refuse, not truncate.
 MOST_TRIES = 10_000
 _log_mantissa = inlined(log_mantissa)
 
@@ -36,7 +37,7 @@ class Dithers:
 
     def more(self, blocks: int) -> NDArray[np.uint64]:
         """The next dithers, (tries, b) words: about as many as `blocks` unfinished blocks will need."""
-        if self._drawn > MOST_TRIES * self._blocks:
+        if self._drawn > MOST_TRIES + 100 * self._blocks:
             raise ChannelError("payload never accepts a dither; ask for the message again")
         expected = blocks / DENSITY[self._lattice]
         tries = int(expected + 3.0 * math.sqrt(4.0 * expected)) + 4

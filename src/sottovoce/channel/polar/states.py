@@ -2,9 +2,9 @@
 
 Candidate i of a block has a private arrival time T_i and wins with the smallest T_i / S(x⁽ⁱ⁾), S being the
 product of the density ratios of its coordinates; only its index is sent. S is unbounded, so a private sample
-x* of the target decides first which coordinates (S_j > τ), or whether the whole block (product > C), go raw;
-the others are selected among candidates that would not have gone raw. The mixture is exactly the target, and
-the expected number of candidates is at most C + 1.
+x* of the target decides first which coordinates (S_j > τ) go raw, or whether the whole block does (product
+> C, or several such coordinates); the others are selected among candidates that would not have gone raw. The
+mixture is exactly the target; where the model fits, about C + 1 candidates are looked at.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _LARGEST_LOG_C = math.log(6.0)
 _DEVIATIONS = 5.25  # of a block's ln S, which is about normal with variance twice its information
 _FEW = 3  # up to this many blocks, candidates are drawn block by block
 GROUP = 4  # candidates of a block that lie together in the shared randomness
+# Where the model is far off, outliers abound and candidates without any are rare: then the block goes raw.
+_MOST_OUTLIERS = 2
 RAW = -1  # index of a block that goes raw
 
 
@@ -154,17 +156,19 @@ def _screen_private(
     guess(x, squares, rows, value, error)
     for block in range(edges.size - 1):
         total, slack = 0.0, 0.0
+        outliers = 0
         for j in range(edges[block], edges[block + 1]):
             if not value[j] + error[j] <= _LOG_TAU:
                 value[j], error[j] = log_ratio(x[j], v[j], folds, s2), 0.0
                 if value[j] > _LOG_TAU:
                     outlier[j] = 1
+                    outliers += 1
                     continue
             total += value[j]
             slack += error[j]
         if abs(total - log_c) <= slack:
             total = _exact(x, v, outlier, edges[block], edges[block + 1], folds, s2)
-        index[block] = RAW if total > log_c else 0
+        index[block] = RAW if total > log_c or outliers > _MOST_OUTLIERS else 0
 
 
 @kernel
