@@ -1,0 +1,65 @@
+"""The page that takes a reader to a working federation, run as it is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from .processes import BIN, ENVIRONMENT
+
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+def blocks() -> list[tuple[str, bool]]:
+    """Commands of the page in order, and whether they keep running."""
+    found = re.findall(r"^```bash( keeps-running)?\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [(text, bool(mark)) for mark, text in found]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_works_in_order(tmp_path: Path) -> None:
+    environment = {**os.environ, **ENVIRONMENT, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    setting = "export SERVER=127.0.0.1 FLWR_HOME=$PWD/flwr\n"
+    running = []
+    try:
+        for text, keeps_running in blocks():
+            script = setting + text.replace("export SERVER=server.example.org\n", "").replace(
+                "0.0.0.0", "127.0.0.1"
+            )
+            if keeps_running:
+                log = (tmp_path / f"log-{len(running)}").open("wb")
+                process = subprocess.Popen(
+                    ["bash", "-ec", script],
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+                running.append(process)
+                time.sleep(12)
+                assert process.poll() is None, (tmp_path / f"log-{len(running) - 1}").read_text()[-2000:]
+            else:
+                done = subprocess.run(
+                    ["bash", "-ec", script],
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=400,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        assert len(load_file(tmp_path / "model.safetensors")) == 10
+        assert "round 3 of 3" in (tmp_path / "run" / "federation.log").read_text()
+    finally:
+        for process in running:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
