@@ -188,7 +188,7 @@ class Processes:
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start_superlink(self) -> None:
+    def start_superlink(self, *options: str) -> None:
         security = ["--insecure"]
         if self.tls:
             certificates = self.folder / "tls"
@@ -201,6 +201,7 @@ class Processes:
             *security,
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+            *options,
         )
         self.wait_for_port(self.port)
 

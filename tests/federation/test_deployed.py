@@ -25,10 +25,10 @@ from .processes import Processes, free_port, write_certificates
 from .world import same, small_plan
 
 
-def prepare(folder: Path, **changes: Any) -> Agreement:
+def prepare(folder: Path, retry: float = 15.0, **changes: Any) -> Agreement:
     agreement = agree(small_plan(**changes))
     deal_files(agreement, folder / "clients")
-    write_app(agreement, folder / "app", run_directory=folder / "run", retry=15.0)
+    write_app(agreement, folder / "app", run_directory=folder / "run", retry=retry)
     return agreement
 
 
@@ -149,3 +149,17 @@ def test_a_node_does_not_join_over_an_expired_certificate(tmp_path: Path) -> Non
         )
         assert refused.returncode != 0
     assert not (tmp_path / "clients" / "client-0").exists()
+
+
+@pytest.mark.slow
+def test_flowers_simulation_engine_gives_the_same_generator(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="install sottovoce[simulation]")
+    agreement = agree(small_plan())
+    clients = tmp_path / "clients"
+    deal_files(agreement, clients)
+    write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", simulated_clients=clients)
+    with Processes(tmp_path, tls=False, environment={"RAY_USAGE_STATS_ENABLED": "0"}) as processes:
+        processes.start_superlink("--simulation")
+        processes.flwr("run", "app", "here", "--federation-config", "num-supernodes=3")
+        processes.wait("four rounds", (tmp_path / "run" / "result.json").exists)
+    check(tmp_path, agreement)
