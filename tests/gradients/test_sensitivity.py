@@ -117,9 +117,8 @@ def test_a_model_that_looks_across_the_batch_sees_one_record_at_a_time() -> None
         clipped_mean(module, theta, basis, z, y, clip=CLIP, denominator=6) for z in (x, x.flip(0) + 1)
     )
     assert mean.any()
-    assert torch.allclose(
-        mean, other, rtol=0, atol=1e-7
-    )  # a record alone is its own mean: nothing is left of it
+    # Alone, a record is its own mean and cancels: nothing of it is left.
+    assert torch.allclose(mean, other, rtol=0, atol=1e-7)
 
 
 def test_a_record_with_an_infinite_loss_is_left_out_even_if_its_gradient_is_finite() -> None:

@@ -66,9 +66,7 @@ def _measure_elsewhere(python: Path, records: int, repeats: int) -> dict[str, fl
 
 
 def _medians(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Processor seconds of the one thread; every contender once per turn, so that moods of the machine meet
-    all.
-    """
+    """Processor seconds of the one thread; contenders take turns, so that the machine's moods meet all."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeats + 1):
         for name, work in contenders.items():
@@ -107,9 +105,7 @@ def _contenders(records: int) -> dict[str, Callable[[], object]]:
 
 
 def _opacus(x: Tensor, y: Tensor, basis: SignedPartition) -> dict[str, Callable[[], object]]:
-    """Opacus' per-record gradients with projection and clipping after it; its ghost clipping has no
-    projection.
-    """
+    """Opacus' per-record gradients, then projection and clipping; its ghost clipping cannot project."""
     opacus: Any = importlib.import_module("opacus")
     ghost: Any = importlib.import_module("opacus.grad_sample.grad_sample_module_fast_gradient_clipping")
     hooked = opacus.GradSampleModule(lenet((3, 32, 32), 10))

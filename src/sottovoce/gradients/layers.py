@@ -107,9 +107,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Scale:
-    """z = γ·x̂ + β for normalized values x̂, as GroupNorm (channels first) or LayerNorm (parameter's axes
-    last).
-    """
+    """z = γ·x̂ + β for normalized x̂: GroupNorm (channels first) or LayerNorm (the parameter's axes last)."""
 
     norm: nn.GroupNorm | nn.LayerNorm
     weight: str

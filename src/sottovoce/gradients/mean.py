@@ -38,9 +38,8 @@ def clipped_mean(
     >>> bool(mean.norm() <= 0.1)
     True
     """
-    return clipped_means(module, theta[None], [basis], x[None], y[None], clip=clip, denominator=denominator)[
-        0
-    ]
+    means = clipped_means(module, theta[None], [basis], x[None], y[None], clip=clip, denominator=denominator)
+    return means[0]
 
 
 def clipped_means(
@@ -54,24 +53,15 @@ def clipped_means(
     denominator: int,
     max_bytes: int | None = None,
 ) -> Tensor:
-    """The clipped means of c clients at once, each with parameters, basis and records of its own: float64
-    (c, k).
+    """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
 
     `thetas` is (c, d), `x` (c, m, ...), `y` (c, m); the bases are of one kind and shape. `max_bytes`
     bounds the working memory of a chunk and changes nothing else. Row i equals `clipped_mean` of client i
     up to rounding. Pass the same `bases` objects every round: what is prepared from them is remembered.
     """
     refuse_unclippable(module)
-    if not clip > 0 or denominator < 1:
-        raise SottovoceError(f"clip={clip} and denominator={denominator} must both be positive")
-    first, kinds = bases[0], {(basis.kind, basis.size, basis.coefficients) for basis in bases}
-    if len(kinds) > 1 or not len(thetas) == len(bases) == len(x) == len(y):
-        raise SottovoceError(
-            "clients computed together need bases of one kind and size, and one of each input"
-        )
-    if first.size != thetas.shape[1]:
-        raise SottovoceError(f"a basis for {first.size} parameters does not fit a model of {thetas.shape[1]}")
-    thetas = thetas.detach()
+    _check(thetas, bases, x, y, clip, denominator)
+    thetas, first = thetas.detach(), bases[0]
     total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
     if not x.shape[1]:
         return total
@@ -92,6 +82,20 @@ def clipped_means(
         else:
             total[clients] += sum_clipped(gradients(captures, clients), losses, clip)
     return total / denominator
+
+
+def _check(
+    thetas: Tensor, bases: Sequence[Basis], x: Tensor, y: Tensor, clip: float, denominator: int
+) -> None:
+    if not clip > 0 or denominator < 1:
+        raise SottovoceError(f"clip={clip} and denominator={denominator} must both be positive")
+    kinds = {(basis.kind, basis.size, basis.coefficients) for basis in bases}
+    if len(kinds) != 1 or not len(thetas) == len(bases) == len(x) == len(y):
+        raise SottovoceError("clients together need bases of one kind and size, and one of each input")
+    if bases[0].size != thetas.shape[1]:
+        raise SottovoceError(
+            f"a basis for {bases[0].size} parameters does not fit a model of {thetas.shape[1]}"
+        )
 
 
 def _coefficient_gradients(
@@ -125,9 +129,7 @@ def _floats_per_record(
 
 
 def _chunks(clients: int, records: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most `most` records (at least one): whole clients where they fit, else parts of one
-    client.
-    """
+    """Blocks of at most `most` records (at least one): whole clients where they fit, else parts of one."""
     # Vectors of 16 floats: sums over rows of a partial one cost as much as over a whole one.
     together, each = max(1, most // max(1, records)), max(1, min(records, most // 16 * 16 or most))
     for client in range(0, clients, together):

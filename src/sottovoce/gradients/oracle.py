@@ -37,6 +37,7 @@ def record_gradients(
 
 def clipped_sum(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """Σ clip_C(g(z)) over the records, float64 (k,)."""
+    basis = basis.to(theta.device)
     total = torch.zeros(basis.coefficients, dtype=torch.float64, device=theta.device)
     for gradients, losses in record_gradients(module, theta, basis, x, y):
         total += sum_clipped([gradients.T.unsqueeze(0)], losses.unsqueeze(0), clip)[0]
