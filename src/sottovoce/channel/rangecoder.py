@@ -94,53 +94,54 @@ def take(state: Words, data: Bytes, start: int, width: int, bits: int) -> None:
 @kernel
 def put_bit(state: Words, out: Bytes, bit: int, ones: int, bits: int) -> None:
     """Code one bit whose probability of being 1 is ones / 2^bits, 0 < ones < 2^bits."""
+    # Zeros, the usual decisions, keep the low end: a message of zeros only ends without a byte.
     if bit:
-        put(state, out, 0, ones, bits)
+        put(state, out, (1 << bits) - ones, ones, bits)
     else:
-        put(state, out, ones, (1 << bits) - ones, bits)
+        put(state, out, 0, (1 << bits) - ones, bits)
 
 
 @kernel
 def take_bit(state: Words, data: Bytes, ones: int, bits: int) -> int:
     """The next bit, coded by `put_bit` with the same probability."""
     unit = state[1] >> np.uint64(bits)
-    if state[0] < unit * np.uint64(ones):
-        take(state, data, 0, ones, bits)
-        return 1
-    take(state, data, ones, (1 << bits) - ones, bits)
-    return 0
+    if state[0] < unit * np.uint64((1 << bits) - ones):
+        take(state, data, 0, (1 << bits) - ones, bits)
+        return 0
+    take(state, data, (1 << bits) - ones, ones, bits)
+    return 1
 
 
 @kernel
 def put_number(state: Words, out: Bytes, value: int, shift: int) -> None:
-    """Code any 0 ≤ value < 2⁶² in about 2·log₂(value / 2^shift) + shift bits (Exp-Golomb)."""
+    """Code any 0 ≤ value < 2⁶¹ in about 2·log₂(value / 2^shift) + shift bits (Exp-Golomb)."""
     head = (value >> shift) + 1
     length = 0
     while head >> (length + 1):
         length += 1
     for _ in range(length):
-        put(state, out, 1, 1, 1)
-    put(state, out, 0, 1, 1)
+        put_bit(state, out, 1, 1, 1)
+    put_bit(state, out, 0, 1, 1)
     for at in range(length - 1, -1, -1):
-        put(state, out, (head >> at) & 1, 1, 1)
+        put_bit(state, out, (head >> at) & 1, 1, 1)
     for at in range(shift - 1, -1, -1):
-        put(state, out, (value >> at) & 1, 1, 1)
+        put_bit(state, out, (value >> at) & 1, 1, 1)
 
 
 @kernel
 def take_number(state: Words, data: Bytes, shift: int) -> int:
-    """The next number, coded by `put_number`; −1 where a forged payload holds none below 2⁶²."""
+    """The next number, coded by `put_number`; −1 where a forged payload holds none below 2⁶¹."""
     length = 0
-    while take_bit(state, data, 1, 1) == 0:
+    while take_bit(state, data, 1, 1):
         length += 1
         if length + shift > 61:
             return -1
     head = 1
     for _ in range(length):
-        head = head << 1 | (1 - take_bit(state, data, 1, 1))
+        head = head << 1 | take_bit(state, data, 1, 1)
     value = head - 1
     for _ in range(shift):
-        value = value << 1 | (1 - take_bit(state, data, 1, 1))
+        value = value << 1 | take_bit(state, data, 1, 1)
     return value
 
 

@@ -1,0 +1,87 @@
+"""Selected states follow the target exactly, and the fast approximation never decides wrongly."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import integrate, stats
+
+from sottovoce.channel import SeededRandomness
+from sottovoce.channel.polar import states
+from sottovoce.channel.polar.folding import state_ratio
+from sottovoce.channel.polar.model import model, scale_number
+from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
+from sottovoce.channel.polar.states import RAW, chosen_words, select, uniforms
+from sottovoce.channel.randomness import SharedRandomness
+from sottovoce.channel.wire import Envelope
+
+
+def _shared(number: int) -> SharedRandomness:
+    return SharedRandomness(Envelope("polar", 1, 1.0, bytes(32), ("states", number)))
+
+
+@pytest.mark.parametrize(("folds", "s2"), [(0, 0.002), (1, 0.02), (2, 0.03), (3, 0.1), (5, 0.3), (5, 1.4)])
+def test_the_approximation_keeps_its_error_bound(folds: int, s2: float) -> None:
+    rng = np.random.default_rng(folds)
+    x, v = rng.uniform(0, 1, 20_000), rng.standard_normal(20_000) * math.sqrt(s2)
+    value, error = np.empty(x.size), np.empty(x.size)
+    guess(x, reduced_squares(v, s2), screen(folds, s2), value, error)
+    exact = np.array([log_ratio(a, b, folds, s2) for a, b in zip(x, v, strict=True)])
+    assert (np.abs(value - exact) <= error).all()
+    assert np.isinf(error).mean() < 0.15
+
+
+def _cdf(x: float, v: float, folds: int, s2: float) -> float:
+    return float(integrate.quad(lambda t: state_ratio(t, v, folds, s2), 0, x, limit=200)[0])
+
+
+@pytest.mark.parametrize(("size", "s2"), [(1, 0.9), (16, 0.3), (64, 1.2)])
+def test_selected_states_follow_the_target(size: int, s2: float) -> None:
+    """Kolmogorov–Smirnov of one coordinate's state over 3,000 messages; fails by chance once in 10⁶."""
+    law = model(size, scale_number(s2))
+    v = np.full(size, 0.8 * math.sqrt(s2))
+    v[0] = 2.5 * math.sqrt(s2)
+    private = SeededRandomness(b"states")
+    found = np.array([select(v, law, _shared(number), private).x[[0, -1]] for number in range(3000)])
+    grid = np.linspace(0, 1, 201)
+    for coordinate, value in ((0, v[0]), (1, v[-1])):
+        table = [_cdf(x, value, law.folds, law.s2) for x in grid]
+        assert abs(table[-1] - 1.0) < 1e-6
+        uniform = np.interp(found[:, coordinate], grid, table)
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-6
+    # The test would notice states that were not selected at all.
+    plain = uniforms(np.random.default_rng(0).integers(0, 2**64, 3000, dtype=np.uint64))
+    table = [_cdf(x, v[0], law.folds, law.s2) for x in grid]
+    assert stats.kstest(np.interp(plain, grid, table), "uniform").pvalue < 1e-6
+
+
+def test_the_decoder_finds_the_states_that_were_selected() -> None:
+    law = model(4096, scale_number(0.5))
+    v = np.random.default_rng(1).standard_normal(4096) * math.sqrt(0.5)
+    kept = select(v, law, _shared(1), SeededRandomness(b"find"))
+    words = uniforms(chosen_words(_shared(1), law, kept.index))
+    from_candidates = (kept.outlier == 0) & np.repeat(kept.index != RAW, np.diff(law.edges))
+    assert from_candidates.mean() > 0.9
+    assert np.array_equal(words[from_candidates], kept.x[from_candidates])
+
+
+def test_the_exact_comparison_decides_what_the_approximation_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With errors a hundred thousand times wider every comparison is settled exactly, to the same result."""
+    law = model(256, scale_number(0.1))
+    v = np.random.default_rng(2).standard_normal(256) * math.sqrt(0.1)
+    plain = [select(v, law, _shared(n), SeededRandomness(b"%d" % n)) for n in range(50)]
+
+    def unsure(folds: int, s2: float) -> NDArray[np.float64]:
+        rows = screen(folds, s2).copy()
+        rows[:, -1] *= 1e5
+        return rows
+
+    monkeypatch.setattr(states, "screen", unsure)
+    for n, before in enumerate(plain):
+        again = select(v, law, _shared(n), SeededRandomness(b"%d" % n))
+        assert np.array_equal(again.x, before.x)
