@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.blueprint import Blueprint, draw
+from sottovoce.client import Client, release_stream
+from sottovoce.data import ClientRecords, Records
+from sottovoce.errors import SottovoceError
+from sottovoce.privacy.ledger import Ledger, Overspent
+from tests.small import small_plan
+
+SECRET = bytes(range(32))
+
+
+def blueprint(**changes: object) -> Blueprint:
+    return draw(small_plan(gradient_records=40, **changes), (1, 28, 28), 10)
+
+
+def some_records(count: int, seed: int = 0) -> ClientRecords:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 1, 28, 28, generator=generator)
+    records = Records(x, torch.randint(10, (count,), generator=generator))
+    return ClientRecords(records[:80], records[80:], records[:50])
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path / "ledger.sqlite", scope="test") as opened:
+        yield opened
+
+
+def client(ledger: Ledger | None, made: Blueprint, **changes: object) -> Client:
+    return Client("participant-0", some_records(100), made, ledger, run="run", secret=SECRET)
+
+
+def test_no_byte_leaves_before_its_charge_is_in_the_ledger(ledger: Ledger, monkeypatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise SottovoceError("disk full")
+
+    made = blueprint()
+    monkeypatch.setattr(Ledger, "commit", full_disk)
+    with pytest.raises(SottovoceError, match="disk full"):
+        client(ledger, made).release_gradient(1, torch.zeros(made.coefficients))
+
+
+def test_every_release_is_charged_with_its_stated_sensitivity_and_noise(ledger: Ledger) -> None:
+    made = blueprint()
+    sender = client(ledger, made)
+    sender.release_context()
+    sender.release_gradient(1, torch.zeros(made.coefficients))
+    context, gradient = (entry.charge for entry in ledger.charges("participant-0"))
+    assert (context.kind, context.sensitivity, context.sigma) == ("context", 2 / 50, made.sigma_context)
+    assert (gradient.kind, gradient.sensitivity, gradient.sigma) == ("gradient", 2 / 40, made.sigma)
+    assert ledger.spent("participant-0") == pytest.approx(
+        (2 / 50 / made.sigma_context) ** 2 + (2 / 40 / made.sigma) ** 2
+    )
+
+
+def test_a_release_asked_for_again_is_the_stored_message_and_costs_nothing(ledger: Ledger) -> None:
+    made = blueprint(seeded=False)
+    first = client(ledger, made).release_gradient(1, torch.zeros(made.coefficients))
+    spent = ledger.spent("participant-0")
+    again = client(ledger, made).release_gradient(1, torch.ones(made.coefficients))
+    assert first == again
+    assert ledger.spent("participant-0") == spent
+
+
+def test_unseeded_releases_draw_fresh_noise_and_seeded_ones_repeat(tmp_path) -> None:
+    def messages(seeded: bool) -> list[bytes]:
+        made, sent = blueprint(seeded=seeded), []
+        for name in ("a", "b"):
+            with Ledger.open(tmp_path / f"{seeded}-{name}.sqlite", scope="test") as ledger:
+                sent.append(client(ledger, made).release_gradient(1, torch.zeros(made.coefficients)))
+                made = blueprint(seeded=seeded)
+        return sent
+
+    same, other = messages(True)
+    assert same == other
+    one, two = messages(False)
+    assert one != two
+
+
+def test_a_release_past_the_budget_is_refused_and_not_charged(ledger: Ledger) -> None:
+    made = blueprint(rounds=2, clients_per_round=1, participants=6)
+    sender = client(ledger, made)
+    sender.release_context()
+    sender.release_gradient(1, torch.zeros(made.coefficients))
+    spent = ledger.spent("participant-0")
+    with pytest.raises(Overspent, match="participant-0"):
+        sender.release_gradient(2, torch.zeros(made.coefficients))
+    assert ledger.spent("participant-0") == spent
+
+
+def test_what_the_server_decodes_is_the_statistic_plus_noise_of_the_stated_scale(ledger: Ledger) -> None:
+    made = blueprint()
+    sender = client(ledger, made)
+    message = sender.release_gradient(1, torch.zeros(made.coefficients))
+    stream = release_stream("run", "participant-0", "gradient", 1)
+    decoded = made.gradient_channel.decode(message, secret=SECRET, stream=stream)
+    assert sender.signal is not None
+    error = (decoded - sender.signal) / made.sigma
+    # χ² with 800 degrees of freedom: outside these bounds with probability below 1e-6.
+    assert 0.77 < float(np.mean(error**2)) < 1.27
+    assert np.linalg.norm(sender.signal) <= made.plan.clip
+
+
+def test_the_records_of_a_round_are_drawn_without_looking_at_them(ledger: Ledger) -> None:
+    made = blueprint()
+    one = Client("participant-0", some_records(100, seed=1), made, ledger, run="run", secret=SECRET)
+    two = Client("participant-0", some_records(100, seed=2), made, ledger, run="run", secret=SECRET)
+    for number in (1, 2):
+        chosen = [
+            [
+                int(torch.where((owner._records.train.x == record).flatten(1).all(1))[0])
+                for record in owner_records.x
+            ]
+            for owner, owner_records in (
+                (one, one.training_records(number)),
+                (two, two.training_records(number)),
+            )
+        ]
+        assert chosen[0] == chosen[1]
+        assert len(set(chosen[0])) == 40
+    assert not torch.equal(one.training_records(1).x, one.training_records(2).x)
+
+
+def test_nothing_is_released_without_a_ledger() -> None:
+    made = blueprint()
+    with pytest.raises(SottovoceError, match="without a ledger"):
+        client(None, made).release_gradient(1, torch.zeros(made.coefficients))
+    free = blueprint(epsilon=float("inf"))
+    assert client(None, free).release_gradient(1, torch.zeros(free.coefficients))
+
+
+def test_a_context_of_predictions_depends_on_the_model_it_is_given(tmp_path) -> None:
+    made = blueprint(context="predictions", context_round=2)
+    sent = []
+    for shift in (0.0, 1.0):
+        with Ledger.open(tmp_path / f"{shift}.sqlite", scope="test") as ledger:
+            sender = client(ledger, blueprint(context="predictions", context_round=2))
+            sender.release_context(torch.full((made.coefficients,), shift))
+            sent.append(sender.signal)
+    assert not np.allclose(sent[0], sent[1])
+    assert made.context_sensitivity == pytest.approx(np.sqrt(2) / 50)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sottovoce.context import (
+    ContextError,
+    LabelHistogram,
+    MeanPrediction,
+    Moments,
+    Statistic,
+    block_groups,
+    open_statistic,
+)
+
+CLASSES, RECORDS, SHAPE = 10, 25, (3, 4, 4)
+
+
+def records(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ordinary, huge, constant, zero and broken records in turn."""
+    x = torch.randn(count, *SHAPE, generator=generator)
+    kind = torch.randint(8, (count,), generator=generator)
+    x[kind == 1] *= 1e30
+    x[kind == 2] = -1e30
+    x[kind == 3] = 0.0
+    x[kind == 4, 0, 0, 0] = math.nan
+    x[kind == 5] = math.inf
+    y = torch.randint(CLASSES, (count,), generator=generator)
+    logits = torch.randn(count, CLASSES, generator=generator) * 10.0 ** torch.randint(
+        -3, 4, (count, 1), generator=generator
+    )
+    logits[kind == 4] = math.nan
+    logits[kind == 5, 3] = math.inf
+    return x, y, logits
+
+
+STATISTICS: list[Statistic] = [
+    Moments(block_groups(SHAPE)),
+    Moments(block_groups(SHAPE, 2)),
+    Moments(torch.arange(math.prod(SHAPE)) % 7),
+    LabelHistogram(CLASSES),
+    MeanPrediction(CLASSES),
+]
+
+
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda s: f"{type(s).__name__}-{s.size}")
+def test_replacing_one_record_moves_the_context_by_at_most_its_sensitivity(statistic: Statistic) -> None:
+    generator = torch.Generator().manual_seed(7)
+    bound = statistic.sensitivity(RECORDS) * (1 + 1e-12)
+    largest = 0.0
+    for _ in range(2000):  # × 5 statistics = 10⁴ cases
+        x, y, logits = records(generator, RECORDS + 1)
+        before = statistic.mean(x[:-1], y[:-1], RECORDS, logits[:-1])
+        place = int(torch.randint(RECORDS, (1,), generator=generator))
+        for tensor in (x, y, logits):
+            tensor[place] = tensor[-1]
+        after = statistic.mean(x[:-1], y[:-1], RECORDS, logits[:-1])
+        assert torch.isfinite(after).all()
+        largest = max(largest, float((before - after).norm()))
+    assert largest <= bound
+    # The bound is not idle: shares of classes reach it, moments come to more than half of it.
+    assert largest > 0.5 * bound
+
+
+def test_every_moment_vector_lies_in_the_unit_ball() -> None:
+    x, y, _ = records(torch.Generator().manual_seed(1), 500)
+    vectors = Moments(block_groups(SHAPE)).per_record(x, y, None)
+    finite = vectors[torch.isfinite(vectors).all(dim=1)]
+    assert len(finite) > 200
+    assert float(finite.norm(dim=1).max()) <= 1 + 1e-12
+
+
+def test_moments_are_the_papers_formula() -> None:
+    x = np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
+    expected = np.zeros(6)
+    for image in x.astype(np.float64):
+        mean, square = image.mean(axis=(1, 2)), (image**2).mean(axis=(1, 2))
+        expected += np.concatenate([np.tanh(mean), np.tanh(square)]) / math.sqrt(6) / 5
+    context = Moments(block_groups(SHAPE)).mean(torch.from_numpy(x), torch.zeros(5).long(), 5)
+    assert np.allclose(context.numpy(), expected, atol=1e-12)
+
+
+def test_a_broken_record_contributes_zero_and_keeps_the_denominator() -> None:
+    x, y = torch.ones(4, *SHAPE), torch.zeros(4).long()
+    whole = Moments(block_groups(SHAPE)).mean(x, y, 4)
+    x[2, 0, 0, 0] = math.nan
+    assert torch.allclose(Moments(block_groups(SHAPE)).mean(x, y, 4), whole * 3 / 4)
+    assert LabelHistogram(CLASSES).mean(x, y, 4)[0] == 3 / 4
+
+
+def test_only_the_label_histogram_uses_labels_and_only_predictions_a_model() -> None:
+    uses = {
+        name: open_statistic(name, SHAPE, CLASSES) for name in ("moments", "labels", "predictions", "public")
+    }
+    assert {name for name, s in uses.items() if s.uses_labels} == {"labels"}
+    assert {name for name, s in uses.items() if s.uses_model} == {"predictions"}
+
+
+def test_a_context_of_the_wrong_number_of_records_is_refused() -> None:
+    with pytest.raises(ContextError, match="exactly 5"):
+        LabelHistogram(3).mean(torch.zeros(4, 2), torch.zeros(4).long(), 5)
+
+
+def test_groups_cover_every_coordinate_once() -> None:
+    groups = block_groups((3, 5, 7), 2)
+    assert len(groups) == 105
+    assert groups.unique().tolist() == list(range(12))
+    assert block_groups((8,)).tolist() == [0] * 8
+    with pytest.raises(ContextError, match="needs a member"):
+        Moments(torch.tensor([0, 2]))
+    with pytest.raises(ContextError, match="lower it"):
+        block_groups((1, 4, 4), 5)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sottovoce.models import ModelError, flat_parameters, lenet, logits, open_model, state_dict_at
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 28, 28), 85_822), ((3, 32, 32), 121_182)])
+def test_lenet_has_the_papers_number_of_parameters(shape: tuple[int, ...], size: int) -> None:
+    assert flat_parameters(lenet(shape, 10)).numel() == size
+
+
+def test_the_reference_follows_from_the_public_seed_alone() -> None:
+    torch.manual_seed(123)
+    first = flat_parameters(open_model("lenet", (1, 28, 28), 10, seed=5))
+    state = torch.random.get_rng_state()
+    again = flat_parameters(open_model("lenet", (1, 28, 28), 10, seed=5))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, flat_parameters(open_model("lenet", (1, 28, 28), 10, seed=6)))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_flat_vector_and_a_loaded_module_are_the_same_model() -> None:
+    module = lenet((1, 28, 28), 10)
+    theta = torch.randn(flat_parameters(module).numel()) * 0.05
+    x = torch.randn(3, 1, 28, 28)
+    fresh = lenet((1, 28, 28), 10)
+    fresh.load_state_dict(state_dict_at(module, theta))
+    assert torch.allclose(logits(module, theta, x), fresh(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet", "no.such.module:build", "sottovoce.models:nothing"])
+def test_unknown_models_are_refused(name: str) -> None:
+    with pytest.raises(ModelError):
+        open_model(name, (1, 28, 28), 10, seed=0)
+
+
+def test_records_that_do_not_fit_lenet_are_refused() -> None:
+    with pytest.raises(ModelError, match="at least 16"):
+        lenet((1, 8, 8), 10)
+    with pytest.raises(ModelError, match="images"):
+        lenet((20,), 2)

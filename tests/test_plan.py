@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from sottovoce.plan import METHODS, Plan, PlanError, keys
+from tests.small import small_plan
+
+
+def test_the_paper_preset_is_the_papers_setting_to_the_letter() -> None:
+    for dataset, rate in (("mnist", 0.1), ("cifar10", 0.2)):
+        plan = Plan.load(overrides={"preset": "paper", "dataset": dataset})
+        assert (plan.participants, plan.future_clients, plan.alpha) == (40, 10, 0.5)
+        assert (plan.rounds, plan.clients_per_round, plan.schedule) == (500, 2, "random")
+        assert (plan.context_records, plan.gradient_records, plan.clip, plan.delta) == (333, 333, 1.0, 1e-5)
+        assert (plan.coefficients, plan.hidden, plan.learning_rate) == (16384, 100, rate)
+        assert (plan.accounting, plan.context, plan.channel) == ("rdp", "moments", "direct")
+        assert (plan.basis, plan.averaging, plan.momentum) == ("unstructured", 0.0, 0.0)
+
+
+def test_the_tuned_preset_needs_no_labels_of_future_clients() -> None:
+    for dataset in ("mnist-small", "mnist", "cifar10", "fashion-mnist"):
+        plan = Plan.load(overrides={"dataset": dataset})
+        assert plan.context != "labels"
+        assert (plan.accounting, plan.schedule, plan.gradient_records) == ("exact", "balanced", 0)
+
+
+def test_a_plan_comes_back_from_its_toml_unchanged(tmp_path) -> None:
+    plan = small_plan(epsilon=3.7, delta=1e-6)
+    path = tmp_path / "plan.toml"
+    path.write_text(plan.to_toml())
+    again = Plan.load(path)
+    assert again == plan
+    assert again.digest() == plan.digest()
+
+
+def test_later_sources_win(tmp_path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('preset = "paper"\nepsilon = 4.0\n')
+    assert Plan.load(path).epsilon == 4.0
+    assert Plan.load(path, ["epsilon=2"]).epsilon == 2.0
+
+
+def test_any_change_of_a_key_changes_the_digest() -> None:
+    plan = small_plan()
+    assert (
+        len({plan.digest(), *(plan.replace(**{k: v}).digest() for k, v in (("seed", 9), ("clip", 2.0)))}) == 3
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
+    gains = {"replay_gains": "rounds.jsonl"} if method == "replay" else {}
+    plan = small_plan(method=method, **gains)
+    assert (plan.context == "public") == (method in ("global", "direct", "radial", "replay"))
+
+
+@pytest.mark.parametrize(
+    ("pair", "hint"),
+    [
+        ("epsilom=3", "did you mean 'epsilon'"),
+        ("method=factorised", "did you mean 'factorized'"),
+        ("preset=papers", "did you mean 'paper'"),
+        ("channel=polr", "did you mean 'polar'"),
+        ("epsilon=0", "above 0"),
+        ("epsilon=-1", "above 0"),
+        ("epsilon=nan", "above 0"),
+        ("delta=1", "between 0 and 1"),
+        ("rounds=ten", "whole number"),
+        ("rounds=2.5", "whole number"),
+        ("seeded=perhaps", "true or false"),
+        ("clients_per_round=99", "participants"),
+        ("momentum=1", "below 1"),
+        ("seed=-1", "0 or more"),
+        ("rounds", "neither a plan file nor key=value"),
+        ("context=predictions", "context_round"),
+        ("method=replay", "replay_gains"),
+    ],
+)
+def test_bad_settings_get_one_line_that_says_what_to_do(pair: str, hint: str) -> None:
+    with pytest.raises(PlanError, match=hint) as caught:
+        Plan.load(overrides=[pair])
+    assert "\n" not in str(caught.value)
+
+
+def test_going_without_noise_must_be_said_to_be_a_simulation() -> None:
+    with pytest.raises(PlanError, match="seeded=true"):
+        small_plan(epsilon=float("inf"), seeded=False)
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_bytes(b"\xff\x00 not toml")
+    with pytest.raises(PlanError, match="is not a plan"):
+        Plan.load(path)
+    with pytest.raises(PlanError, match="no plan at"):
+        Plan.load(tmp_path / "missing.toml")
+
+
+def test_every_key_explains_itself() -> None:
+    assert all(text and len(text) < 100 for _, _, text in keys())
