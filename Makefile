@@ -26,7 +26,7 @@ test-federation: .venv/installed
 	$(BIN)/pytest --timeout=1200 tests/federation tests/serve
 
 soak: .venv/installed
-	PYTHONPATH=tests $(BIN)/python -m federation.soak
+	$(BIN)/python -m tests.federation.soak
 
 exactness: .venv/installed
 	$(BIN)/python -m benchmarks.exactness

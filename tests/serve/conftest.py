@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.world import World
+from tests.federation.world import World
 from sottovoce.federation.results import write_run
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from federation.processes import free_port
+from tests.federation.processes import free_port
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from federation.world import World
+from tests.federation.world import World
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
