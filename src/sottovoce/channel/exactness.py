@@ -1,20 +1,25 @@
 """Evidence that a channel's error is exactly N(0, σ²I) and independent of the statistic.
 
-Feed it errors in units of σ together with the statistics that were sent; it returns z-scores, each standard
-normal (or, for `ks` and `shape`, smaller in tail) if and only if the law is exact in the respect it looks at.
-Use it on any channel, ours or yours: |z| above 5 happens by chance once in a million.
+`collect` sends statistics of one kind many times and `Evidence` turns the errors into z-scores, each about
+standard normal if the law is exact in the respect it looks at. Use it on any channel, ours or yours: |z|
+above 5 happens by chance once in a million.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.channel.base import Channel
+from sottovoce.channel.randomness import SeededRandomness
+
 Reals = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Reals]
 
 _FINE, _COARSE = 10_000, 200
 _STRIDES = tuple(1 << k for k in range(17))
@@ -101,3 +106,65 @@ class Evidence:
         """The most extreme z-score and its name."""
         name, z = max(self.scores().items(), key=lambda item: abs(item[1]) if item[0] != "ks" else item[1])
         return name, z
+
+
+def _of_length(length: float) -> Draw:
+    """Random directions of root mean square `length`, in units of σ."""
+
+    def draw(rng: np.random.Generator, size: int) -> Reals:
+        u = rng.standard_normal(size)
+        return np.asarray(u * (length * math.sqrt(size) / np.linalg.norm(u)))
+
+    return draw
+
+
+def _heavy_tailed(rng: np.random.Generator, size: int) -> Reals:
+    u = rng.standard_t(1.5, size)
+    return np.asarray(u * (0.32 * math.sqrt(size) / np.linalg.norm(u)))
+
+
+def _one_huge(rng: np.random.Generator, size: int) -> Reals:
+    u = 0.16 * rng.standard_normal(size)
+    u[size // 2] = 1e4
+    return u
+
+
+def _sparse(rng: np.random.Generator, size: int) -> Reals:
+    u = np.zeros(size)
+    u[rng.choice(size, min(size, 5), replace=False)] = 3.0
+    return u
+
+
+# Statistics in units of σ; lengths are those of norm 0.3, 1 and 10 at n = 16,384 and σ = 0.0147.
+STATISTICS: dict[str, Draw] = {
+    "zero": _of_length(0.0),
+    "typical": _of_length(0.159),
+    "clip bound": _of_length(0.531),
+    "far above the noise": _of_length(5.31),
+    "heavy-tailed": _heavy_tailed,
+    "one huge coordinate": _one_huge,
+    "sparse": _sparse,
+}
+
+
+def collect(channel: Channel, kind: str, messages: int, seed: int = 0) -> list[Evidence]:
+    """Send `messages` statistics of one kind (a key of STATISTICS) and collect the errors.
+
+    `polar` is looked at twice: as decoded, and in the rotated domain where its code works. The same seed
+    gives the same scores; a channel object may be used for several kinds and seeds.
+    """
+    rng = np.random.default_rng(seed)
+    secret = rng.bytes(32)
+    private = SeededRandomness(secret)
+    found = [Evidence()]
+    for number in range(messages):
+        u = channel.sigma * STATISTICS[kind](rng, channel.size)
+        stream = (kind, number)
+        message = channel.encode(u, secret=secret, stream=stream, private=private)
+        error = (channel.decode(message, secret=secret, stream=stream) - u) / channel.sigma
+        found[0].add(error, u)
+        if hasattr(channel, "rotated") and channel.size & (channel.size - 1) == 0:
+            if len(found) == 1:
+                found.append(Evidence())
+            found[1].add(*(channel.rotated(vector, secret, stream) for vector in (error, u)))
+    return found

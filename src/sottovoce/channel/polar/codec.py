@@ -22,7 +22,7 @@ from sottovoce.channel.polar.states import States, chosen_words, select, uniform
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.tables import load_tables
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.wire import ChannelError, Stream
 
 Reals = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -83,6 +83,13 @@ class Polar(Channel):
         unrotate(y, self._signs(shared))
         released: Reals = y[: self.size] * self.sigma
         return released
+
+    def rotated(self, vector: Reals, secret: bytes, stream: Stream) -> Reals:
+        """A vector as the code sees it, padded and rotated with a stream's signs; for tests of exactness."""
+        v = np.zeros(self._padded)
+        v[: self.size] = vector
+        rotate(v, self._signs(SharedRandomness(self._envelope(secret, stream))))
+        return v
 
     def _signs(self, shared: SharedRandomness) -> Reals:
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
