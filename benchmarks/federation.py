@@ -28,6 +28,8 @@ PLAN = {
     "evaluate_every": 0,
 }
 
+BATCH = 100  # answers that arrive between two looks of the server
+
 
 def memory() -> dict[str, int]:
     """Megabytes of this process: resident, and private (what would come back if it ended)."""
@@ -44,7 +46,6 @@ def enrolment(count: int) -> dict[str, Any]:
     import torch
 
     from sottovoce.blueprint import participant_name
-    from sottovoce.data import load
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.secret import agreed_secret, new_key, proof, public_key
@@ -56,25 +57,29 @@ def enrolment(count: int) -> dict[str, Any]:
     plan = Plan.load(
         overrides={**PLAN, "participants": count, "gradient_records": 400, "rounds": 500, "channel": "direct"}
     )
-    agreement = Agreement.about(plan, load("mnist-small"))
+    agreement = Agreement(plan, (1, 28, 28), 10, (0.1307,), (0.3081,))
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(Path(folder) / "server.sqlite", agreement)
         coordinator = Coordinator(agreement, store)
         started = time.perf_counter()
-        for _ in range(count):
-            offer, key = coordinator.offer(), new_key()
-            index = offer["proposal"]
-            secret = agreed_secret(key, offer["key"], run=offer["run"], name=participant_name(index))
-            answer = {
-                "participant": index,
-                "key": public_key(key),
-                "agreement": agreement.digest(),
-                "proof": proof(secret, offer["nonce"]),
-            }
-            coordinator.enrol(answer)
+        digest = agreement.digest()
+        for _ in range(0, count, BATCH):
+            with coordinator.batch():
+                for _ in range(BATCH):
+                    offer, key = coordinator.offer(), new_key()
+                    name = participant_name(offer["proposal"])
+                    secret = agreed_secret(key, offer["key"], run=offer["run"], name=name)
+                    answer = {
+                        "participant": offer["proposal"],
+                        "key": public_key(key),
+                        "agreement": digest,
+                        "proof": proof(secret, offer["nonce"]),
+                    }
+                    coordinator.enrol(answer)
         seconds = time.perf_counter() - started
         assert len(coordinator.enrolled) == count
         coordinator.missing()
+        store.apply(coordinator.server.state(), None)
         after = memory()
         store.close()
     return {

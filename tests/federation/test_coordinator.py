@@ -103,6 +103,21 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
     assert everyone_paid(world)
 
 
+def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    mine = tmp_path / "clients" / "client-0"
+    shutil.copytree(mine, tmp_path / "backup")
+    first = world.answer(0)
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "backup", mine)
+    second = world.answer(0)
+    assert second["release"] != first["release"]
+    world.coordinator.accept(0, first)
+    world.coordinator.accept(0, second)
+    assert [message for _, _, _, message in world.store.waiting()] == [first["release"]]
+
+
 def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enrol_all()

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ class Coordinator:
         self.agreement = agreement
         self.options = options or Options()
         self.blueprint = agreement.blueprint()
+        self._digest = agreement.digest()
         self.server = Server(self.blueprint)
         self._store = store
         self._nonce = secrets.token_bytes(16)
@@ -90,13 +92,17 @@ class Coordinator:
         """Participants whose keys are known."""
         return set(self._keys)
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
+        return self._store.transaction()
+
     # Enrolment
 
     def offer(self) -> Fields:
         """What a node is told before it has said who it is."""
         return {
             "run": self.run,
-            "agreement": self.agreement.digest(),
+            "agreement": self._digest,
             "key": public_key(self._store.key),
             "nonce": self._nonce,
             "proposal": self._next_free(),
@@ -116,7 +122,7 @@ class Coordinator:
         """The participant that a node turned out to be; EnrolmentError if it may not take part."""
         if answer.get("error"):
             raise EnrolmentError(str(answer["error"]))
-        if answer.get("agreement") != self.agreement.digest():
+        if answer.get("agreement") != self._digest:
             raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
         participant, key, shown = answer.get("participant"), answer.get("key"), answer.get("proof")
         if not isinstance(participant, int) or not 0 <= participant < self.agreement.plan.participants:
@@ -154,7 +160,7 @@ class Coordinator:
         received = self._store.received(participant)
         fields: Fields = {
             "run": self.run,
-            "agreement": self.agreement.digest(),
+            "agreement": self._digest,
             "kind": kind,
             "round": self._round_of(kind),
             "received_context": any(kind == "context" for kind, _ in received),

@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+import numpy as np
+import torch
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
@@ -38,7 +39,7 @@ CREATE TABLE release (
     message BLOB,
     PRIMARY KEY (participant, kind, round)
 ) WITHOUT ROWID;
-CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), tensors BLOB NOT NULL);
+CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 
@@ -144,13 +145,17 @@ class Store:
 
     def state(self) -> dict[str, Tensor] | None:
         """The server's state after the last applied round; None before the first."""
-        rows = self._query("SELECT tensors FROM state")
-        return load(rows[0][0]) if rows else None
+        rows = self._query("SELECT name, type, shape, numbers FROM state")
+        return {name: _tensor(*values) for name, *values in rows} or None
 
     def apply(self, state: Mapping[str, Tensor], line: Mapping[str, Any] | None) -> None:
         """Saves the state in which all waiting messages are applied, with the round's line if one ended."""
         with self.transaction():
-            self._query("INSERT OR REPLACE INTO state VALUES (1, ?)", save(dict(state)))
+            self._query("DELETE FROM state")
+            for name, tensor in state.items():
+                array = tensor.numpy()
+                row = (name, array.dtype.str, json.dumps(array.shape), array.data)
+                self._query("INSERT INTO state VALUES (?, ?, ?, ?)", *row)
             self._query("UPDATE release SET message = NULL WHERE message IS NOT NULL")
             if line is not None:
                 self._query("INSERT INTO round VALUES (?, ?)", line["round"], json.dumps(line))
@@ -187,6 +192,10 @@ class Store:
                 f"{self.path} was started under another agreement ({difference}): "
                 "go on with that one, or start in another directory"
             )
+
+
+def _tensor(kind: str, shape: str, numbers: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(numbers, kind).reshape(json.loads(shape)).copy())
 
 
 def _locked(file: Path, patience: float) -> int:

@@ -147,19 +147,24 @@ class Conductor:
         self._asked = {key: asked for key, asked in self._asked.items() if asked.dies > now}
         if not self._asked:
             return
-        for reply in self._grid.pull_messages(list(self._asked)):
-            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if asked is None:
-                continue
-            if reply.has_error():
-                log.warning("node %d: %s", asked.node, reply.error.reason)
-                continue
-            self._pauses[asked.node] = Pause()
-            fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
-            if asked.enrolment:
-                self._enrol(asked.node, fields)
-            else:
-                self._accept(asked.node, fields)
+        replies = list(self._grid.pull_messages(list(self._asked)))
+        with self._coordinator.batch():
+            for reply in replies:
+                self._take(reply)
+
+    def _take(self, reply: Message) -> None:
+        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if asked is None:
+            return
+        if reply.has_error():
+            log.warning("node %d: %s", asked.node, reply.error.reason)
+            return
+        self._pauses[asked.node] = Pause()
+        fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
+        if asked.enrolment:
+            self._enrol(asked.node, fields)
+        else:
+            self._accept(asked.node, fields)
 
     def _enrol(self, node: int, fields: Fields) -> None:
         try:
