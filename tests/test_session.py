@@ -140,10 +140,10 @@ def test_budgets_add_up_over_runs_that_share_a_ledger(tmp_path, records) -> None
 def test_a_ledger_of_other_records_is_refused(tmp_path, records) -> None:
     shared = tmp_path / "shared.sqlite"
     train(small_plan(), tmp_path / "first", dataset=records, ledger=shared)
-    with pytest.raises(Exception, match="ledger|records"):
+    with pytest.raises(Exception, match="about other records"):
         train(small_plan(seed=7), tmp_path / "second", dataset=records, ledger=shared)
     shared.write_bytes(b"not a database, whatever its name says" * 100)
-    with pytest.raises(Exception, match="shared.sqlite"):
+    with pytest.raises(Exception, match=r"shared\.sqlite"):
         train(small_plan(), tmp_path / "third", dataset=records, ledger=shared)
 
 
@@ -152,7 +152,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_under_another_plan(tmp_path, r
     with pytest.raises(RunError, match="already holds a run"):
         train(small_plan(), tmp_path / "run", dataset=records)
     (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(RunError, match="clip=1.0, not 0.5"):
+    with pytest.raises(RunError, match=r"clip=1\.0, not 0\.5"):
         train(small_plan(clip=0.5), tmp_path / "run", dataset=records, resume=True)
 
 
@@ -193,5 +193,5 @@ def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
     with pytest.raises(PlanError, match="fewer"):
         recorded_gains(str(path), 3)
     path.write_text("nothing")
-    with pytest.raises(PlanError, match="not the rounds.jsonl"):
+    with pytest.raises(PlanError, match=r"not the rounds\.jsonl"):
         recorded_gains(str(path), 1)

@@ -84,7 +84,8 @@ def state_dict_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
 
 def logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     """The module's output (m, classes) on records x (m, …) at the flat parameters `theta`."""
-    output: Tensor = functional_call(module, state_dict_at(module, theta), (x,))
+    # Tying, the default, leaves plain tensors behind in a layer that is used twice (torch 2.13).
+    output: Tensor = functional_call(module, state_dict_at(module, theta), (x,), tie_weights=False)
     return output
 
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from sottovoce import __version__
-from sottovoce.cli import datasets, federation, reproduce, runs
+from sottovoce.cli import bench, datasets, federation, reproduce, runs
 from sottovoce.cli.display import problem
 from sottovoce.errors import SottovoceError
 
@@ -23,6 +23,7 @@ runs.register(app)
 reproduce.register(app)
 federation.register(app)
 app.add_typer(datasets.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(asked: bool) -> None:

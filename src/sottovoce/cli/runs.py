@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sottovoce.personalization import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report import write_report
 from sottovoce.run import RunDirectory
+from sottovoce.tensorboard import round_scalars
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 SETTINGS = typer.Argument(None, metavar="[PLAN.toml] [key=value …]", help="A plan file, settings, or both.")
@@ -96,13 +98,14 @@ def train(
     ledger: Path = LEDGER,
     device: str = DEVICE,
     threads: int = THREADS,
+    tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
     json: bool = JSON,
 ) -> None:
     """Train a federation and write its models, its ledger and its report into a directory."""
     if threads:
         torch.set_num_threads(threads)
     chosen = RunDirectory(out).plan() if resume and not settings else _plan(settings)
-    _train(chosen, out, ledger, resume=resume, device=device, json=json)
+    _train(chosen, out, ledger, resume=resume, device=device, json=json, tensorboard=tensorboard)
 
 
 def evaluate(
@@ -163,9 +166,24 @@ def _plan(settings: list[str] | None) -> Plan:
 
 
 def _train(
-    plan: Plan, directory: Path, ledger: Path | None, *, resume: bool, device: str, json: bool
+    plan: Plan,
+    directory: Path,
+    ledger: Path | None,
+    *,
+    resume: bool,
+    device: str,
+    json: bool,
+    tensorboard: Path | None = None,
 ) -> None:
-    with round_progress(plan.rounds) as on_round:
+    with ExitStack() as stack:
+        watchers = [stack.enter_context(round_progress(plan.rounds))]
+        if tensorboard is not None:
+            watchers.append(stack.enter_context(round_scalars(tensorboard)))
+
+        def on_round(line: dict[str, Any]) -> None:
+            for watch in watchers:
+                watch(line)
+
         result = api.train(plan, directory, ledger=ledger, resume=resume, device=device, on_round=on_round)
     path = write_report(directory)
     if json:
@@ -183,7 +201,8 @@ def _show(result: dict[str, Any], directory: Path) -> None:
         {
             "participants": f"{percent(accuracy['seen'])} on held-out records of "
             f"{result['participants']} clients",
-            "future clients": f"{percent(accuracy['future'])} on {result['future_clients']} clients never seen"
+            "future clients": f"{percent(accuracy['future'])} on "
+            f"{result['future_clients']} clients never seen"
             + (" (their labels were used for contexts)" if result["uses_future_labels"] else ""),
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
             f"({spent['accounting']} accounting)",

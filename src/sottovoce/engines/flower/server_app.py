@@ -1,7 +1,8 @@
 """The server half of the Flower app: delivers the coordinator's requests and brings it the answers.
 
 A request that was not answered in time is simply made again, after ever longer pauses, since members answer
-it with stored bytes and the first answer counts. Nodes that appear are enrolled, whenever they appear.
+it with stored bytes and the first answer counts. Nodes that appear are enrolled, whenever they appear; a
+server that was restarted goes on with the nodes it knew.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Conductor:
         self._retry = retry
         self._asked: dict[str, Asked] = {}
         self._pauses: dict[int, Pause] = {}
-        self._nodes: dict[int, int] = {}
+        self._nodes = {participant: int(node) for participant, node in coordinator.addresses().items()}
         self._online: set[int] = set()
         self._looked = -NODES_SECONDS
 
@@ -168,7 +169,7 @@ class Conductor:
 
     def _enrol(self, node: int, fields: Fields) -> None:
         try:
-            participant = self._coordinator.enrol(fields)
+            participant = self._coordinator.enrol(fields, str(node))
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, error)
             seconds = LONGEST_PAUSE * self._retry

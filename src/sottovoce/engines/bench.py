@@ -1,0 +1,129 @@
+"""What a round costs: our simulator beside the bare gradient work it carries, and polar beside direct.
+
+All contenders make the same round in turn: two clients, 333 CIFAR-10-sized records each, LeNet, k = 16,384;
+figures are ratios of medians. `scaling` holds everything but the number of clients fixed.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sottovoce.data import Dataset
+from sottovoce.gradients import clipped_mean
+from sottovoce.plan import Plan
+from sottovoce.session import Session, deal
+
+RECORDS = 333
+SETTINGS: dict[str, Any] = {
+    "dataset": "cifar10",
+    "partition": "iid",
+    "participants": 8,
+    "future_clients": 0,
+    "records_per_client": 417,  # of which 333 are for training
+    "context_records": RECORDS,
+    "clients_per_round": 2,
+    "context": "moments",
+    "context_round": 0,
+    "evaluate_every": 0,
+    "epsilon": 16.0,
+}
+
+
+def measure(rounds: int = 15, channels: tuple[str, ...] = ("direct", "polar")) -> dict[str, float]:
+    """`round_over_gradients` and, with both channels, `polar_over_direct`; milliseconds beside them."""
+    records = made_up(SETTINGS["participants"] * SETTINGS["records_per_client"])
+    with tempfile.TemporaryDirectory() as folder:
+        sessions = {
+            name: _session(records, Path(folder, name), rounds + 2, channel=name) for name in channels
+        }
+        try:
+            contenders = {name: _round(session) for name, session in sessions.items()}
+            contenders["gradients"] = _gradients(sessions["direct"])
+            times = _medians(contenders, rounds)
+        finally:
+            for session in sessions.values():
+                session.close()
+    ratios = {"round_over_gradients": times["direct"] / times["gradients"]}
+    if "polar" in times:
+        ratios["polar_over_direct"] = times["polar"] / times["direct"]
+    return {**ratios, **{f"{name}_ms": 1e3 * seconds for name, seconds in times.items()}}
+
+
+def scaling(clients: tuple[int, ...], rounds: int = 10) -> list[dict[str, float]]:
+    """Milliseconds a round and megabytes of the process against the number of participants.
+
+    Every participant holds ten records, so that 100,000 of them fit in memory; two release in a round, and
+    no context is released, so that a round is all there is.
+    """
+    rows = []
+    for count in clients:
+        plan = {"participants": count, "records_per_client": 10, "context_records": 1, "context": "public"}
+        records = made_up(10 * count, shape=(1, 16, 16))
+        changes = {**plan, "coefficients": 4096, "channel": "direct"}
+        with tempfile.TemporaryDirectory() as folder:
+            session = _session(records, Path(folder, "run"), rounds + 1, **changes)
+            with closing(session):
+                seconds = _medians({"round": _round(session)}, rounds)["round"]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        rows.append({"clients": count, "round_ms": 1e3 * seconds, "peak_mb": peak})
+    return rows
+
+
+def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
+    """Records of noise: cost does not depend on what they show."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
+    return Dataset("made up", x, torch.randint(10, (count,), generator=generator), classes=10)
+
+
+def _session(records: Dataset, out: Path, rounds: int, **changes: Any) -> Session:
+    plan = Plan.load(overrides={**SETTINGS, "rounds": rounds, **changes})
+    return Session.open(
+        plan, out, records=records, federation=deal(plan, records), checkpoint_seconds=float("inf")
+    )
+
+
+def _round(session: Session) -> Callable[[], object]:
+    return lambda: session.record(session.simulation.step())
+
+
+def _gradients(session: Session) -> Callable[[], object]:
+    """The clipped means of a round and nothing else."""
+    simulation = session.simulation
+    blueprint, plan = simulation.blueprint, simulation.blueprint.plan
+    clients = [simulation.federation.participants[i].train for i in range(plan.clients_per_round)]
+
+    def work() -> None:
+        for records in clients:
+            clipped_mean(
+                blueprint.module,
+                blueprint.reference,
+                blueprint.basis,
+                records.x,
+                records.y,
+                clip=plan.clip,
+                denominator=plan.gradient_records,
+            )
+
+    return work
+
+
+def _medians(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of wall clock; contenders take turns, and the first turn, which warms up, is left out."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats + 1):
+        for name, work in contenders.items():
+            start = time.perf_counter()
+            work()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) for name, spent in times.items()}
