@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sottovoce.plan import METHODS, Plan, PlanError, keys
@@ -98,3 +100,9 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path) -> None:
 
 def test_every_key_explains_itself() -> None:
     assert all(text and len(text) < 100 for _, _, text in keys())
+
+
+def test_the_documentation_lists_the_keys_as_they_are() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{name}` | `{default}` | {text} |" for name, default, text in keys()]

@@ -1,0 +1,47 @@
+"""`make bench`: what fits into ten minutes on two cores, as JSON and plots in benchmarks/out/.
+
+Every figure is a ratio within one run, or says what it was measured in; docs/benchmarks.md shows the last ones.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import gradients, memory
+from sottovoce.channel import CHANNELS
+from sottovoce.channel import bench as channels
+from sottovoce.engines import bench as rounds
+
+OUT = Path(__file__).parent / "out"
+CLIENTS = (10, 100, 1_000, 10_000, 100_000)
+
+
+def main() -> None:
+    """Runs every benchmark and writes its figures."""
+    OUT.mkdir(exist_ok=True)
+    started = time.monotonic()
+    torch.set_num_threads(1)
+    _write("gradients", gradients.run())
+    _write("memory", memory.run())
+    _write("round", rounds.measure())
+    _write("scaling", rounds.scaling(CLIENTS))
+    rows = channels.measure(CHANNELS, 0.0147, (0.1, 0.3, 0.6, 1.0), 16384, 50)
+    _write("channel", rows)
+    channels.plot(rows, OUT / "channel.svg")
+    print(f"all in {time.monotonic() - started:.0f} s, in {OUT}")
+
+
+def _write(name: str, figures: Any) -> None:
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
+    (OUT / f"{name}.json").write_text(json.dumps({"figures": figures, **machine}, indent=1) + "\n")
+    print(name, json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
