@@ -75,7 +75,7 @@ def enrolment(count: int) -> dict[str, Any]:
                         "agreement": digest,
                         "proof": proof(secret, offer["nonce"]),
                     }
-                    coordinator.enrol(answer)
+                    coordinator.enrol(answer, name)
         seconds = time.perf_counter() - started
         assert len(coordinator.enrolled) == count
         coordinator.missing()
@@ -134,8 +134,8 @@ def round_trip(channel: str) -> dict[str, Any]:
             index: Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
             for index in range(agreement.plan.participants)
         }
-        for member in members.values():
-            coordinator.enrol(member.enrol(coordinator.offer()))
+        for index, member in members.items():
+            coordinator.enrol(member.enrol(coordinator.offer()), str(index))
         for index, kind in coordinator.missing().items():
             coordinator.accept(index, members[index].release(coordinator.request(index, kind)))
         coordinator.advance()

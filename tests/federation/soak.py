@@ -82,7 +82,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
-        agreement = prepare(folder, retry=8.0, participants=NODES, rounds=arguments.rounds)
+        agreement = prepare(folder, participants=NODES, clients_per_round=1, rounds=arguments.rounds)
         started = time.monotonic()
         with Processes(folder, tls=False) as processes:
             soak = Soak(folder, processes, arguments.seed)

@@ -171,9 +171,10 @@ def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -
     world = World(tmp_path)
     assert world.enrol(0) == 0
     assert world.enrol(0) == 0
+    assert world.coordinator.addresses() == {0: "0"}
     twin = world.member(0, directory="twin").enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="another key"):
-        world.coordinator.enrol(twin)
+        world.coordinator.enrol(twin, "9")
     assert world.enrol(0) == 0
 
 
@@ -181,9 +182,9 @@ def test_an_enrolment_must_prove_its_key(tmp_path: Path) -> None:
     world = World(tmp_path)
     answer = world.member(0).enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="prove"):
-        world.coordinator.enrol({**answer, "proof": bytes(32)})
+        world.coordinator.enrol({**answer, "proof": bytes(32)}, "9")
     with pytest.raises(EnrolmentError, match="no participant 7"):
-        world.coordinator.enrol({**answer, "participant": 7})
+        world.coordinator.enrol({**answer, "participant": 7}, "9")
     assert world.coordinator.enrolled == set()
 
 
@@ -198,7 +199,7 @@ def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_
         world.member(0, other.agreement).release(request)
     answer = world.member(0).enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="another agreement"):
-        world.coordinator.enrol({**answer, "agreement": other.agreement.digest()})
+        world.coordinator.enrol({**answer, "agreement": other.agreement.digest()}, "9")
     assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
     world.kill()
     with pytest.raises(StoreError, match=r"epsilon is 9\.0 here and 8\.0 there"):

@@ -65,7 +65,7 @@ class World:
         )
 
     def enrol(self, index: int) -> int:
-        return self.coordinator.enrol(self.member(index).enrol(self.coordinator.offer()))
+        return self.coordinator.enrol(self.member(index).enrol(self.coordinator.offer()), str(index))
 
     def enrol_all(self) -> None:
         for index in range(self.agreement.plan.participants):

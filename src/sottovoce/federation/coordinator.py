@@ -118,8 +118,12 @@ class Coordinator:
             if self._proposed not in self._keys:
                 return self._proposed
 
-    def enrol(self, answer: Mapping[str, Any]) -> int:
-        """The participant that a node turned out to be; EnrolmentError if it may not take part."""
+    def addresses(self) -> dict[int, str]:
+        """Where the engine last reached each participant; what comes from there is checked all the same."""
+        return self._store.addresses()
+
+    def enrol(self, answer: Mapping[str, Any], address: str) -> int:
+        """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
         if answer.get("error"):
             raise EnrolmentError(str(answer["error"]))
         if answer.get("agreement") != self._digest:
@@ -137,6 +141,7 @@ class Coordinator:
         if self._store.enrol(participant, key):
             log.info("%s enrolled", participant_name(participant))
         self._keys[participant] = key
+        self._store.reached(participant, address)
         return participant
 
     # Rounds

@@ -32,6 +32,7 @@ from sottovoce.privacy.ledger import Kind
 _SCHEMA = """
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
 CREATE TABLE client (participant INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, enrolled TEXT NOT NULL);
+CREATE TABLE address (participant INTEGER PRIMARY KEY, address TEXT NOT NULL);
 CREATE TABLE release (
     participant INTEGER NOT NULL,
     kind TEXT NOT NULL,
@@ -117,6 +118,15 @@ class Store:
     def keys(self) -> dict[int, bytes]:
         """Public keys of all enrolled participants."""
         return dict(self._query("SELECT participant, key FROM client"))
+
+    def addresses(self) -> dict[int, str]:
+        """Where the engine last reached each participant."""
+        return dict(self._query("SELECT participant, address FROM address"))
+
+    def reached(self, participant: int, address: str) -> None:
+        """Remembers where a participant was reached."""
+        with self.transaction():
+            self._query("INSERT OR REPLACE INTO address VALUES (?, ?)", participant, address)
 
     # Releases
 
