@@ -1,6 +1,6 @@
 """`make bench`: what fits into ten minutes on two cores, as JSON and plots in benchmarks/out/.
 
-Every figure is a ratio within one run, or says what it was measured in; docs/benchmarks.md shows the last ones.
+Figures are ratios within one run, or say what they were measured in; docs/benchmarks.md shows the last ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rates and times of all channels beside their targets: `python -m benchmarks.channel [messages]` gives JSON."""
+"""Rates and times of all channels beside their targets: `python -m benchmarks.channel [messages]`."""
 
 from __future__ import annotations
 

@@ -1,3 +1,40 @@
-"""Sottovoce: private, personalized federated learning in a whisper of bits."""
+"""Sottovoce: private, personalized federated learning in a whisper of bits.
+
+    from sottovoce import Plan, train
+    result = train(Plan.load(overrides={"epsilon": 8}), "runs/first")
+
+Names are loaded when they are first used, so that `sottovoce.channel` and `sottovoce.privacy` can be used alone,
+without loading torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sottovoce.data import Dataset, from_torch, load
+    from sottovoce.errors import SottovoceError
+    from sottovoce.personalization import personalize
+    from sottovoce.plan import Plan
+    from sottovoce.training import evaluate, train
 
 __version__ = "0.1.0"
+__all__ = ["Dataset", "Plan", "SottovoceError", "evaluate", "from_torch", "load", "personalize", "train"]
+
+_HOME = {
+    "Dataset": "data",
+    "Plan": "plan",
+    "SottovoceError": "errors",
+    "evaluate": "training",
+    "from_torch": "data",
+    "load": "data",
+    "personalize": "personalization",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sottovoce' has no attribute '{name}'")
+    return getattr(import_module(f"sottovoce.{_HOME[name]}"), name)
