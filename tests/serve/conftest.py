@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.federation.world import World
 from sottovoce.federation.results import write_run
+from tests.federation.world import World
 
 
 @pytest.fixture(scope="session")

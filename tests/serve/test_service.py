@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.federation.world import World
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
@@ -28,6 +27,7 @@ from sottovoce.serve.desk import Desk
 from sottovoce.serve.onboarding import OnboardingError, onboard
 from sottovoce.serve.service import Limits, create_service
 from sottovoce.serve.specification import SpecificationError
+from tests.federation.world import World
 
 from .live import live
 
