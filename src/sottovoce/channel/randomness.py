@@ -1,8 +1,9 @@
 """Randomness behind a release: private draws of the encoder, and the stream both ends share.
 
-Private draws come from the operating system unless a simulation passes a seeded generator. Shared randomness
-is AES-256 in counter mode under a key derived per stream and purpose, so both ends reach any part of it
-without sending it and no two streams overlap. All integers and all normals are the same on every machine.
+Private draws come from the operating system (long ones stretched by AES-256 under a key drawn for this one
+use) unless a simulation passes a seeded generator. Shared randomness is AES-256 in counter mode under a key
+derived per stream and purpose, so both ends reach any part of it without sending it and no two streams
+overlap. All integers and all normals are the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sottovoce.channel.wire import ChannelError, Envelope, derive
 
 _ZEROS = bytes(1 << 16)
 _BLOCK = 16  # bytes of one AES block
+_STRETCHED_ABOVE = 1024  # bytes; the system's generator is slow for more
 
 
 class PrivateRandomness(ABC):
@@ -58,7 +60,12 @@ class SystemRandomness(PrivateRandomness):
     """The operating system's cryptographic generator: what a real release uses."""
 
     def bytes(self, count: int) -> bytes:
-        return os.urandom(count)
+        if count <= _STRETCHED_ABOVE:
+            return os.urandom(count)
+        try:
+            return _keystream(os.urandom(32), count).tobytes()
+        except ImportError:
+            return os.urandom(count)
 
 
 class SeededRandomness(PrivateRandomness):
@@ -82,31 +89,31 @@ class SharedRandomness:
 
     def __init__(self, envelope: Envelope) -> None:
         self._secret, self._context = envelope.secret, envelope.context
-        self._keys: dict[str, object] = {}
+        self._keys: dict[str, bytes] = {}
 
     def words(self, purpose: str, count: int, start: int = 0) -> NDArray[np.uint64]:
         """Uniform 64-bit integers number `start` … `start + count − 1` of the sequence for `purpose`."""
+        key = self._keys.get(purpose)
+        if key is None:
+            key = derive(self._secret, b"shared:" + purpose.encode(), self._context)
+            self._keys[purpose] = key
         skipped, first = start % 2, start // 2
-        out = np.empty((count + skipped) * 8 + _BLOCK, np.uint8)
-        wanted = (count + skipped) * 8
-        self._fill(purpose, out, wanted, first)
-        words = out[skipped * 8 : wanted].view("<u8")
-        return words.astype(np.uint64, copy=False)
-
-    def _fill(self, purpose: str, out: NDArray[np.uint8], wanted: int, first: int) -> None:
         try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+            out = _keystream(key, 8 * (count + skipped), first)
         except ImportError:
             raise ChannelError(
                 "this channel needs the package 'cryptography': install it, or use channel=direct"
             ) from None
-        key = self._keys.get(purpose)
-        if key is None:
-            secret = derive(self._secret, b"shared:" + purpose.encode(), self._context)
-            key = self._keys[purpose] = algorithms.AES(secret)
-        assert isinstance(key, algorithms.AES)
-        stream = Cipher(key, modes.CTR(first.to_bytes(_BLOCK, "big"))).encryptor()
-        view = out.data
-        for at in range(0, wanted, len(_ZEROS)):
-            piece = min(len(_ZEROS), wanted - at)
-            stream.update_into(memoryview(_ZEROS)[:piece], view[at:])
+        return out[8 * skipped :].view("<u8").astype(np.uint64, copy=False)
+
+
+def _keystream(key: bytes, count: int, first: int = 0) -> NDArray[np.uint8]:
+    """`count` bytes of AES-256-CTR under `key`, from block number `first` on."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    stream = Cipher(algorithms.AES(key), modes.CTR(first.to_bytes(_BLOCK, "big"))).encryptor()
+    out = np.empty(count + _BLOCK, np.uint8)  # the cipher asks for one block of spare room
+    for at in range(0, count, len(_ZEROS)):
+        piece = min(len(_ZEROS), count - at)
+        stream.update_into(memoryview(_ZEROS)[:piece], out.data[at:])
+    return out[:count]
