@@ -3,7 +3,7 @@
     from sottovoce import Plan, train
     result = train(Plan.load(overrides={"epsilon": 8}), "runs/first")
 
-Names are loaded when they are first used, so that `sottovoce.channel` and `sottovoce.privacy` can be used alone,
+Names are loaded when first used, so that `sottovoce.channel` and `sottovoce.privacy` can be used alone,
 without loading torch.
 """
 
