@@ -21,7 +21,7 @@ from .test_deployed import check, prepare, rounds
 
 NODES = 3
 # How often each kind is hit. Flower takes a minute to notice a dead ServerApp, half of one after a SuperLink.
-WEIGHTS = {"client": 12, "node": 5, "server": 1, "superlink": 1, "federate": 1}
+WEIGHTS = {"client": 20, "node": 8, "server": 1, "superlink": 1, "federate": 1}
 
 
 class Soak:
@@ -39,12 +39,19 @@ class Soak:
             self._processes.start_supernode(index)
         self._watch()
 
-    def burst(self, most: int) -> None:
-        """Up to `most` kills at once, of what is running; whatever should run is started again."""
-        for _ in range(most):
+    def burst(self, size: int) -> None:
+        """So many kills at once, of what is running; whatever should run is started again."""
+        for _ in range(size):
             kind = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             action: Callable[[], bool] = getattr(self, f"_kill_{kind}")
-            self.kills[kind] += action()
+            if not action():
+                kind = "node"
+                self._kill_node()
+            self.kills[kind] += 1
+
+    def delay(self) -> float:
+        """Seconds from the start of a round to its burst."""
+        return self._random.uniform(0.0, 15.0)
 
     def _watch(self) -> None:
         app = str(self._folder / "app")
@@ -87,20 +94,18 @@ def main() -> None:
         with Processes(folder, tls=False) as processes:
             soak = Soak(folder, processes, arguments.seed)
             soak.start()
-            done = folder / "run" / "result.json"
-            closed = 0
+            done, closed, limit = folder / "run" / "result.json", -1, 60 * arguments.minutes
             while not done.exists():
-                # Kills are spread over the rounds: as many as belong to the rounds that are closed or open.
-                due = arguments.kills * (rounds(folder) + 1) / arguments.rounds
-                if soak.kills.total() < min(due, arguments.kills):
-                    soak.burst(min(3, arguments.kills - soak.kills.total()))
                 if rounds(folder) > closed:
                     closed = rounds(folder)
-                    line = {"round": closed, "kills": dict(soak.kills), "minutes": _minutes(started)}
+                    processes.pause(soak.delay())
+                    due = round(arguments.kills * (closed + 1) / arguments.rounds)
+                    soak.burst(min(due, arguments.kills) - soak.kills.total())
+                    line = {"rounds": closed, "kills": dict(soak.kills), "minutes": _minutes(started)}
                     print(json.dumps(line), flush=True)
-                if _minutes(started) > arguments.minutes:
+                if time.monotonic() - started > limit:
                     raise SystemExit(f"not finished after {arguments.minutes} minutes: {dict(soak.kills)}")
-                processes.pause(random.Random(soak.kills.total()).uniform(1.0, 8.0))
+                processes.pause(0.5)
         check(folder, agreement)
         result = {"kills": dict(soak.kills), "total": soak.kills.total(), "rounds": arguments.rounds}
         print(json.dumps({**result, "equal": True, "minutes": _minutes(started)}), flush=True)

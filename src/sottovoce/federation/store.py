@@ -72,6 +72,7 @@ class Store:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
             os.close(descriptor)
             connection = sqlite3.connect(file, isolation_level=None)
+            connection.execute("PRAGMA page_size = 16384")  # the state is megabytes
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")  # a message reveals more than its release
@@ -161,14 +162,22 @@ class Store:
     def apply(self, state: Mapping[str, Tensor], line: Mapping[str, Any] | None) -> None:
         """Saves the state in which all waiting messages are applied, with the round's line if one ended."""
         with self.transaction():
-            self._query("DELETE FROM state")
             for name, tensor in state.items():
-                array = tensor.numpy()
-                row = (name, array.dtype.str, json.dumps(array.shape), array.data)
-                self._query("INSERT INTO state VALUES (?, ?, ?, ?)", *row)
+                self._keep(name, tensor)
             self._query("UPDATE release SET message = NULL WHERE message IS NOT NULL")
             if line is not None:
                 self._query("INSERT INTO round VALUES (?, ?)", line["round"], json.dumps(line))
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        """Writes a tensor in place: replacing a row would write its old pages too."""
+        array = tensor.numpy()
+        same = (name, array.dtype.str, json.dumps(array.shape))
+        rows = self._query("SELECT rowid FROM state WHERE name = ? AND type = ? AND shape = ?", *same)
+        if not rows:
+            self._query("INSERT OR REPLACE INTO state VALUES (?, ?, ?, zeroblob(?))", *same, array.nbytes)
+            rows = self._query("SELECT rowid FROM state WHERE name = ?", name)
+        with self._explained(), self._connection.blobopen("state", "numbers", rows[0][0]) as blob:
+            blob.write(array.data)
 
     def lines(self) -> list[dict[str, Any]]:
         """One line for each applied round."""
@@ -189,8 +198,13 @@ class Store:
                 self._connection.execute("ROLLBACK")
 
     def _query(self, statement: str, *values: object) -> list[Any]:
-        try:
+        with self._explained():
             return self._connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self.path} cannot be used ({error}): free some space or restore it") from None
 
