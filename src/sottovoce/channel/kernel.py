@@ -1,7 +1,8 @@
 """Compiled kernels: numba with the machine code cached on disk, so that compilation is paid once.
 
-The cache lies beside the package, or in the user's cache folder where the package cannot be written.
-Kernels never use fast-math: both ends must round alike.
+The cache lies beside the package, or in the user's cache folder where the package cannot be written. It
+notices changes of a kernel's own file only: after editing a kernel that others call, delete the *.nbi files.
+Kernels that both ends run never use fast-math: both must round alike.
 """
 
 from __future__ import annotations
