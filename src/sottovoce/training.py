@@ -82,6 +82,8 @@ def evaluate(
     """Evaluates a finished run again and returns its result with fresh accuracies."""
     directory = RunDirectory(out)
     plan = directory.plan()
+    if directory.result().get("engine") == "flower":
+        raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
     state, _ = load_tensors(directory.model_file)
     federation = deal(plan, dataset if dataset is not None else data.load(plan.dataset))
     blueprint = draw(plan, federation.shape, federation.classes, module).to(device)

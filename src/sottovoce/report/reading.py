@@ -119,6 +119,11 @@ def read_run(directory: Path) -> Run:
             f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version of sottovoce that wrote it"
         )
+    if result.maybe_text("engine") == "flower":
+        raise SottovoceError(
+            f"{directory} is the server's side of a federation, which learns no accuracies and byte counts: "
+            "a report needs a simulated run"
+        )
     accuracy, epsilon, uplink = (
         result.section("accuracy"),
         result.section("epsilon"),
