@@ -97,7 +97,7 @@ def release(folder: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    started = time.perf_counter()
+    started, began_cpu = time.perf_counter(), time.process_time()
     import sottovoce.client
     import sottovoce.engines.flower.client_app
     from sottovoce.federation.agreement import Agreement
@@ -110,12 +110,12 @@ def release(folder: str) -> dict[str, Any]:
     request["coefficients"] = bytes.fromhex(request["coefficients"])
     index = request.pop("participant")
     member = Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
-    gradient, honest = [0.0], sottovoce.client.clipped_mean
+    gradient, gradient_cpu, honest = [0.0], [0.0], sottovoce.client.clipped_mean
 
     def timed(*arguments: Any, **options: Any) -> Any:
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         result = honest(*arguments, **options)
-        gradient[0] = time.perf_counter() - began
+        gradient[0], gradient_cpu[0] = time.perf_counter() - began, time.process_time() - began_cpu
         return result
 
     sottovoce.client.clipped_mean = timed
@@ -125,6 +125,7 @@ def release(folder: str) -> dict[str, Any]:
         "import_s": round(imported - started, 3),
         "gradient_s": round(gradient[0], 3),
         "release_s": round(seconds, 3),
+        "client_cpu_s": round(time.process_time() - began_cpu - gradient_cpu[0], 3),
     }
 
 

@@ -163,3 +163,18 @@ def test_flowers_simulation_engine_gives_the_same_generator(tmp_path: Path) -> N
         processes.flwr("run", "app", "here", "--federation-config", "num-supernodes=3")
         processes.wait("four rounds", (tmp_path / "run" / "result.json").exists)
     check(tmp_path, agreement)
+
+
+@pytest.mark.slow
+def test_a_client_with_another_plan_is_refused_and_both_ends_say_why(tmp_path: Path) -> None:
+    prepare(tmp_path, participants=1, clients_per_round=1)
+    theirs = tmp_path / "clients" / "agreement.toml"
+    theirs.write_text(theirs.read_text().replace("epsilon = 8.0", "epsilon = 1.0"))
+    with Processes(tmp_path, tls=False) as processes:
+        processes.start_superlink()
+        processes.start_supernode(0)
+        processes.flwr("run", "app", "here")
+        log = tmp_path / "run" / "federation.log"
+        processes.wait("the server's reason", lambda: log.exists() and "another agreement" in log.read_text())
+        processes.wait("the client's reason", lambda: "nothing is released" in processes.log("supernode-0"))
+    assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
