@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,12 @@ from .world import World, same
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread() -> Iterator[None]:
+    """Equal threads at both ends; results may differ in the last bit otherwise."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def ledger(world: World, index: int) -> Ledger:

@@ -45,8 +45,10 @@ def rounds(folder: Path) -> int:
 
 def check(folder: Path, agreement: Agreement) -> None:
     """The generator is the simulator's, and each client was charged once for each release."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train(agreement.plan, folder / "simulated")
+    torch.set_num_threads(threads)
     simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
     deployed, _ = load_tensors(folder / "run" / "model.safetensors")
     assert same(simulated, deployed)
