@@ -1,7 +1,7 @@
 # Every target works on a fresh clone with nothing installed but Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
-export OMP_NUM_THREADS ?= 2
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: quickstart test test-slow test-federation soak exactness lint bench clean
 
@@ -17,7 +17,7 @@ quickstart: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow and not network"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not network"
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
