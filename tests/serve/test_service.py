@@ -12,8 +12,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
+from typer.testing import CliRunner
 
+from sottovoce.cli import app
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
@@ -83,6 +85,24 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
     assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()
     model = open_model("lenet", (1, 28, 28), 10, 0)
     model.load_state_dict(load_file(records.with_name("one")))
+
+
+def test_the_service_can_send_the_whole_model(run: Path, records: Path) -> None:
+    captured: list[bytes] = []
+
+    class Spy(onboarding.Door):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            captured.append(body)
+            return super().post(path, body, headers)
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(onboarding, "Door", Spy)
+        onboard(url, records, records.with_name("built"))
+        status, model = post(url, captured[0], {**headers(url, ""), "Accept": "application/safetensors"})
+    assert status == 200
+    built, sent = load_file(records.with_name("built")), load(model)
+    assert built.keys() == sent.keys()
+    assert all(built[name].equal(sent[name]) for name in built)
 
 
 def test_the_service_and_personalize_give_models_of_equal_price(run: Path, records: Path) -> None:
@@ -217,6 +237,17 @@ def test_tokens_are_kept_as_hashes_for_their_owner_only(run: Path) -> None:
 def test_nobody_serves_without_tokens_by_accident(run: Path) -> None:
     with pytest.raises(SottovoceError, match="nobody has a token"):
         create_service(run)
+
+
+def test_the_command_serves_nothing_unencrypted_to_the_world(run: Path) -> None:
+    new_token(run, "alice")
+    for options, reason in (
+        (["--host", "0.0.0.0"], "unencrypted"),
+        (["--certificate", "server.crt"], "go together"),
+    ):
+        result = CliRunner().invoke(app, ["serve", str(run), *options])
+        assert isinstance(result.exception, SottovoceError)
+        assert reason in str(result.exception)
 
 
 def test_records_do_not_travel_unencrypted(records: Path) -> None:
