@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import stat
 import threading
 import urllib.error
@@ -23,7 +24,7 @@ from sottovoce.federation.results import write_run
 from sottovoce.models import open_model
 from sottovoce.personalization import personalize
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.serve import onboarding
+from sottovoce.serve import onboarding, service
 from sottovoce.serve.access import new_token, read_tokens
 from sottovoce.serve.desk import Desk
 from sottovoce.serve.onboarding import OnboardingError, onboard
@@ -222,6 +223,17 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
             thread.join()
         assert statuses == {503: 4, 422: 2}
         onboard(url, records, records.with_name("one"))
+
+
+def test_a_client_that_stalls_does_not_keep_its_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.2)
+    with live(create_service(run, Limits(waiting=1), open_to_all=True)) as url:
+        lines = ["POST /v1/onboard HTTP/1.1", "Host: here", "Content-Length: 100"]
+        lines += [f"{name}: {value}" for name, value in headers(url, "").items()]
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as slow:
+            slow.sendall("\r\n".join([*lines, "", "too little"]).encode())
+            assert b" 408 " in slow.recv(4096)
+        assert post(url, bytes(64), headers(url, ""))[0] == 422
 
 
 def test_tokens_are_kept_as_hashes_for_their_owner_only(run: Path) -> None:

@@ -30,6 +30,7 @@ from sottovoce.serve.specification import VERSION
 
 COEFFICIENTS = "application/octet-stream"
 MODEL = "application/safetensors"
+BODY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,14 @@ class _Gate:
 
 
 async def _body(request: Request, largest: int) -> bytes:
-    """The body, read no further than a context can be long."""
+    """The body, read no further than a context can be long, and no longer than a moment."""
     received = bytearray()
-    async for piece in request.stream():
-        received += piece
-        if len(received) > largest:
-            raise HTTPException(413, f"a context of this run has at most {largest} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                received += piece
+                if len(received) > largest:
+                    raise HTTPException(413, f"a context of this run has at most {largest} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the context did not arrive within {BODY_SECONDS:g} s") from None
     return bytes(received)
