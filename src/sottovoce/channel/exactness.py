@@ -153,7 +153,7 @@ def collect(channel: Channel, kind: str, messages: int, seed: int = 0) -> list[E
     `polar` is looked at twice: as decoded, and in the rotated domain where its code works. The same seed
     gives the same scores; a channel object may be used for several kinds and seeds.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, *kind.encode()])
     secret = rng.bytes(32)
     private = SeededRandomness(secret)
     found = [Evidence()]
