@@ -42,17 +42,13 @@ def check(name: str, options: dict[str, str], kind: str, size: int, messages: in
 def run(samples: int) -> float:
     """All channels, kinds and sizes; returns the largest |z|."""
     messages = max(1, round(samples / len(STATISTICS) / SIZE))
-    scores = [
+    short, full = 20 * messages, tuple(STATISTICS)
+    return max(
         check(name, options, kind, size, count)
         for name, options in CHANNELS
-        for size, count, kinds in (
-            (1, 20 * messages, SMALL),
-            (64, 20 * messages, SMALL),
-            (SIZE, messages, STATISTICS),
-        )
+        for size, count, kinds in ((1, short, SMALL), (64, short, SMALL), (SIZE, messages, full))
         for kind in kinds
-    ]
-    return max(scores)
+    )
 
 
 if __name__ == "__main__":
