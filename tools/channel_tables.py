@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from sottovoce.channel.polar.cancellation import dithers_from
 from sottovoce.channel.polar.folding import branch_bias, branch_odds, fold, given_bit, magnitudes, sign_bias
@@ -62,21 +62,15 @@ def hazards(rng: np.random.Generator, races: int = 200_000, length: int = 200) -
     return np.clip(np.rint(np.array(rows) * 2**16), 1, 2**16 - 64).astype(np.uint16)
 
 
-@numba.njit
-def _fold_all(y, folds, c):  # type: ignore[no-untyped-def]
-    x = np.empty(y.size)
-    branch = np.empty(y.size, np.int64)
-    for j in range(y.size):
-        x[j] = fold(abs(y[j]) / c, folds)
-        branch[j] = min(int(math.erf(abs(y[j]) / c * math.sqrt(0.5)) * (1 << folds)), (1 << folds) - 1)
-    return x, branch
-
-
 def biases(rng: np.random.Generator, s2: float, folds: int, size: int) -> list[np.ndarray]:
     """Biases of every plane of one message whose statistic has exactly the scale s²."""
     v = rng.standard_normal(size)
     v *= math.sqrt(s2 * size / (v @ v))
-    x, branch = _fold_all(v + rng.standard_normal(size), folds, math.sqrt(1 + s2))
+    sizes = np.abs(v + rng.standard_normal(size)) / math.sqrt(1 + s2)
+    x = fold(sizes, folds)
+    branch = np.minimum(
+        (special.erf(sizes * math.sqrt(0.5)) * (1 << folds)).astype(np.int64), (1 << folds) - 1
+    )
     odds = branch_odds(x, v, folds, s2)
     planes = []
     for plane in range(folds):

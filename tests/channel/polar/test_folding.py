@@ -18,7 +18,7 @@ from sottovoce.channel.polar.folding import (
     state_ratio,
     unfold,
 )
-from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals
+from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals, upper_tails
 
 X = np.concatenate([np.random.default_rng(0).uniform(0, 1, 500), [2.0**-54, 1e-12, 1e-6, 0.5, 1 - 1e-9]])
 
@@ -44,10 +44,17 @@ def test_array_versions_agree_with_the_scalar_ones() -> None:
     np.testing.assert_allclose(out, np.exp(z), rtol=4e-15)
 
 
+def test_upper_tails_are_accurate_from_the_middle_to_the_far_tail() -> None:
+    h = np.concatenate([[0.0, 1e-9], np.linspace(0.01, 9.0, 500)])
+    out, bits = np.empty(h.size), np.empty(h.size, np.int64)
+    upper_tails(h, out, bits)
+    np.testing.assert_allclose(out, special.erfc(h * math.sqrt(0.5)), rtol=2e-14)
+
+
 @pytest.mark.parametrize("folds", range(6))
 def test_unfolding_undoes_folding(folds: int) -> None:
-    for size in (1e-6, 0.1, 0.6745, 1.0, 1.5, 3.0, 6.0):
-        x = fold(size, folds)
+    sizes = np.array([1e-6, 0.1, 0.6745, 1.0, 1.5, 3.0, 6.0])
+    for size, x in zip(sizes, fold(sizes, folds), strict=True):
         assert any(math.isclose(unfold(x, branch, folds), size, rel_tol=1e-9) for branch in range(1 << folds))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
-from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals
+from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals, upper_tails
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,20 +31,18 @@ def unfold(x: float, branch: int, folds: int) -> float:
 
 
 @kernel
-def fold(size: float, folds: int) -> float:
-    """The state x of |y|/c = size."""
-    if size < 1.0:
-        q = math.erf(size * 0.7071067811865476)
-        p = 1.0 - q
-    else:
-        p = math.erfc(size * 0.7071067811865476)
-        q = 1.0 - p
+def fold(sizes: Reals, folds: int) -> Reals:
+    """The states x of |y|/c = sizes."""
     count = 1 << folds
-    branch = min(int(q * count), count - 1)
-    if branch & 1:
-        # Measured from above, where p keeps the digits that q has lost in the tail.
-        return p * count - (count - 1 - branch)
-    return q * count - branch
+    p, bits = np.empty(sizes.size), np.empty(sizes.size, np.int64)
+    upper_tails(sizes, p, bits)
+    x = np.empty(sizes.size)
+    for j in range(sizes.size):
+        q = 1.0 - p[j]
+        branch = min(int(q * count), count - 1)
+        # Odd branches are measured from above, where p keeps the digits that q has lost in the tail.
+        x[j] = p[j] * count - (count - 1 - branch) if branch & 1 else q * count - branch
+    return x
 
 
 @kernel

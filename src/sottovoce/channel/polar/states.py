@@ -148,10 +148,12 @@ def _screen_private(
 ) -> None:
     """Draw x* from the target; mark outliers, and blocks whose remaining product exceeds C."""
     c = math.sqrt(1.0 + s2)
-    normal = _normals(noise)
+    sizes = _normals(noise)
     for j in range(v.size):
-        word = raw_word(fold(abs(v[j] + normal[j]) / c, folds))
-        x[j] = (np.float64(word) + 0.5) * 2.0**-53
+        sizes[j] = abs(v[j] + sizes[j]) / c
+    folded = fold(sizes, folds)
+    for j in range(v.size):
+        x[j] = (np.float64(raw_word(folded[j])) + 0.5) * 2.0**-53
     value, error = np.empty(v.size), np.empty(v.size)
     guess(x, squares, rows, value, error)
     for block in range(edges.size - 1):

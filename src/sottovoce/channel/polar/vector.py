@@ -114,3 +114,31 @@ def exponentials(z: Reals, out: Reals, bits: Integers) -> None:
     power = bits.view(np.float64)
     for j in range(z.size):
         out[j] *= power[j]
+
+
+@kernel
+def upper_tails(h: Reals, out: Reals, bits: Integers) -> None:
+    """out = P(|Z| > h) for standard normal Z and h ≥ 0, relative error ~1e-15; `bits` is scratch.
+
+    erfc(z) = e^(−z²)·P(t)/(1 + 2z) with t = (z − 3.75)/(z + 3.75): P is the Chebyshev expansion of degree 22.
+    """
+    scaled = np.empty(h.size)
+    for j in range(h.size):
+        scaled[j] = max(-0.5 * h[j] * h[j], -700.0)
+    exponentials(scaled, out, bits)
+    for j in range(h.size):
+        z = 0.7071067811865476 * h[j]
+        t = (z - 3.75) / (z + 3.75)
+        r = -2.623107347133476e-09 * t - 1.9551358868985616e-09
+        r = (r * t + 3.1979266716668055e-08) * t + 1.879082322370047e-08
+        r = (r * t - 2.4857126248016745e-07) * t - 5.0844653786873e-08
+        r = (r * t + 1.7419821586224816e-06) * t - 9.792625707303519e-07
+        r = (r * t - 1.1438048033346895e-05) * t + 2.2387565714911813e-05
+        r = (r * t + 5.1646529741774155e-05) * t - 0.0002901553524607766
+        r = (r * t + 0.00029371437804495796) * t + 0.0017556261651970656
+        r = (r * t - 0.009746579683265262) * t + 0.02836227737211114
+        r = (r * t - 0.058693398576649354) * t + 0.09230432116428125
+        r = (r * t - 0.10880393014244463) * t + 0.08227673848999509
+        r = (r * t + 0.0035854154854790543) * t - 0.14024059858554527
+        r = r * t + 1.2375126308378275
+        out[j] *= r / (1.0 + 2.0 * z)
