@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sottovoce.cli import app, main
+from sottovoce.cli import main
+from sottovoce.cli.application import app
 from tests.small import SMALL
 
 SETTINGS = [
@@ -98,7 +99,7 @@ def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:
     ]
     answer = runner.invoke(app, words)
     assert answer.exit_code == 0, answer.output
-    assert "ε of the context" in answer.stdout
+    assert "ε of this context" in answer.stdout
     assert (tmp_path / "my.safetensors").exists()
 
 
@@ -116,6 +117,10 @@ def test_help_teaches_by_example() -> None:
         (["plan", "gradient_records=9999"], "at most 400"),
         (["plan", "a.toml", "b.toml"], "second plan file"),
         (["plan", "missing.toml"], "no plan at missing.toml"),
+        (["plan", "dataset=mnist", "context_records=5000"], "set context_records to at most"),
+        (["plan", "dataset=mnist", "records_per_client=100000"], "lower participants"),
+        (["evaluate", "nowhere[/]"], "nowhere[/]"),
+        (["evaluate", "nowhere", "--device", "cud"], "did you mean 'cuda'"),
         (["evaluate", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["data", "fetch", "imagenet"], "no public dataset"),

@@ -73,6 +73,9 @@ def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
         ("clients_per_round=99", "participants"),
         ("momentum=1", "below 1"),
         ("seed=-1", "0 or more"),
+        ("seed=99999999999999999999", "below 2"),
+        ("budget=1", "at least epsilon"),
+        ("budget=inf", "finite"),
         ("rounds", "neither a plan file nor key=value"),
         ("context=predictions", "context_round"),
         ("method=replay", "replay_gains"),
@@ -82,6 +85,15 @@ def test_bad_settings_get_one_line_that_says_what_to_do(pair: str, hint: str) ->
     with pytest.raises(PlanError, match=hint) as caught:
         Plan.load(overrides=[pair])
     assert "\n" not in str(caught.value)
+
+
+def test_equal_plans_have_equal_digests() -> None:
+    assert Plan(epsilon=8).digest() == Plan(epsilon=8.0).digest()
+
+
+def test_contexts_scaled_by_differences_need_two_participants() -> None:
+    with pytest.raises(PlanError, match="participants above 1"):
+        small_plan(participants=1, clients_per_round=1, context="standardized")
 
 
 def test_going_without_noise_must_be_said_to_be_a_simulation() -> None:

@@ -195,3 +195,82 @@ def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
     path.write_text("nothing")
     with pytest.raises(PlanError, match=r"not the rounds\.jsonl"):
         recorded_gains(str(path), 1)
+
+
+def interrupted(plan, out, records, **options) -> None:
+    def stop(line: dict) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        train(plan, out, dataset=records, on_round=stop, **options)
+
+
+def test_a_resumed_run_goes_on_in_the_ledger_it_was_started_with(tmp_path, records) -> None:
+    plan, shared = small_plan(), tmp_path / "shared.sqlite"
+    interrupted(plan, tmp_path / "run", records, ledger=shared)
+    with pytest.raises(RunError, match="started with the ledger"):
+        train(plan, tmp_path / "run", dataset=records, resume=True, ledger=tmp_path / "other.sqlite")
+    train(plan, tmp_path / "run", dataset=records, resume=True)
+    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+    assert len(ledger_rows(shared, plan, records)) == 4 * 3 + 6 + 2
+
+
+def test_a_run_whose_ledger_is_gone_is_not_resumed(tmp_path, records) -> None:
+    plan = small_plan()
+    interrupted(plan, tmp_path / "run", records)
+    for path in (tmp_path / "run").glob("ledger.sqlite*"):
+        path.unlink()
+    with pytest.raises(RunError, match="would forget what was spent"):
+        train(plan, tmp_path / "run", dataset=records, resume=True)
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, records) -> None:
+    for seed in (1, 2):
+        session = opened(small_plan(seed=seed), tmp_path / str(seed), records, checkpoint_seconds=0.0)
+        session.record(session.simulation.step())
+        session.close()
+    foreign = RunDirectory(tmp_path / "1").checkpoint_file.read_bytes()
+    RunDirectory(tmp_path / "2").checkpoint_file.write_bytes(foreign)
+    with pytest.raises(RunError, match="belongs to another run"):
+        opened(small_plan(seed=2), tmp_path / "2", records, resume=True)
+
+
+def test_a_finished_run_is_not_taken_for_that_of_another_plan(tmp_path, records) -> None:
+    train(small_plan(), tmp_path / "run", dataset=records)
+    with pytest.raises(RunError, match="was started with"):
+        train(small_plan(epsilon=2.0), tmp_path / "run", dataset=records, resume=True)
+
+
+def test_a_lost_result_is_made_again_from_the_model(tmp_path, records) -> None:
+    plan = small_plan(averaging=0.5)
+    result = train(plan, tmp_path / "run", dataset=records)
+    (tmp_path / "run" / "result.json").unlink()
+    assert comparable(train(plan, tmp_path / "run", dataset=records, resume=True)) == comparable(result)
+
+
+@pytest.mark.parametrize("damage", ["garbage\n", '{"foreign": 1}\n'])
+def test_damaged_rounds_are_refused(tmp_path, records, damage: str) -> None:
+    interrupted(small_plan(), tmp_path / "run", records)
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write(damage)
+    with pytest.raises(RunError, match=r"rounds\.jsonl"):
+        train(small_plan(), tmp_path / "run", dataset=records, resume=True)
+
+
+def test_a_refused_run_leaves_no_ledger_behind(tmp_path, records) -> None:
+    full = tmp_path / "shared.sqlite"
+    train(small_plan(epsilon=2.0), tmp_path / "first", dataset=records, ledger=full)
+    with pytest.raises(Overspent):
+        train(small_plan(epsilon=2.0, clip=0.9), tmp_path / "second", dataset=records, ledger=full)
+    assert full.exists()
+    assert list((tmp_path / "second").iterdir()) == []
+
+
+def test_budgets_do_not_add_up_where_records_have_other_owners() -> None:
+    x, y = torch.zeros(4, 1), torch.zeros(4).long()
+    one, other = (
+        Dataset("own", x, y, 2, client=torch.tensor(owner)) for owner in ([0, 0, 1, 1], [0, 1, 0, 1])
+    )
+    plan = small_plan(partition="client", records_per_client=0)
+    assert scope(plan, one) != scope(plan, other)

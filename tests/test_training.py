@@ -188,3 +188,38 @@ class TestPersonalization:
 
 def test_tiny_is_the_model_of_these_tests() -> None:
     assert sum(p.numel() for p in tiny((1, 28, 28), 10).parameters()) == 12_730
+
+
+def test_a_run_of_an_own_module_is_used_with_that_module_only(tmp_path, records) -> None:
+    torch.manual_seed(5)
+    own = tiny((1, 28, 28), 10).double().train()
+    plan = small_plan(model="lenet", rounds=2)
+    result = train(plan, tmp_path / "run", dataset=records, module=own)
+    assert own.training
+    assert next(own.parameters()).dtype == torch.float64
+    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
+    with pytest.raises(Exception, match="reference differs"):
+        evaluate(tmp_path / "run", dataset=records)
+    with pytest.raises(Exception, match="pass its own module"):
+        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    assert not (tmp_path / "mine.ledger.sqlite").exists()
+    assert evaluate(tmp_path / "run", dataset=records, module=own)["accuracy"] == result["accuracy"]
+    personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors", module=own)
+    assert set(load_file(tmp_path / "mine.safetensors")) == set(own.state_dict())
+
+
+def test_a_future_client_sets_its_own_budget(tmp_path, records) -> None:
+    train(small_plan(), tmp_path / "run", dataset=records)
+    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    with pytest.raises(Exception, match="budget"):
+        personalize(*words, budget=0.1)
+    answer = personalize(*words, budget=7.0)
+    assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
+
+
+def test_ablations_without_privacy_personalize_nobody(tmp_path, records) -> None:
+    train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=records)
+    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
+    with pytest.raises(Exception, match="personalizes nobody"):
+        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")

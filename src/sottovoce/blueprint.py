@@ -7,6 +7,7 @@ The noise model of a run is decided here, in `calibrated`, and nowhere else.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 from dataclasses import dataclass, replace
@@ -56,6 +57,14 @@ class Blueprint:
     def reference(self) -> Tensor:
         """θ_ref (d,)."""
         return flat_parameters(self.module)
+
+    @cached_property
+    def reference_digest(self) -> str:
+        """A fingerprint of the module's parameters and their names: what a run's coefficients refer to."""
+        names = ",".join(name for name, _ in self.module.named_parameters())
+        digest = hashlib.sha256(names.encode())
+        digest.update(self.reference.cpu().numpy().tobytes())
+        return digest.hexdigest()[:32]
 
     @property
     def coefficients(self) -> int:
@@ -111,6 +120,8 @@ def draw(plan: Plan, shape: tuple[int, ...], classes: int, module: nn.Module | N
     """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python."""
     if module is None:
         module = open_model(plan.model, shape, classes, derived_seed(plan.seed, "reference"))
+    else:
+        module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     size = sum(parameter.numel() for parameter in module.parameters())
     full = plan.method in ("global", "full")
     if not full and plan.coefficients > size:

@@ -24,7 +24,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
 from sottovoce.gradients import clipped_mean
 from sottovoce.models import logits
-from sottovoce.privacy.ledger import Charge, Kind, Ledger
+from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
 
 Stream = tuple[str | int, ...]
 
@@ -37,6 +37,7 @@ class Client:
 
     `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
+    `budget` is what that account may have spent, by default what the plan allows.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Client:
         run: str,
         secret: bytes,
         account: str | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.name = name
         self._account = account or name
@@ -57,6 +59,7 @@ class Client:
         self._ledger = ledger
         self._run = run
         self._secret = secret
+        self._budget = budget or blueprint.budget
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
 
@@ -161,7 +164,7 @@ class Client:
                 sensitivity=sensitivity,
                 sigma=channel.sigma,
             )
-            self._ledger.commit(charge, message, blueprint.budget)
+            self._ledger.commit(charge, message, self._budget)
         return message
 
 

@@ -8,14 +8,13 @@ costs nothing new.
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
@@ -24,8 +23,8 @@ from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.models import state_dict_at
 from sottovoce.plan import Plan
-from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import RunDirectory, load_tensors, write_atomically
+from sottovoce.privacy.ledger import Budget, Ledger
+from sottovoce.run import RunDirectory, kept_secret, load_tensors, write_atomically
 from sottovoce.server import Server
 
 
@@ -40,17 +39,24 @@ class Personalizer:
     std: tuple[float, ...]
 
     @classmethod
-    def load(cls, run: str | Path) -> Personalizer:
-        """From the run directory of a finished run."""
+    def load(cls, run: str | Path, module: nn.Module | None = None) -> Personalizer:
+        """From the run directory of a finished run; `module` if it was trained with one of the user's own."""
         state, metadata = load_tensors(RunDirectory(run).model_file)
         try:
-            plan = Plan.load(overrides=json.loads(metadata["plan"])).replace(seeded=False)
+            plan = Plan.load(overrides=json.loads(metadata["plan"]))
             shape = tuple(json.loads(metadata["shape"]))
             classes = int(metadata["classes"])
             mean, std = tuple(json.loads(metadata["mean"])), tuple(json.loads(metadata["std"]))
         except (KeyError, ValueError) as error:
             raise SottovoceError(f"{run} holds an incomplete model: {error}") from None
-        blueprint = draw(plan, shape, classes)
+        if not plan.private or plan.method == "replay":
+            raise SottovoceError(f"{run} is an ablation without privacy of its own: it personalizes nobody")
+        # A future client's records are real even where the run was a simulation: its noise is never seeded.
+        blueprint = draw(plan.replace(seeded=False), shape, classes, module)
+        if metadata.get("reference") != blueprint.reference_digest:
+            raise SottovoceError(
+                f"{run} was trained with another model than model={plan.model} gives: pass its own module"
+            )
         server = Server(blueprint)
         server.load_state(state)
         return cls(blueprint, server, metadata["run"], mean, std)
@@ -72,66 +78,84 @@ class Personalizer:
             labels=blueprint.statistic.uses_labels,
         )
 
-    @staticmethod
-    def labelled(path: Path) -> bool:
-        """Whether the file says what class its records are of."""
-        with np.load(path, allow_pickle=False) as file:
-            return "y" in file
-
 
 def personalize(
-    run: str | Path, records_file: str | Path, out: str | Path, *, ledger: str | Path | None = None
+    run: str | Path,
+    records_file: str | Path,
+    out: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    budget: float | None = None,
+    module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
     The context is made of the first m_c records of the file; where there are more and they have labels, the
-    model's accuracy on the others is returned too. It stays with the client.
+    model's accuracy on the others is returned too. It stays with the client. `budget` is the ε that the
+    client's ledger may reach, by default the run's own.
     """
     source = Path(records_file)
-    personalizer = Personalizer.load(run)
+    personalizer = Personalizer.load(run, module)
     blueprint, plan = personalizer.blueprint, personalizer.blueprint.plan
     records = personalizer.records(source)
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
-    name, context, size = "future client", None, 0
+    name, context, message = "future client", None, b""
     with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book:
+        secret = kept_secret(ledger_file.with_name(ledger_file.name + ".secret"))
         client = Client(
             name,
             split,
             blueprint,
             book,
             run=personalizer.run,
-            secret=_kept_secret(ledger_file),
+            secret=secret,
             account=OWN_RECORDS,
+            budget=own_budget(plan, budget),
         )
         if plan.releases_context:
             message = client.release_context(personalizer.context_model())
             stream = release_stream(personalizer.run, name, "context", 0)
-            context = blueprint.context_channel.decode(
-                message, secret=_kept_secret(ledger_file), stream=stream
-            )
-            size = len(message)
-        epsilon = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
+            context = blueprint.context_channel.decode(message, secret=secret, stream=stream)
+        total = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
     coefficients = personalizer.server.personalize(context)
+    accuracy = client.evaluate(coefficients).accuracy if labelled(source) and split.held_out else None
+    return delivered(blueprint, coefficients, Path(out), ledger_file, len(message), total, accuracy)
+
+
+def own_budget(plan: Plan, epsilon: float | None) -> Budget:
+    """What a future client's records may have spent: its own choice, else the run's ε."""
+    return Budget(epsilon=epsilon or plan.epsilon, delta=plan.delta, accounting=plan.accounting)
+
+
+def labelled(path: Path) -> bool:
+    """Whether an .npz says what class its records are of."""
+    with np.load(path, allow_pickle=False) as file:
+        return "y" in file
+
+
+def delivered(
+    blueprint: Blueprint,
+    coefficients: Tensor,
+    out: Path,
+    ledger_file: Path,
+    context_bytes: int,
+    total: float,
+    accuracy: float | None,
+) -> dict[str, Any]:
+    """Writes the model θ_ref + P a and says what it cost; `total` is the ε that the client's ledger shows."""
+    plan = blueprint.plan
     state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
-    write_atomically(Path(out), save({key: value.contiguous() for key, value in state.items()}))
-    evaluated = len(split.held_out) > 0 and personalizer.labelled(source)
+    write_atomically(out, save({name: value.contiguous() for name, value in state.items()}))
     return {
         "model": str(out),
         "ledger": str(ledger_file),
-        "epsilon": epsilon,
+        "epsilon": blueprint.epsilon(0, context=plan.releases_context),
+        "epsilon_total": total,
         "delta": plan.delta,
         "accounting": plan.accounting,
         "context": plan.context,
-        "context_bytes": size,
+        "context_bytes": context_bytes,
         "uses_labels": plan.releases_context and blueprint.statistic.uses_labels,
-        "accuracy": client.evaluate(coefficients).accuracy if evaluated else None,
+        "accuracy": accuracy,
     }
-
-
-def _kept_secret(ledger_file: Path) -> bytes:
-    """The client's channel secret, kept beside its ledger so that a stored message can be decoded again."""
-    path = ledger_file.with_name(ledger_file.name + ".secret")
-    if not path.exists():
-        write_atomically(path, secrets.token_bytes(32), mode=0o600)
-    return path.read_bytes()

@@ -96,6 +96,10 @@ class Plan:
     evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            # 8 and 8.0 are one ε: equal plans must have equal digests.
+            value = _coerce(field.name, getattr(self, field.name), type(field.default))
+            object.__setattr__(self, field.name, value)
         _check(self)
 
     @classmethod
@@ -178,6 +182,14 @@ def _check(plan: Plan) -> None:
     for name in (*counts, "budget"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if plan.seed >= 2**63:
+        raise PlanError(f"seed must be below 2^63, not {plan.seed}")
+    if plan.context in ("standardized", "predictions") and plan.participants < 2:
+        raise PlanError(
+            f"context={plan.context} is scaled by how participants differ: set participants above 1"
+        )
+    if plan.private and plan.budget and not plan.epsilon <= plan.budget < math.inf:
+        raise PlanError(f"budget must be finite and at least epsilon={plan.epsilon:g}, not {plan.budget:g}")
     if not plan.epsilon > 0:
         raise PlanError(
             f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual"

@@ -16,7 +16,7 @@ import torch
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.gradients import clipped_mean
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.results import COEFFICIENT_BYTES
 from sottovoce.session import deal, resolve
@@ -31,6 +31,12 @@ def blueprint_for(plan: Plan) -> Blueprint:
     if facts is not None and plan.partition != "client":
         clients = plan.participants + plan.future_clients
         size = plan.records_per_client or facts.records // clients
+        if clients * size > facts.records or size == 0:
+            raise PlanError(
+                f"{clients} clients × {max(size, 1)} records is more than the {facts.records} of "
+                f"{plan.dataset}: lower participants, future_clients or records_per_client"
+            )
+        data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
         return draw(resolve(plan, size), facts.shape, facts.classes)
     federation = deal(plan, data.load(plan.dataset))
     return draw(resolve(plan, min(federation.participants.sizes)), federation.shape, federation.classes)

@@ -30,20 +30,7 @@ def assemble(
     sent = sum(line["bytes"] for line in rounds)
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
-        "version": 1,
-        "sottovoce": __version__,
-        "method": plan.method,
-        "dataset": plan.dataset,
-        "seed": plan.seed,
-        "preset": plan.preset,
-        "context": plan.context,
-        "uses_future_labels": plan.releases_context and blueprint.statistic.uses_labels,
-        "channel": plan.channel,
-        "basis": blueprint.basis.kind,
-        "seeded": plan.seeded,
-        "model_parameters": blueprint.basis.size,
-        "coefficients": blueprint.coefficients,
-        "participants": plan.participants,
+        **description(blueprint),
         "future_clients": plan.future_clients,
         "alpha": plan.alpha,
         "rounds": len(rounds),
@@ -64,6 +51,27 @@ def assemble(
         "downlink": {"bytes": dense},
         "seconds": sum(line["seconds"] for line in rounds),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def description(blueprint: Blueprint) -> dict[str, Any]:
+    """What was run, for results of every engine."""
+    plan = blueprint.plan
+    return {
+        "version": 1,
+        "sottovoce": __version__,
+        "method": plan.method,
+        "dataset": plan.dataset,
+        "seed": plan.seed,
+        "preset": plan.preset,
+        "context": plan.context,
+        "uses_future_labels": plan.releases_context and blueprint.statistic.uses_labels,
+        "channel": plan.channel,
+        "basis": blueprint.basis.kind,
+        "seeded": plan.seeded,
+        "model_parameters": blueprint.basis.size,
+        "coefficients": blueprint.coefficients,
+        "participants": plan.participants,
     }
 
 

@@ -1,12 +1,14 @@
 """The run directory: the files that one run leaves for people and other programs.
 
-`plan.toml` (complete), `rounds.jsonl` (a line a round), `ledger.sqlite`, `checkpoint.safetensors` while it
-trains, `model.safetensors` and `result.json` when it is done, `report.html`. Every file is replaced
-atomically, so a run that is killed at any moment can be resumed.
+`plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
+a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains, `model.safetensors` and `result.json`
+when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run that is killed at
+any moment can be resumed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -40,7 +42,7 @@ class RunDirectory:
         self.model_file = self.path / "model.safetensors"
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
-        self.name_file = self.path / "run-name"
+        self.identity_file = self.path / "run.json"
 
     def reserve(self) -> None:
         """Makes room for a new run; an earlier run is never overwritten."""
@@ -53,9 +55,21 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from None
 
-    def start(self, plan: Plan) -> None:
-        """Writes the resolved plan: from here on there is a run that can be resumed."""
+    def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
+        """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""
+        where = None if ledger is None else str(ledger.absolute())
+        write_atomically(self.identity_file, json.dumps({"run": run, "ledger": where}).encode())
         write_atomically(self.plan_file, plan.to_toml().encode())
+
+    def identity(self) -> tuple[str, Path]:
+        """The run's name, and the ledger that it was started with."""
+        try:
+            found = json.loads(self.identity_file.read_text())
+            return str(found["run"]), Path(found["ledger"] or self.ledger_file)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RunError(
+                f"{self.identity_file} is missing or damaged: restore it, or start a new run elsewhere"
+            ) from None
 
     def plan(self) -> Plan:
         """The resolved plan of the run."""
@@ -81,14 +95,14 @@ class RunDirectory:
         except FileNotFoundError:
             raise RunError(f"{self.path} has no result.json yet: finish it with train --resume") from None
         except json.JSONDecodeError:
-            raise RunError(f"{self.result_file} is damaged: make it again with evaluate") from None
+            raise RunError(
+                f"{self.result_file} is damaged: delete it, then train --resume makes it again"
+            ) from None
         return result
 
     def master_secret(self) -> bytes:
         """32 bytes behind the clients' channel secrets, created once, readable by the owner only."""
-        if not self.secret_file.exists():
-            write_atomically(self.secret_file, secrets.token_bytes(32), mode=0o600)
-        return self.secret_file.read_bytes()
+        return kept_secret(self.secret_file)
 
     def append_round(self, line: Mapping[str, Any]) -> None:
         """One more line of rounds.jsonl."""
@@ -99,8 +113,22 @@ class RunDirectory:
         """The complete lines of rounds.jsonl; a line cut off by a kill is left out."""
         if not self.rounds_file.exists():
             return []
-        lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        try:
+            lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
+            rounds = [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):
+            raise RunError(f"{self.rounds_file} is damaged: restore it from a backup") from None
+        if [line.get("round") for line in rounds] != list(range(1, len(rounds) + 1)):
+            raise RunError(
+                f"{self.rounds_file} does not count its rounds 1, 2, 3, …: restore it from a backup"
+            )
+        return rounds
+
+    def sync_rounds(self) -> None:
+        """Makes the lines so far durable; a checkpoint counts on them."""
+        if self.rounds_file.exists():
+            with self.rounds_file.open("a") as file:
+                os.fsync(file.fileno())
 
     def truncate_rounds(self, rounds: int) -> None:
         """Drops lines written after the checkpoint from which the run goes on."""
@@ -115,8 +143,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     write_atomically(path, data)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file of ours; a damaged or foreign one is refused."""
+def load_tensors(
+    path: Path, expected: Mapping[str, str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file of ours; a damaged or foreign one is refused.
+
+    `expected` metadata must agree, so that the file of another run is not taken for this one's.
+    """
     if not path.exists():
         raise RunError(f"{path} is missing: the run has not come that far")
     try:
@@ -127,7 +160,20 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path} is damaged or no safetensors file: {error}") from None
     if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:
         raise RunError(f"{path} was not written by this version of sottovoce: use the one that wrote it")
+    for key, value in (expected or {}).items():
+        if metadata.get(key) != value:
+            raise RunError(f"{path} belongs to another run, its {key} differs: put the right file there")
     return tensors, metadata
+
+
+def kept_secret(path: Path) -> bytes:
+    """The 32 secret bytes in a file, drawn when it is first asked for, readable by its owner only."""
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    secret = path.read_bytes()
+    if len(secret) != 32:
+        raise RunError(f"{path} does not hold 32 secret bytes: restore it from a backup")
+    return secret
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -147,4 +193,5 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             os.close(directory)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror}; free some space, then --resume") from None
+        advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
+        raise RunError(f"cannot write {path}: {error.strerror}; {advice}") from None

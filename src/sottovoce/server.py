@@ -56,6 +56,7 @@ class Server:
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
         self._scale = torch.ones(blueprint.statistic.size, device=self._device)
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
+        self._finished = False
         self._average = {name: torch.zeros_like(p) for name, p in self.generator.named_parameters()}
 
     # Contexts
@@ -98,7 +99,9 @@ class Server:
             deviation = known.std(dim=0)
             if context == "predictions":
                 deviation = deviation.square().mean().sqrt().expand_as(deviation)
-            self._scale = deviation.clamp_min(1e-12) * math.sqrt(known.shape[1])
+            # Noise alone spreads contexts by σ_c; what spreads less would be blown up for nothing.
+            floor = max(self.blueprint.sigma_context, 1e-6)
+            self._scale = deviation.clamp_min(floor) * math.sqrt(known.shape[1])
 
     def inputs(self, participants: Sequence[int]) -> Tensor:
         """What the generator is given for these participants, (n, c)."""
@@ -145,8 +148,9 @@ class Server:
 
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so."""
-        if self.blueprint.plan.averaging > 0:
+        if self.blueprint.plan.averaging > 0 and not self._finished:
             self.generator.load_state_dict(self._average, strict=False)
+        self._finished = True
 
     @property
     def _first_averaged(self) -> int:
@@ -183,6 +187,8 @@ class Server:
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)
             self.round = int(state["round"])
+            # A final state has no running average left: it is the average.
+            self._finished = not any(name.startswith("average.") for name in state)
         except (KeyError, RuntimeError) as error:
             raise SottovoceError(
                 f"the saved state does not belong to this plan: {error}".splitlines()[0]

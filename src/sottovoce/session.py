@@ -25,7 +25,7 @@ from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.results import assemble
-from sottovoce.run import RunDirectory, load_tensors, save_tensors, write_atomically
+from sottovoce.run import RunDirectory, RunError, load_tensors, save_tensors, write_atomically
 from sottovoce.server import Server
 
 CHECKPOINT_SECONDS = 20.0
@@ -70,28 +70,45 @@ class Session:
         blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.method == "replay" else None
         directory = RunDirectory(out)
+        given = None if ledger is None else Path(ledger)
         if resume:
             directory.check_same_plan(plan)
+            run, path = directory.identity()
+            _check_ledger(path, given, plan)
         else:
             directory.reserve()
+            # A seeded simulation repeats, streams included; any other run has a name of its own.
+            run = plan.digest() if plan.seeded else secrets.token_hex(8)
+            path = given or directory.ledger_file
         with ExitStack() as stack:
             book = None
             if plan.private:
-                book = Ledger.open(ledger or directory.ledger_file, scope=scope(plan, records))
-                stack.callback(book.close)
+                fresh = not path.exists()
+                book = Ledger.open(path, scope=scope(plan, records))
+                stack.callback(_leave, book, path if fresh else None)
                 if not resume:
                     _check_budget(blueprint, book)
             if not resume:
-                directory.start(plan)
-            run = _run_name(directory, plan)
+                directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
             simulation = Simulation(blueprint, federation, server, book, run=run, master=master)
-            if directory.checkpoint_file.exists():
-                simulation.load_state(load_tensors(directory.checkpoint_file)[0])
-            directory.truncate_rounds(server.round)
+            session = cls(directory, simulation, book, run, records, checkpoint_seconds)
+            if resume:
+                session._load()
             stack.pop_all()
-        return cls(directory, simulation, book, run, records, checkpoint_seconds)
+        return session
+
+    def _load(self) -> None:
+        """Goes on from the checkpoint, or from the model of a run whose result was lost."""
+        for path in (self.directory.checkpoint_file, self.directory.model_file):
+            if path.exists():
+                self.simulation.load_state(load_tensors(path, self._identity())[0])
+                break
+        self.directory.truncate_rounds(self.simulation.server.round)
+
+    def _identity(self) -> dict[str, str]:
+        return {"run": self._run, "reference": self.simulation.blueprint.reference_digest}
 
     def record(self, line: dict[str, Any]) -> None:
         """Writes down a round that was applied; evaluates and checkpoints when they are due."""
@@ -105,7 +122,8 @@ class Session:
     def checkpoint(self) -> None:
         """Makes all rounds so far durable, then forgets their messages."""
         simulation = self.simulation
-        save_tensors(self.directory.checkpoint_file, simulation.state(), {})
+        self.directory.sync_rounds()
+        save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
         self._saved = time.monotonic()
         if self._ledger is not None:
             self._ledger.forget(self._run, before_round=simulation.server.round + 1)
@@ -114,11 +132,13 @@ class Session:
         """Evaluates the final generator and writes model.safetensors and result.json."""
         self.checkpoint()
         simulation, blueprint = self.simulation, self.simulation.blueprint
+        if len(self.directory.rounds()) != blueprint.plan.rounds:
+            raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         simulation.server.finish()
         seen, future = simulation.evaluate()
         result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
         metadata = {
-            "run": self._run,
+            **self._identity(),
             "plan": json.dumps(dataclasses.asdict(blueprint.plan)),
             "shape": json.dumps(blueprint.shape),
             "classes": str(blueprint.classes),
@@ -179,13 +199,21 @@ def recorded_gains(path: str, rounds: int) -> list[float]:
     return gains
 
 
-def _run_name(directory: RunDirectory, plan: Plan) -> str:
-    """The run's name in streams: the plan's digest for a seeded simulation, else drawn once."""
-    if plan.seeded:
-        return plan.digest()
-    if not directory.name_file.exists():
-        write_atomically(directory.name_file, secrets.token_hex(8).encode())
-    return directory.name_file.read_text()
+def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
+    """A run goes on with the ledger it was started with: a new one would forget what was spent."""
+    if given is not None and given.absolute() != path.absolute():
+        raise RunError(f"the run was started with the ledger {path}: leave --ledger away, or name that one")
+    if plan.private and not path.exists():
+        raise RunError(
+            f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
+        )
+
+
+def _leave(book: Ledger, created: Path | None) -> None:
+    """Closes the ledger of a run that was refused, and removes it if it was made for that run."""
+    book.close()
+    if created is not None:
+        created.unlink(missing_ok=True)
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger) -> None:

@@ -22,7 +22,7 @@ from sottovoce.plan import Plan
 from sottovoce.results import accuracies
 from sottovoce.run import RunDirectory, load_tensors
 from sottovoce.server import Server
-from sottovoce.session import Session, deal
+from sottovoce.session import Session, deal, resolve
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -50,13 +50,15 @@ def train(
     """
     directory = RunDirectory(out)
     records = dataset if dataset is not None else data.load(plan.dataset)
+    federation = deal(plan, records)
     if resume and directory.result_file.exists():
+        directory.check_same_plan(resolve(plan, min(federation.participants.sizes)))
         return directory.result()
     session = Session.open(
         plan,
         out,
         records=records,
-        federation=deal(plan, records),
+        federation=federation,
         ledger=ledger,
         resume=resume,
         module=module,
@@ -84,9 +86,9 @@ def evaluate(
     plan = directory.plan()
     if directory.result().get("engine") == "flower":
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    state, _ = load_tensors(directory.model_file)
     federation = deal(plan, dataset if dataset is not None else data.load(plan.dataset))
     blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
+    state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)
     seen, future = simulation.evaluate()

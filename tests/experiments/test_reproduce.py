@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sottovoce.cli import app, reproduce
+from sottovoce.cli import reproduce
+from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import open_cells
 from sottovoce.experiments.index import read_index

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load, load_file
 from typer.testing import CliRunner
 
-from sottovoce.cli import app
+from sottovoce.cli.application import app
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError

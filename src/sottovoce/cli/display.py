@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -18,7 +19,8 @@ err = Console(stderr=True)
 
 def problem(text: str) -> None:
     """An error on standard error, on one line."""
-    err.print(f"[bold red]error:[/] {' '.join(text.split())}", soft_wrap=True, highlight=False, markup=True)
+    line = escape(" ".join(text.split()))
+    err.print(f"[bold red]error:[/] {line}", soft_wrap=True, highlight=False)
 
 
 def as_json(value: Mapping[str, Any] | list[Any]) -> None:
@@ -29,16 +31,39 @@ def as_json(value: Mapping[str, Any] | list[Any]) -> None:
 def table(title: str, rows: Mapping[str, str]) -> None:
     """Names and values, aligned."""
     grid = Table(
-        title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2)
+        title=escape(title),
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        padding=(0, 2),
     )
     for name, value in rows.items():
-        grid.add_row(f"[dim]{name}[/]", value)
+        grid.add_row(f"[dim]{name}[/]", escape(value))
     out.print(grid)
 
 
+def personalized(answer: Mapping[str, Any]) -> None:
+    """What a future client's model cost."""
+    table(
+        f"Model written to {answer['model']}",
+        {
+            "ε of this context": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
+            f"({answer['accounting']} accounting)",
+            "ε spent by these records": f"{answer['epsilon_total']:.4f}, over all runs in {answer['ledger']}",
+            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
+            + (", made of labels" if answer["uses_labels"] else ""),
+            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
+        },
+    )
+
+
 @contextmanager
-def round_progress(rounds: int, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar over rounds with rate and time left; yields the callback for each round's line."""
+def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A progress bar over rounds with rate and time left; yields the callback for each round's line.
+
+    The bar appears with the first round, so that a run that is refused shows its error alone.
+    """
     bar = Progress(
         TextColumn("[bold]training"),
         BarColumn(),
@@ -48,16 +73,21 @@ def round_progress(rounds: int, done: int = 0) -> Iterator[Callable[[dict[str, A
         TextColumn("[green]{task.fields[accuracy]}"),
         console=err,
     )
-    with bar:
-        task = bar.add_task("rounds", total=rounds, completed=done, rate="", accuracy="")
+    task = bar.add_task("rounds", total=rounds, rate="", accuracy="", start=False)
 
-        def advance(line: dict[str, Any]) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=line["round"], rate=f"{speed:.1f} rounds/s" if speed else "")
-            if line["future"] is not None:
-                bar.update(task, accuracy=f"future clients {line['future']:.1f} %")
+    def advance(line: dict[str, Any]) -> None:
+        if not bar.live.is_started:
+            bar.start()
+            bar.start_task(task)
+        speed = bar.tasks[0].speed
+        bar.update(task, completed=line["round"], rate=f"{speed:.1f} rounds/s" if speed else "")
+        if line["future"] is not None:
+            bar.update(task, accuracy=f"future clients {line['future']:.1f} %")
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def size(count: float) -> str:

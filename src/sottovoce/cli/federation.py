@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from sottovoce import data
-from sottovoce.cli.display import as_json, err, out, percent, size, table
-from sottovoce.cli.runs import JSON, SETTINGS
+from sottovoce.cli.display import as_json, err, out, personalized
+from sottovoce.cli.runs import BUDGET, JSON, SETTINGS
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan, PlanError
 
@@ -145,27 +145,18 @@ def onboard(
     token_file: Path = typer.Option(None, help="File with the client's token."),
     authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the service."),
     ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
+    budget: float = BUDGET,
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here."""
     from sottovoce.serve.onboarding import onboard as walk_in
 
     token = token_file.read_text().strip() if token_file is not None else ""
-    answer = walk_in(url, data, out, token=token, authority=authority, ledger=ledger)
+    answer = walk_in(url, data, out, token=token, authority=authority, ledger=ledger, budget=budget)
     if json:
         as_json(answer)
-        return
-    table(
-        f"Model written to {answer['model']}",
-        {
-            "ε spent by these records": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
-            f"({answer['accounting']} accounting)",
-            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
-            + (", made of labels" if answer["uses_labels"] else ""),
-            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
-            "ledger": answer["ledger"],
-        },
-    )
+    else:
+        personalized(answer)
 
 
 def _loopback(host: str) -> bool:

@@ -11,7 +11,19 @@ import typer
 
 from sottovoce import planning
 from sottovoce import training as api
-from sottovoce.cli.display import as_json, duration, epsilon, err, out, percent, round_progress, size, table
+from sottovoce.cli.display import (
+    as_json,
+    duration,
+    epsilon,
+    err,
+    out,
+    percent,
+    personalized,
+    round_progress,
+    size,
+    table,
+)
+from sottovoce.errors import SottovoceError, nearest
 from sottovoce.personalization import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report import write_report
@@ -22,6 +34,7 @@ JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 SETTINGS = typer.Argument(None, metavar="[PLAN.toml] [key=value …]", help="A plan file, settings, or both.")
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
 DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.")
+BUDGET = typer.Option(None, min=0.0, help="ε that these records may reach; by default the run's.")
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
 
 
@@ -64,7 +77,7 @@ def plan(
         else:
             table(
                 "Keys of a plan",
-                {name: f"{text} [dim]({default})[/]" for name, default, text in rows},
+                {name: f"{text} ({default})" for name, default, text in rows},
             )
         return
     costs = planning.outline(_plan(settings))
@@ -104,6 +117,7 @@ def train(
     """Train a federation and write its models, its ledger and its report into a directory."""
     if threads:
         torch.set_num_threads(threads)
+    _check_device(device)
     chosen = RunDirectory(out).plan() if resume and not settings else _plan(settings)
     _train(chosen, out, ledger, resume=resume, device=device, json=json, tensorboard=tensorboard)
 
@@ -114,6 +128,7 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Evaluate a finished run again, on participants and future clients."""
+    _check_device(device)
     with err.status("evaluating"):
         result = api.evaluate(run, device=device)
     if json:
@@ -127,24 +142,15 @@ def personalize(
     data: Path = typer.Option(..., help="The future client's records, an .npz with x (and y)."),
     out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
     ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
+    budget: float = BUDGET,
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context."""
-    answer = personalize_client(run, data, out, ledger=ledger)
+    answer = personalize_client(run, data, out, ledger=ledger, budget=budget)
     if json:
         as_json(answer)
-        return
-    table(
-        f"Model written to {answer['model']}",
-        {
-            "ε of the context": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
-            f"({answer['accounting']} accounting)",
-            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
-            + (", made of labels" if answer["uses_labels"] else ""),
-            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
-            "ledger": answer["ledger"],
-        },
-    )
+    else:
+        personalized(answer)
 
 
 def report(run: Path = typer.Argument(help="Directory of a finished run."), json: bool = JSON) -> None:
@@ -154,6 +160,13 @@ def report(run: Path = typer.Argument(help="Directory of a finished run."), json
         as_json({"report": str(path)})
     else:
         out.print(f"report: {path}", soft_wrap=True)
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        raise SottovoceError(f"--device {device} is not known: {nearest(device, ('cpu', 'cuda'))}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SottovoceError("--device cuda: this machine or this build of torch has no GPU, use cpu")
 
 
 def _plan(settings: list[str] | None) -> Plan:

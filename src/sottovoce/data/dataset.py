@@ -62,9 +62,12 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the records; it stays where they are."""
+        """A fingerprint of the records and their natural owners; it stays where they are."""
         digest = hashlib.blake2b(self.x.cpu().numpy().data, digest_size=16)
         digest.update(self.y.cpu().numpy().data)
+        digest.update(repr((tuple(self.x.shape), self.x.dtype)).encode())
+        if self.client is not None:
+            digest.update(self.client.cpu().numpy().data)
         return digest.hexdigest()
 
     def normalize(self, x: Tensor) -> Tensor:

@@ -147,16 +147,7 @@ def federation(
     clients = participants + future_clients
     index = deal(dataset, kind=partition, clients=clients, records=records_per_client, alpha=alpha, seed=seed)
     seen, unseen = index[:participants], index[participants:]
-    smallest = min(map(len, seen))
-    if training_size(smallest) < 1:
-        raise SottovoceError(
-            f"the smallest participant has {smallest} record: it needs 2 to train on one and hold one out"
-        )
-    _check_context(context_records, training_size(smallest), "training records of the smallest participant")
-    if unseen:
-        # One record less than it holds, so that the query set is not empty.
-        available = min(map(len, unseen)) - 1
-        _check_context(context_records, available, "records that the smallest future client can spare")
+    check_sizes(context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
     seeds = split_seeds(clients, seed)
     return Federation(
         Clients(dataset, seen, split_participant, context_records, seeds[:participants]),
@@ -164,6 +155,20 @@ def federation(
         dataset.classes,
         dataset.shape,
     )
+
+
+def check_sizes(context_records: int, participant: int, future: int | None) -> None:
+    """Refuses a context that the smallest participant or future client cannot give, by numbers of records."""
+    if training_size(participant) < 1:
+        raise SottovoceError(
+            f"the smallest participant has {participant} record: it needs 2 to train on one and hold one out"
+        )
+    _check_context(
+        context_records, training_size(participant), "training records of the smallest participant"
+    )
+    if future is not None:
+        # One record less than it holds, so that the query set is not empty.
+        _check_context(context_records, future - 1, "records that the smallest future client can spare")
 
 
 def _shuffled(records: Records, seed: int) -> Records:

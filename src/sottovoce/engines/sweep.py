@@ -84,6 +84,8 @@ def run_batch(
             session = _open(job, records, federations, device)
             stack.enter_context(closing(session))
             sessions.append(session)
+        if len({session.simulation.blueprint.plan.gradient_records for session in sessions}) > 1:
+            raise SottovoceError("runs of one batch need clients of one size: set gradient_records")
         _train(sessions, on_round)
         for job, session in zip(open_jobs, sessions, strict=True):
             on_run(job, session.finish())

@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sottovoce import __version__
 from sottovoce.blueprint import participant_name
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
+from sottovoce.results import description
 from sottovoce.run import RunDirectory, save_tensors, write_atomically
 
 
@@ -31,6 +31,7 @@ def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[
     server.finish()
     metadata = {
         "run": store.run,
+        "reference": coordinator.blueprint.reference_digest,
         "plan": json.dumps(dataclasses.asdict(agreement.plan)),
         "shape": json.dumps(agreement.shape),
         "classes": str(agreement.classes),
@@ -54,21 +55,8 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
             kinds["gradient"], context=kinds["context"] > 0
         )
     return {
-        "version": 1,
-        "sottovoce": __version__,
+        **description(blueprint),
         "engine": "flower",
-        "method": plan.method,
-        "dataset": plan.dataset,
-        "seed": plan.seed,
-        "preset": plan.preset,
-        "context": plan.context,
-        "uses_future_labels": plan.releases_context and blueprint.statistic.uses_labels,
-        "channel": plan.channel,
-        "basis": blueprint.basis.kind,
-        "seeded": plan.seeded,
-        "model_parameters": blueprint.basis.size,
-        "coefficients": blueprint.coefficients,
-        "participants": plan.participants,
         "rounds": len(lines),
         "releases": sum(len(line["clients"]) for line in lines),
         "releases_max": blueprint.releases_max,

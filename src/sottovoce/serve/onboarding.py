@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from sottovoce import data
@@ -26,8 +25,7 @@ from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.secret import agreed_secret, new_key, public_key
-from sottovoce.models import state_dict_at
-from sottovoce.personalization import Personalizer
+from sottovoce.personalization import delivered, labelled, own_budget
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import write_atomically
 from sottovoce.serve.specification import NAME, VERSION, Specification
@@ -92,11 +90,13 @@ def onboard(
     token: str = "",
     authority: str | Path | None = None,
     ledger: str | Path | None = None,
+    budget: float | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
     The context is made of the first m_c records of the file; where there are more, with labels, the model's
-    accuracy on the others is returned too. It stays here.
+    accuracy on the others is returned too. It stays here. `budget` is the ε that the client's ledger may
+    reach, by default the run's own.
     """
     source = Path(records_file)
     door = Door(url, token, authority)
@@ -122,26 +122,21 @@ def onboard(
         key = _kept_key(ledger_file, specification.run)
         secret = agreed_secret(key, specification.key, run=specification.run, name=NAME)
         client = Client(
-            NAME, split, blueprint, book, run=specification.run, secret=secret, account=OWN_RECORDS
+            NAME,
+            split,
+            blueprint,
+            book,
+            run=specification.run,
+            secret=secret,
+            account=OWN_RECORDS,
+            budget=own_budget(plan, budget),
         )
         message = client.release_context(model) if plan.releases_context else b""
-        epsilon = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
+        total = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
     headers = {"Sottovoce-Version": str(VERSION), "Sottovoce-Specification": specification.digest()}
     coefficients = _coefficients(door.post("/v1/onboard", public_key(key) + message, headers), blueprint)
-    state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
-    write_atomically(Path(out), save({name: value.contiguous() for name, value in state.items()}))
-    evaluated = len(split.held_out) > 0 and Personalizer.labelled(source)
-    return {
-        "model": str(out),
-        "ledger": str(ledger_file),
-        "epsilon": epsilon,
-        "delta": plan.delta,
-        "accounting": plan.accounting,
-        "context": plan.context,
-        "context_bytes": len(message),
-        "uses_labels": plan.releases_context and blueprint.statistic.uses_labels,
-        "accuracy": client.evaluate(coefficients).accuracy if evaluated else None,
-    }
+    accuracy = client.evaluate(coefficients).accuracy if labelled(source) and split.held_out else None
+    return delivered(blueprint, coefficients, Path(out), ledger_file, len(message), total, accuracy)
 
 
 def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:
