@@ -18,7 +18,7 @@ from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.member import LedgerBehind
 from sottovoce.federation.secret import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.privacy.ledger import AlreadyDelivered, Ledger, Overspent
+from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Ledger, Overspent
 from sottovoce.run import load_tensors
 from sottovoce.training import train
 
@@ -279,21 +279,24 @@ def test_absent_clients_are_not_waited_for_longer_than_patience(
     assert everyone_paid(world)
 
 
-def test_a_client_out_of_budget_declines_and_training_goes_on(tmp_path: Path) -> None:
-    world = World(tmp_path, budget=5.0, clients_per_round=3, options=Options(patience=0.0))
+def test_a_client_whose_records_paid_for_another_run_declines_and_training_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3, options=Options(patience=0.0))
     world.enrol_all()
-    declined = 0
+    with ledger(world, 0) as book:
+        earlier = Charge("0" * 16, OWN_RECORDS, "context", 0, sensitivity=1.0, sigma=1.0)
+        book.commit(earlier, b"", world.coordinator.blueprint.budget)
+    declined = set()
     while not world.coordinator.done:
         for participant in list(world.coordinator.missing()):
             try:
                 world.coordinator.accept(participant, world.answer(participant))
             except Overspent:
-                declined += 1
+                declined.add(participant)
         world.coordinator.advance()
-    assert declined > 0
-    with ledger(world, 0) as book:
-        assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= 5.0
-    assert everyone_paid(world)
+    assert declined == {0}
+    for index in range(3):
+        with ledger(world, index) as book:
+            assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= 8.0 + 1e-6
 
 
 def test_a_member_releases_only_in_rounds_of_the_schedule(tmp_path: Path) -> None:
