@@ -50,11 +50,10 @@ def test_nothing_to_measure_is_refused() -> None:
         measure(["direct"], 0.1, [0.1], 16, 0)
 
 
-@pytest.mark.parametrize("suffix", ["svg", "html"])
-def test_the_plot_names_every_channel_and_the_limit(tmp_path: Path, suffix: str) -> None:
+def test_the_plot_names_every_channel_and_the_limit(tmp_path: Path) -> None:
     rows = measure(["direct", "lrsuq"], 0.0147, [0.3, 1.0], 256, 1)
-    plot(rows, tmp_path / f"rate.{suffix}")
-    text = (tmp_path / f"rate.{suffix}").read_text()
+    plot(rows, tmp_path / "rate.svg")
+    text = (tmp_path / "rate.svg").read_text()
     assert all(name in text for name in ("direct", "lrsuq", "limit"))
 
 

@@ -17,7 +17,7 @@ BLOCKED = """
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("typer", "rich", "plotly", "numba", "cryptography", "platformdirs"):
+        if name.split(".")[0] in ("typer", "rich", "numba", "cryptography", "platformdirs"):
             raise ImportError(name)
 sys.meta_path.insert(0, Missing())
 import sottovoce.experiments.worker

@@ -98,24 +98,11 @@ def _row(
 
 
 def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
-    """Rate against norm, one line per channel, with the limit drawn in; `path` ends in .html or .svg.
+    """Rate against norm as an SVG file, one line per channel, with the limit drawn in.
 
     Rows of one σ and size, as `measure` returns them.
     """
-    if str(path).endswith(".svg"):
-        Path(path).write_text(_svg(rows))
-        return
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for name, points in _lines(rows).items():
-        dash = "dash" if name == "limit" else "solid"
-        x, y = zip(*points, strict=True)
-        figure.add_scatter(x=x, y=y, name=name, line={"dash": dash})
-    figure.update_xaxes(type="log", title="norm of the statistic")
-    figure.update_yaxes(type="log", title="bits per coefficient")
-    figure.update_layout(title=_title(rows))
-    figure.write_html(path, include_plotlyjs="cdn")
+    Path(path).write_text(_svg(rows), encoding="utf-8")
 
 
 def _title(rows: list[dict[str, Any]]) -> str:
