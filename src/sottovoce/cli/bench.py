@@ -18,6 +18,7 @@ app = typer.Typer(help="Measure channels, gradients and rounds on this machine."
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 NORMS = [0.1, 0.3, 0.6, 1.0]
+PEER = Path(".bench-venv/bin/python")  # where `make bench` installs Opacus
 
 
 @app.command(epilog="Example: sottovoce bench channel --channel polar --norm 0.3 --plot rate.svg")
@@ -60,12 +61,12 @@ def channel(
 def gradients(
     records: int = typer.Option(333, help="Records behind a clipped mean."),
     repeats: int = typer.Option(15, help="Turns of every contender."),
-    peer: Path = typer.Option(None, help="A Python interpreter that has Opacus, to measure it too."),
+    peer: Path = typer.Option(None, help="A Python that has Opacus; by default that of make bench."),
     json: bool = JSON,
 ) -> None:
     """A private clipped mean against an ordinary training step, on one thread."""
     with err.status("measuring gradients"):
-        figures = gradient_bench.measure(records, repeats, peer)
+        figures = gradient_bench.measure(records, repeats, peer or (PEER if PEER.exists() else None))
     _show("Gradients, ratios of medians", figures, json)
 
 
