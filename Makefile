@@ -33,7 +33,7 @@ exactness: .venv/installed
 
 lint: .venv/installed
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
 
 bench: .venv/installed
