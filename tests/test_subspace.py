@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from sottovoce import models
 from sottovoce.errors import SottovoceError
 from sottovoce.subspace import Identity, SignedPartition, StructuredPartition, open_basis
 
 
-def lenet(channels: int, side: int) -> nn.Sequential:
-    flat = 32 * (((side - 4) // 2 - 4) // 2) ** 2
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
+def lenet(channels: int, side: int) -> nn.Module:
+    return models.lenet((channels, side, side), 10)
 
 
 def normed() -> nn.Module:

@@ -7,14 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sottovoce import models
 
-def lenet(channels: int = 3, side: int = 32) -> nn.Sequential:
-    flat = 32 * (((side - 4) // 2 - 4) // 2) ** 2
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
+
+def lenet(channels: int = 3, side: int = 32) -> nn.Module:
+    return models.lenet((channels, side, side), 10)
 
 
 def tiny() -> nn.Sequential:
