@@ -62,6 +62,28 @@ def test_one_step_follows_the_jacobian_of_each_client() -> None:
     assert torch.allclose(after, before - 0.3 * expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["factorized", "radial", "deep-linear"])
+def test_the_effective_gain_is_how_far_a_small_step_moves_coefficients_along_the_releases(
+    method: str,
+) -> None:
+    generator, rate = trained(method), 1e-7
+    contexts = torch.rand(3, 6, dtype=torch.float64)
+    releases = torch.randn(3, 12, dtype=torch.float64)
+    before = generator(contexts).detach()
+    descent = Descent(generator, learning_rate=rate, momentum=0.0)
+    effective = update_generator(generator, descent, contexts, releases)
+    moved = (before - generator(contexts).detach()) * 3 / rate
+    assert effective == pytest.approx(float((moved * releases).sum() / releases.square().sum()), rel=1e-4)
+
+
+def test_the_effective_gain_of_one_client_starts_at_the_norm_of_h() -> None:
+    generator = open_generator("factorized", START, 8, 1, 12, seed=3)
+    context = torch.rand(1, 6)
+    gain = generator.gain(context).item()
+    effective = update_generator(generator, Descent(generator, 0.1, 0.0), context, torch.randn(1, 12))
+    assert effective == pytest.approx(gain, rel=1e-5)
+
+
 def test_two_successive_generators_reveal_every_single_release() -> None:
     """Why every release must be private by itself: averaging over the round hides nothing.
 

@@ -22,11 +22,17 @@ from sottovoce.generator import Direct, Generator, open_generator
 
 def update_generator(
     generator: Generator | Direct, descent: Descent, inputs: Tensor, releases: Tensor
-) -> None:
-    """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k)."""
+) -> float:
+    """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k).
+
+    Returns the step's effective gain ‖Σ_i J_iᵀ g̃_i‖² / Σ_i ‖g̃_i‖²: how far it moves the coefficients along
+    the releases, against a step on shared coefficients. It is ‖h‖² for one client while W is zero.
+    """
     descent.zero()
     generator(inputs).backward(gradient=releases / len(releases))
+    pulled = sum(p.grad.square().sum() for p in generator.parameters() if p.grad is not None)
     descent.step()
+    return float(len(releases) ** 2 * pulled / releases.square().sum().clamp_min(1e-30))
 
 
 class Server:
@@ -131,20 +137,27 @@ class Server:
 
     # Rounds
 
-    def receive_round(self, releases: Mapping[int, np.ndarray]) -> None:
-        """Applies the decoded releases of the next round, in the order of their participants."""
+    def receive_round(self, releases: Mapping[int, np.ndarray]) -> float | None:
+        """Applies the decoded releases of the next round, in the order of their participants.
+
+        Returns the effective gain against a step at the plan's learning rate; None if nobody released.
+        """
         plan = self.blueprint.plan
         order = sorted(releases)
+        effective = None
         if order:
-            if self._gains is not None:
-                self._descent.learning_rate = plan.learning_rate * self._gains[self.round]
+            replayed = 1.0 if self._gains is None else self._gains[self.round]
+            self._descent.learning_rate = plan.learning_rate * replayed
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            update_generator(self.generator, self._descent, self.inputs(order), stacked)
+            effective = replayed * update_generator(
+                self.generator, self._descent, self.inputs(order), stacked
+            )
         self.round += 1
         averaged = self.round - self._first_averaged
         if averaged > 0:
             for name, parameter in self.generator.named_parameters():
                 self._average[name] += (parameter.detach() - self._average[name]) / averaged
+        return effective
 
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so."""

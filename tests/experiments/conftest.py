@@ -90,6 +90,7 @@ def summary_of(run: Run, future: float, **changes: Any) -> dict[str, Any]:
         "signal_norm": 0.3,
         "noise_norm": 1.93 if run.plan.private else 0.0,
         "gain": [float(i) for i in range(21)],
+        "effective_gain": [2.0 * i for i in range(21)],
         "seconds": 10.0,
         "device": "cpu",
         "version": "0.1.0",

@@ -46,6 +46,7 @@ def test_summaries_repeat_the_numbers_of_result_json(grid: Grid) -> None:
         assert line["seen_masked"] == result["accuracy"]["seen_masked"]
         assert line["uplink_bytes"] == result["uplink"]["bytes"]
         assert line["gain"] == [lines[0]["gain"]]
+        assert line["effective_gain"] == [lines[0]["effective_gain"]]
         assert line["noise_norm"] == pytest.approx(sum(each["noise_norm"] for each in lines) / 4)
 
 

@@ -96,7 +96,7 @@ class Simulation:
             if client.signal is not None:
                 signals.append(float(np.linalg.norm(client.signal)))
                 noises.append(float(np.linalg.norm(decoded - client.signal)))
-        self.server.receive_round(releases)
+        effective = self.server.receive_round(releases)
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
@@ -105,6 +105,7 @@ class Simulation:
             "signal_norm": float(np.mean(signals)) if signals else None,
             "noise_norm": float(np.mean(noises)) if noises else None,
             "gain": gain,
+            "effective_gain": effective,
             "seconds": time.perf_counter() - opened.started,
             "seen": None,
             "future": None,

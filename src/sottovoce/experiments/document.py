@@ -158,13 +158,15 @@ def _geometry(entries: Sequence[Entry]) -> list[str]:
     marks = [1, 100, 250, 500]
     trajectories = []
     for entry in entries:
-        gain = [
-            entry["gain"][mark // GAIN_EVERY] for mark in marks if mark // GAIN_EVERY < len(entry["gain"])
-        ]
+        both = list(zip(entry["gain"], entry["effective_gain"], strict=False))
+        gain = [both[mark // GAIN_EVERY] for mark in marks if mark // GAIN_EVERY < len(both)]
         noise = "with noise" if entry["noise"] else "without"
         name = f"{entry['label']}, {dataset_name(entry['dataset'])}, {noise}"
-        trajectories.append([name, *(f"{value:.2f}" for value in gain)])
-    parts.append("Gain ‖h‖² over the rounds, mean over participants of the round and seeds:\n")
+        trajectories.append([name, *(f"{norm:.2f} / {effective:.2f}" for norm, effective in gain)])
+    parts.append(
+        "Gain over the rounds, mean over seeds: ‖h‖² of the round's participants / effective gain, by which "
+        "the step moved the coefficients along the releases against a step on shared coefficients:\n"
+    )
     parts.append(_markdown(["", *(f"round {mark}" for mark in marks)], trajectories))
     return parts
 

@@ -133,7 +133,8 @@ def _object(
         "signal_norm": _mean(lines, "signal_norm"),
         "noise_norm": _mean(lines, "noise_norm"),
         "ms_per_event": events.get(plan.channel) if cell.experiment == "codecs" else None,
-        "gain": _trajectory(lines),
+        "gain": _trajectory(lines, "gain"),
+        "effective_gain": _trajectory(lines, "effective_gain"),
         **{f"published_{key}": cell.published.get(key) for key in PUBLISHED},
         "command": command_of(cell, seeds, devices[0], any(line["law"] for line in lines)),
         "version": last["version"],
@@ -156,8 +157,7 @@ def _deviation(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return round(statistics.stdev(values), 4) if len(values) > 1 else None
 
 
-def _trajectory(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """‖h‖² at round 1 and every `GAIN_EVERY` rounds, mean over seeds."""
-    return [
-        round(statistics.fmean(values), 3) for values in zip(*(line["gain"] for line in lines), strict=True)
-    ]
+def _trajectory(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """A gain at round 1 and every `GAIN_EVERY` rounds, mean over seeds; old runs recorded ‖h‖² only."""
+    series = zip(*(line.get(key, []) for line in lines), strict=False)
+    return [round(statistics.fmean(values), 3) for values in series]

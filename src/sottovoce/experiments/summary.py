@@ -17,7 +17,7 @@ from sottovoce.experiments.grid import Run
 from sottovoce.run import RunDirectory, write_atomically
 
 FILE = "summary.json"
-GAIN_EVERY = 25  # rounds between the recorded values of ‖h‖²
+GAIN_EVERY = 25  # rounds between the recorded values of ‖h‖² and of the effective gain
 
 
 def summarize(run: Run, directory: RunDirectory, device: str, *, law: bool) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def summarize(run: Run, directory: RunDirectory, device: str, *, law: bool) -> d
         "bits_per_coefficient": None if law else uplink["bits_per_coefficient"],
         "signal_norm": _mean(line["signal_norm"] for line in rounds),
         "noise_norm": _mean(line["noise_norm"] for line in rounds),
-        "gain": [line["gain"] for line in rounds if line["round"] == 1 or line["round"] % GAIN_EVERY == 0],
+        "gain": _trajectory(rounds, "gain"),
+        "effective_gain": _trajectory(rounds, "effective_gain"),
         "seconds": result["seconds"],
         "device": device,
         "version": result["sottovoce"],
@@ -95,6 +96,10 @@ def united(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
         if known is None or (known["law"] and not line["law"]):
             found[line["run"]] = line
     return found
+
+
+def _trajectory(rounds: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [line[key] for line in rounds if line["round"] == 1 or line["round"] % GAIN_EVERY == 0]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -230,11 +230,12 @@ class Coordinator:
     def _close_round(self) -> Fields:
         releases = {p: vector for (p, kind), vector in self._decoded.items() if kind == "gradient"}
         gain = self.server.gain(list(self._coefficients))
-        self.server.receive_round(releases)
+        effective = self.server.receive_round(releases)
         line: Fields = {
             "round": self.server.round,
             "clients": [participant_name(participant) for participant in sorted(releases)],
             "gain": gain,
+            "effective_gain": effective,
             "seconds": time.perf_counter() - self._started,
         }
         if self.options.diagnostics:

@@ -60,6 +60,7 @@ class Round:
     signal_norm: float | None
     noise_norm: float | None
     gain: float | None
+    effective_gain: float | None
     seconds: float
     seen: float | None
     future: float | None
@@ -182,6 +183,7 @@ def _rounds(path: Path) -> list[Round]:
                 signal_norm=fields.maybe_number("signal_norm"),
                 noise_norm=fields.maybe_number("noise_norm"),
                 gain=fields.maybe_number("gain"),
+                effective_gain=fields.maybe_number("effective_gain"),
                 seconds=fields.number("seconds"),
                 seen=fields.maybe_number("seen"),
                 future=fields.maybe_number("future"),

@@ -71,7 +71,10 @@ def noise(run: Run) -> list[Html]:
         _series("Signal", "signal", ((r.number, r.signal_norm) for r in run.rounds), positive=True),
         _series("Noise", "noise", ((r.number, r.noise_norm) for r in run.rounds), positive=True),
     ]
-    gains = [_series("Gain", "plain", ((r.number, r.gain) for r in run.rounds))]
+    gains = [
+        _series("Gain ‖h‖²", "plain", ((r.number, r.gain) for r in run.rounds)),
+        _series("Effective gain", "signal", ((r.number, r.effective_gain) for r in run.rounds)),
+    ]
     figures = [
         trend(
             "Noise against signal",
@@ -86,7 +89,8 @@ def noise(run: Run) -> list[Html]:
         figures.append(
             trend(
                 "Gain of the generator",
-                "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients.",
+                "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients. "
+                "Effective: how far the whole step moved them along the releases.",
                 gains,
                 x_name="round",
                 y=_scale(gains, lambda ys: linear(ys, zero=True)),
