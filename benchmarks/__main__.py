@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import platform
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gradients, memory
+from benchmarks import gradients, memory, plots, round, scaling
 from sottovoce.channel import CHANNELS
 from sottovoce.channel import bench as channels
-from sottovoce.engines import bench as rounds
 
-OUT = Path(__file__).parent / "out"
-CLIENTS = (10, 100, 1_000, 10_000, 100_000)
+OUT = plots.OUT
 
 
 def main() -> None:
@@ -29,11 +26,12 @@ def main() -> None:
     torch.set_num_threads(1)
     _write("gradients", gradients.run())
     _write("memory", memory.run())
-    _write("round", rounds.measure())
-    _write("scaling", rounds.scaling(CLIENTS))
+    _write("round", round.run())
+    _write("scaling", scaling.run())
     rows = channels.measure(CHANNELS, 0.0147, (0.1, 0.3, 0.6, 1.0), 16384, 50)
     _write("channel", rows)
-    channels.plot(rows, OUT / "channel.svg")
+    channels.plot(rows, OUT / "bench-channel.svg")
+    plots.draw()
     print(f"all in {time.monotonic() - started:.0f} s, in {OUT}")
 
 

@@ -39,10 +39,10 @@ def peak(name: str, records: int) -> float:
     work = _work(name, records)
     work(2)
     Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
-    before = _kilobytes("VmRSS")
+    before = kilobytes("VmRSS")
     for _ in range(3):
         work(records)
-    return (_kilobytes("VmHWM") - before) * 1024 / 1e6
+    return (kilobytes("VmHWM") - before) * 1024 / 1e6
 
 
 def _work(name: str, records: int) -> Callable[[int], object]:
@@ -54,7 +54,8 @@ def _work(name: str, records: int) -> Callable[[int], object]:
     return lambda n: clipped_mean(module, theta, basis, x[:n], y[:n], clip=CLIP, denominator=records)
 
 
-def _kilobytes(field: str) -> int:
+def kilobytes(field: str) -> int:
+    """A field of /proc/self/status, such as VmRSS or VmHWM."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 

@@ -1,21 +1,20 @@
 """What a round costs: our simulator beside the bare gradient work it carries, and polar beside direct.
 
 All contenders make the same round in turn: two clients, 333 CIFAR-10-sized records each, LeNet, k = 16,384;
-figures are ratios of medians. `scaling` holds everything but the number of clients fixed.
+figures are ratios of medians.
 """
 
 from __future__ import annotations
 
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sottovoce.data import Dataset
 from sottovoce.gradients import clipped_mean
@@ -43,7 +42,7 @@ def measure(rounds: int = 15, channels: tuple[str, ...] = ("direct", "polar")) -
     records = made_up(SETTINGS["participants"] * SETTINGS["records_per_client"])
     with tempfile.TemporaryDirectory() as folder:
         sessions = {
-            name: _session(records, Path(folder, name), rounds + 2, channel=name) for name in channels
+            name: open_session(records, Path(folder, name), rounds + 2, channel=name) for name in channels
         }
         try:
             contenders = {name: _round(session) for name, session in sessions.items()}
@@ -58,26 +57,6 @@ def measure(rounds: int = 15, channels: tuple[str, ...] = ("direct", "polar")) -
     return {**ratios, **{f"{name}_ms": 1e3 * seconds for name, seconds in times.items()}}
 
 
-def scaling(clients: tuple[int, ...], rounds: int = 10) -> list[dict[str, float]]:
-    """Milliseconds a round and megabytes of the process against the number of participants.
-
-    Every participant holds ten records, so that 100,000 of them fit in memory; two release in a round, and
-    no context is released, so that a round is all there is.
-    """
-    rows = []
-    for count in clients:
-        plan = {"participants": count, "records_per_client": 10, "context_records": 1, "context": "public"}
-        records = made_up(10 * count, shape=(1, 16, 16))
-        changes = {**plan, "coefficients": 4096, "channel": "direct"}
-        with tempfile.TemporaryDirectory() as folder:
-            session = _session(records, Path(folder, "run"), rounds + 1, **changes)
-            with closing(session):
-                seconds = _medians({"round": _round(session)}, rounds)["round"]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        rows.append({"clients": count, "round_ms": 1e3 * seconds, "peak_mb": peak})
-    return rows
-
-
 def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
     """Records of noise: cost does not depend on what they show."""
     generator = torch.Generator().manual_seed(0)
@@ -85,10 +64,18 @@ def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
     return Dataset("made up", x, torch.randint(10, (count,), generator=generator), classes=10)
 
 
-def _session(records: Dataset, out: Path, rounds: int, **changes: Any) -> Session:
+def open_session(
+    records: Dataset, out: Path, rounds: int, module: nn.Module | None = None, **changes: Any
+) -> Session:
+    """A run of the benchmark's plan with `changes`, which never pauses for a checkpoint."""
     plan = Plan.load(overrides={**SETTINGS, "rounds": rounds, **changes})
     return Session.open(
-        plan, out, records=records, federation=deal(plan, records), checkpoint_seconds=float("inf")
+        plan,
+        out,
+        records=records,
+        federation=deal(plan, records),
+        module=module,
+        checkpoint_seconds=float("inf"),
     )
 
 

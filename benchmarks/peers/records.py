@@ -1,0 +1,22 @@
+"""What every contender trains on: the records of the clients of `sottovoce.engines.bench`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+
+from sottovoce.engines.bench import SETTINGS, made_up
+from sottovoce.plan import Plan
+from sottovoce.session import deal
+
+CLIENTS: int = SETTINGS["participants"]
+CLIENTS_PER_ROUND: int = SETTINGS["clients_per_round"]
+
+
+@cache
+def clients() -> tuple[tuple[Tensor, Tensor], ...]:
+    """Every client's training records, normalized, with their labels; kept by each process."""
+    plan = Plan.load(overrides=SETTINGS)
+    federation = deal(plan, made_up(CLIENTS * SETTINGS["records_per_client"]))
+    return tuple((client.train.x, client.train.y) for client in federation.participants)

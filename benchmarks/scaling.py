@@ -1,0 +1,152 @@
+"""Time and peak memory of a round against one quantity at a time: `python -m benchmarks.scaling` prints JSON.
+
+Two clients of 333 CIFAR-10-sized records, the paper's LeNet, k = 16,384, `direct` and one thread, but for the
+quantity that grows: coefficients k, parameters d (a wider LeNet), records of a client, or clients of the
+federation (two of which release in a round, of ten small records each, so that 100,000 fit in memory). Each
+point is measured in a process of its own: the median of its rounds, and its peak resident memory above what
+Python and its libraries take. `plain` are two ordinary training steps on the same records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.memory import kilobytes
+from sottovoce.engines.bench import made_up, open_session
+from sottovoce.models import lenet
+
+ROUNDS = 7
+SERIES = {  # by quantity: its values, and what is measured at each
+    "coefficients": ((1_024, 4_096, 16_384, 65_536), ("structured", "unstructured")),
+    "parameters": ((0.5, 1, 2, 4), ("structured", "unstructured", "plain")),  # widths of the LeNet
+    "records": ((33, 100, 333, 1_000, 3_000), ("structured", "plain")),
+    "clients": ((10, 100, 1_000, 10_000, 100_000), ("structured",)),
+}
+Row = dict[str, Any]
+
+
+def run() -> dict[str, list[Row]]:
+    """Rows by quantity: its value, the `series`, `round_ms` and `peak_mb`."""
+    return {
+        quantity: [_elsewhere(quantity, value, name) for name in names for value in values]
+        for quantity, (values, names) in SERIES.items()
+    }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation to measure: what differs from the benchmark's usual one."""
+
+    records: int = 333
+    participants: int = 2
+    shape: tuple[int, ...] = (3, 32, 32)
+    module: nn.Module = field(default_factory=lambda: lenet((3, 32, 32), 10))
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+def setting(quantity: str, value: float) -> Setting:
+    """The federation in which one quantity has this value."""
+    if quantity == "coefficients":
+        return Setting(plan={"coefficients": int(value)})
+    if quantity == "parameters":
+        return Setting(module=wide_lenet(value))
+    if quantity == "records":
+        return Setting(records=int(value))
+    shape = (1, 16, 16)
+    few = {
+        "context": "public",
+        "coefficients": 4_096,
+    }  # the context of 100,000 would take longer than a round
+    return Setting(records=8, participants=int(value), shape=shape, module=lenet(shape, 10), plan=few)
+
+
+def wide_lenet(width: float) -> nn.Module:
+    """The LeNet for 3×32×32 images with `width` times its channels and features.
+
+    >>> sum(p.numel() for p in wide_lenet(1).parameters())
+    121182
+    """
+    first, second, third, fourth = (round(width * size) for size in (16, 32, 120, 84))
+    layers = [nn.Conv2d(3, first, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(first, second, 5), nn.ReLU()]
+    layers += [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(25 * second, third), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(third, fourth), nn.ReLU(), nn.Linear(fourth, 10))
+
+
+def point(quantity: str, value: float, series: str, rounds: int = ROUNDS) -> Row:
+    """One row, measured in this process."""
+    torch.set_num_threads(1)
+    torch.randn(64, 64) @ torch.randn(64, 64)  # what torch sets up at first use is not the round's
+    before = kilobytes("VmRSS")
+    chosen = setting(quantity, value)
+    seconds = []
+    with _round(chosen, series, rounds + 1) as work:
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - started)
+    return {
+        quantity: sum(p.numel() for p in chosen.module.parameters())
+        if quantity == "parameters"
+        else int(value),
+        "series": series,
+        "round_ms": 1e3 * statistics.median(seconds[1:]),
+        "peak_mb": (kilobytes("VmHWM") - before) * 1024 / 1e6,
+    }
+
+
+@contextmanager
+def _round(chosen: Setting, series: str, rounds: int) -> Iterator[Callable[[], object]]:
+    if series == "plain":
+        yield _plain(chosen)
+        return
+    held = math.ceil(chosen.records * 5 / 4)  # a fifth is held out
+    plan = {"participants": chosen.participants, "records_per_client": held, "basis": series}
+    plan |= {"context_records": min(333, chosen.records), "channel": "direct"} | chosen.plan
+    records = made_up(held * chosen.participants, chosen.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        session = open_session(records, Path(folder, "run"), rounds, chosen.module, **plan)
+        try:
+            yield lambda: session.record(session.simulation.step())
+        finally:
+            session.close()
+
+
+def _plain(chosen: Setting) -> Callable[[], object]:
+    module, count = chosen.module, chosen.records
+    clients = [(torch.randn(count, *chosen.shape), torch.randint(10, (count,))) for _ in range(2)]
+
+    def work() -> None:
+        for x, y in clients:
+            module.zero_grad()
+            torch.autograd.backward(F.cross_entropy(module(x), y))
+
+    return work
+
+
+def _elsewhere(quantity: str, value: float, series: str) -> Row:
+    command = [sys.executable, "-m", "benchmarks.scaling", quantity, str(value), series]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    row: Row = json.loads(finished.stdout)
+    return row
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(point(sys.argv[1], float(sys.argv[2]), sys.argv[3])))
+    else:
+        print(json.dumps(run(), indent=2))
