@@ -30,9 +30,10 @@ def update_generator(
     """
     descent.zero()
     generator(inputs).backward(gradient=releases / len(releases))
-    pulled = sum(p.grad.square().sum() for p in generator.parameters() if p.grad is not None)
+    pulled = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
     descent.step()
-    return float(len(releases) ** 2 * pulled / releases.square().sum().clamp_min(1e-30))
+    released = torch.linalg.vector_norm(releases).clamp_min(1e-30)
+    return float((len(releases) * torch.linalg.vector_norm(torch.stack(pulled)) / released) ** 2)
 
 
 class Server:
