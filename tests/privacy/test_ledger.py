@@ -216,6 +216,13 @@ def test_a_forgetful_ledger_does_not_grow_with_its_messages(ledger: Ledger, path
     assert sum(file.stat().st_size for file in path.parent.iterdir()) < 400_000
 
 
+def test_forgetting_much_at_once_gives_the_space_back(ledger: Ledger, path: Path) -> None:
+    ledger.commit_many([(gradient(number), os.urandom(500_000)) for number in range(20)], PLENTY)
+    ledger.forget("run", before_round=20)
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) < 400_000
+    assert ledger.releases(0) == 20
+
+
 def test_racing_processes_use_a_stream_once(path: Path) -> None:
     def race(number: int) -> None:
         with Ledger.open(path, scope="records") as mine:

@@ -205,7 +205,7 @@ class Ledger:
                 " (SELECT run = ? AND round < ? FROM release WHERE release.id = message.release)",
                 *(run, int(before_round)),
             )
-        self._file.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._file.settle()
 
     def spent(self, client: Client) -> float:
         """Σ (Δ/σ)² over all releases of the client, in all runs of this ledger."""

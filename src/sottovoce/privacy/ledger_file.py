@@ -21,8 +21,10 @@ _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 1
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
 _PAGE = 4096
+_SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SCHEMA = f"""
 PRAGMA page_size = {_PAGE};
+PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
 BEGIN;
 PRAGMA application_id = {_APPLICATION};
@@ -106,6 +108,14 @@ class LedgerFile:
         """Runs one statement and returns all its rows, so that no read stays open."""
         with _explained(self.path):
             return self._connection.execute(statement, values).fetchall()
+
+    def settle(self) -> None:
+        """Moves everything from the write-ahead log into the file, and gives much free space back."""
+        self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        [(free,)] = self.query("PRAGMA freelist_count")
+        if free > _SPARE_PAGES:
+            self.query("PRAGMA incremental_vacuum")
+            self.query("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _restrict(self) -> None:
         with _explained(self.path):
