@@ -114,7 +114,8 @@ class LedgerFile:
         self.query("PRAGMA wal_checkpoint(TRUNCATE)")
         [(free,)] = self.query("PRAGMA freelist_count")
         if free > _SPARE_PAGES:
-            self.query("PRAGMA incremental_vacuum")
+            with _explained(self.path):  # `execute` would stop after the first page
+                self._connection.executescript("PRAGMA incremental_vacuum")
             self.query("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _restrict(self) -> None:
