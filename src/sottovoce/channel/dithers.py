@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import inlined, kernel
+from sottovoce.channel.kernel import kernel
 from sottovoce.channel.lattice import DENSITY, DIMENSION, nearest, unit
 from sottovoce.channel.randomness import SharedRandomness
 from sottovoce.channel.reproducible import log_mantissa
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 # least 0.25 for any u, so a message needs more with probability below 10^-1000; an encoder that ever did
 # would refuse, not truncate.
 MOST_TRIES = 10_000
-_log_mantissa = inlined(log_mantissa)
+_log_mantissa = kernel(log_mantissa)
 
 
 class Dithers:

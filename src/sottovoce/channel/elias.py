@@ -60,12 +60,11 @@ def _encode_blocks(
 ) -> None:
     """Use all `words`, or finish; progress: first unfinished block, dithers already rejected for it."""
     tries, b = words.shape
-    flat = words.ravel()
     v, x = np.empty(b), np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
     for at in range(tries):
         block = progress[0]
-        dither(lattice, flat, at * b, v, point, other)
+        dither(lattice, words[at], 0, v, point, other)
         if accept(lattice, u[block], radii[block], v, x, point, other):
             put_number(state, out, progress[1], 0)
             for j in range(b):
@@ -90,7 +89,6 @@ def _decode_blocks(
 ) -> bool:
     """The mirror of `_encode_blocks`; progress: block, dithers still to pass over (−1: not read yet)."""
     tries, b = words.shape
-    flat = words.ravel()
     v = np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
     for at in range(tries):
@@ -102,7 +100,7 @@ def _decode_blocks(
         if progress[1] > 0:
             progress[1] -= 1
             continue
-        dither(lattice, flat, at * b, v, point, other)
+        dither(lattice, words[at], 0, v, point, other)
         for j in range(b):
             value = take_number(state, data, 0)
             if value < 0:

@@ -67,7 +67,8 @@ def nearest(lattice: int, x: Reals, point: Integers, other: Integers) -> None:
         whole = _nearest_even(x, 0.0, point, 2)
         half = _nearest_even(x, 0.5, other, 2)
         if half < whole:
-            point[:] = other
+            for j in range(x.size):
+                point[j] = other[j]
         for j in range(x.size):
             x[j] *= 2.0
 
@@ -104,7 +105,8 @@ def neighbours(lattice: int, v: Reals, limit: float, points: Integers, squares: 
             extra = 1.0 - 2.0 * abs(v[j])
             for row in range(found):
                 if squares[row] + extra <= limit:
-                    points[found, :] = points[row, :]
+                    for i in range(b):
+                        points[found, i] = points[row, i]
                     points[found, j] = -1 if v[j] > 0 else 1
                     squares[found] = squares[row] + extra
                     found += 1

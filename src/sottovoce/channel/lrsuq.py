@@ -153,13 +153,12 @@ def _encode_blocks(
 ) -> int:
     """Use all `words` from `block` on, or finish; returns the first unfinished block."""
     tries, b = words.shape
-    flat = words.ravel()
     v, x = np.empty(b), np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
     points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
     for at in range(tries):
         radius = radii[block]
-        dither(lattice, flat, at * b, v, point, other)
+        dither(lattice, words[at], 0, v, point, other)
         accepted = accept(lattice, u[block], radius, v, x, point, other)
         count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
         start = 0
@@ -198,14 +197,13 @@ def _decode_blocks(
 ) -> int:
     """The mirror of `_encode_blocks`; −1 where a forged payload names no point."""
     tries, b = words.shape
-    flat = words.ravel()
     v = np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
     points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
     for at in range(tries):
         radius = radii[block]
         length = unit(lattice) * radius
-        dither(lattice, flat, at * b, v, point, other)
+        dither(lattice, words[at], 0, v, point, other)
         count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
         mark = peek(state, _BITS)
         start = 0
@@ -215,7 +213,8 @@ def _decode_blocks(
             row += 1
         if row < count:
             take(state, data, start, int(squares[row]), _BITS)
-            point[:] = points[row]
+            for j in range(b):
+                point[j] = points[row, j]
         elif mark < start + unlisted:
             take(state, data, start, unlisted, _BITS)
             shift = _magnitude_bits(s / length)

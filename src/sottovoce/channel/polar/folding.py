@@ -57,13 +57,18 @@ def state_ratio(x: float, v: float, folds: int, s2: float) -> float:
     return total * c * math.exp(-0.5 * v * v) / (2 << folds)
 
 
-@kernel
 def branch_odds(x: Reals, v: Reals, folds: int, s2: float) -> Reals:
     """Relative odds of the branches given the states under the target: shape (2^folds, n)."""
+    odds = np.empty((1 << folds, x.size))
+    _branch_odds(x, v, folds, s2, odds)
+    return odds
+
+
+@kernel
+def _branch_odds(x: Reals, v: Reals, folds: int, s2: float, odds: Reals) -> None:
     c = math.sqrt(1.0 + s2)
     count = 1 << folds
     width = 1.0 / count
-    odds = np.empty((count, x.size))
     most = min(_CHUNK, x.size)
     q, p, h = np.empty(most), np.empty(most), np.empty(most)
     z, e, bits = np.empty(most), np.empty(most), np.empty(most, np.int64)
@@ -85,7 +90,6 @@ def branch_odds(x: Reals, v: Reals, folds: int, s2: float) -> Reals:
             exponentials(z, e, bits)
             for j in range(most):
                 row[j] += e[j]
-    return odds
 
 
 @kernel
@@ -100,16 +104,20 @@ def branch_bias(odds: Reals, bias: Reals) -> None:
         bias[j] = (low[j] - high[j]) / (low[j] + high[j])
 
 
-@kernel
 def given_bit(odds: Reals, bit: Bits) -> Reals:
     """The odds that remain when the coarsest open branch bit is known; overwrites their first half."""
+    _given_bit(odds, bit)
+    return odds[: odds.shape[0] // 2]
+
+
+@kernel
+def _given_bit(odds: Reals, bit: Bits) -> None:
     half = odds.shape[0] // 2
     is_one = bit.astype(np.float64)
     for row in range(half):
         zero, one = odds[row], odds[row + half]
         for j in range(bit.size):
             zero[j] = one[j] * is_one[j] + zero[j] * (1.0 - is_one[j])  # exact, and faster than a branch
-    return odds[:half]
 
 
 @kernel

@@ -94,7 +94,8 @@ def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRan
         gaps = private.uniform(GROUP * blocks)
         _race(*law, words, outlier, group, gaps, arrival, active, best, index, chosen)
         group += 1
-    return States(_merge(x, chosen, outlier, index, model.edges), index, outlier)
+    _merge(x, chosen, outlier, index, model.edges)
+    return States(x, index, outlier)
 
 
 @kernel
@@ -233,7 +234,8 @@ def _race(
             if score < best[0, block]:
                 best[0, block], best[1, block], best[2, block] = score, slack, time
                 index[block] = group * GROUP + member
-                chosen[first:last] = x[first:last]
+                for j in range(first, last):
+                    chosen[j] = x[j]
 
 
 @kernel
@@ -263,11 +265,10 @@ def _product(
 
 
 @kernel
-def _merge(x: Reals, chosen: Reals, outlier: Bits, index: Integers, edges: Integers) -> Reals:
-    """The private sample where it goes raw, the winning candidates elsewhere."""
+def _merge(x: Reals, chosen: Reals, outlier: Bits, index: Integers, edges: Integers) -> None:
+    """Leaves the private sample where it goes raw, and puts the winning candidates elsewhere."""
     for block in range(index.size):
         if index[block] != RAW:
             for j in range(edges[block], edges[block + 1]):
                 if not outlier[j]:
                     x[j] = chosen[j]
-    return x

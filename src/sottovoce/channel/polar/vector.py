@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import inlined, kernel
+from sottovoce.channel.kernel import kernel
 from sottovoce.channel.reproducible import log_mantissa
 
 Reals = NDArray[np.float64]
@@ -20,7 +20,7 @@ CENTRAL = 0.85  # AS 241 uses one rational function up to here, another in r = â
 _FAR = 1e-10  # and a third one below this p
 _MANTISSA = (1 << 52) - 1
 _HALF_EXPONENT = 1022 << 52
-_log_mantissa = inlined(log_mantissa)
+_log_mantissa = kernel(log_mantissa)
 
 
 @kernel
