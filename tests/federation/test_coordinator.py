@@ -12,17 +12,15 @@ import pytest
 import torch
 
 from sottovoce.client import OWN_RECORDS
-from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
-from sottovoce.federation.member import LedgerBehind
 from sottovoce.federation.secret import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Ledger, Overspent
+from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Overspent
 from sottovoce.run import load_tensors
 from sottovoce.training import train
 
-from .world import World, same
+from .world import World, charged, everyone_paid, ledger, same
 
 
 @pytest.fixture(autouse=True)
@@ -32,24 +30,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def ledger(world: World, index: int) -> Ledger:
-    clients = world.folder / "clients"
-    return Ledger.open(
-        clients / f"client-{index}" / "ledger.sqlite", scope=fingerprint(clients / f"client-{index}.npz")
-    )
-
-
-def charged(world: World, index: int) -> list[tuple[str, int]]:
-    with ledger(world, index) as book:
-        return sorted((entry.charge.kind, entry.charge.round) for entry in book.charges(OWN_RECORDS))
-
-
-def everyone_paid(world: World) -> bool:
-    """Each member was charged exactly for what the server received, once."""
-    indices = range(world.agreement.plan.participants)
-    return all(charged(world, index) == sorted(world.store.received(index)) for index in indices)
 
 
 @pytest.mark.parametrize("changes", [{}, {"channel": "lrsuq"}, {"context": "labels", "momentum": 0.5}])
@@ -106,21 +86,6 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
     world.coordinator.accept(participant, answer)
     world.finish()
     assert everyone_paid(world)
-
-
-def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(tmp_path: Path) -> None:
-    world = World(tmp_path, seeded=False)
-    world.enrol_all()
-    mine = tmp_path / "clients" / "client-0"
-    shutil.copytree(mine, tmp_path / "backup")
-    first = world.answer(0)
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "backup", mine)
-    second = world.answer(0)
-    assert second["release"] != first["release"]
-    world.coordinator.accept(0, first)
-    world.coordinator.accept(0, second)
-    assert [message for _, _, _, message in world.store.waiting()] == [first["release"]]
 
 
 def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -> None:
@@ -209,29 +174,6 @@ def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_
     world.kill()
     with pytest.raises(StoreError, match=r"epsilon is 9\.0 here and 8\.0 there"):
         Store.open(tmp_path / "server.sqlite", other.agreement)
-
-
-def test_a_restored_backup_is_charged_for_what_the_server_has_and_reuses_no_stream(tmp_path: Path) -> None:
-    world = World(tmp_path, seeded=False, rounds=6, clients_per_round=3, options=Options(patience=0.0))
-    world.enrol_all()
-    world.step()
-    mine = tmp_path / "clients" / "client-0"
-    shutil.copytree(mine, tmp_path / "backup")
-    world.step()
-    world.step()
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "backup", mine)
-    before = charged(world, 0)
-    with pytest.raises(LedgerBehind, match="2 releases were charged again, and round 3 is left out"):
-        world.answer(0)
-    assert before == [("context", 0)]
-    assert charged(world, 0) == sorted(world.store.received(0))
-    for participant in (1, 2):
-        world.coordinator.accept(participant, world.answer(participant))
-    world.coordinator.advance()
-    world.finish()
-    assert everyone_paid(world)
-    assert ("gradient", 3) not in charged(world, 0)
 
 
 def test_a_restored_server_gets_no_second_encoding(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
+from sottovoce.client import OWN_RECORDS
+from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.dealing import agree, deal_files
 from sottovoce.federation.member import Member
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import Ledger
 
 SMALL = {
     "dataset": "mnist-small",
@@ -91,3 +94,21 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Bit for bit."""
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[name].equal(other[name]) for name in shared)
+
+
+def ledger(world: World, index: int) -> Ledger:
+    clients = world.folder / "clients"
+    return Ledger.open(
+        clients / f"client-{index}" / "ledger.sqlite", scope=fingerprint(clients / f"client-{index}.npz")
+    )
+
+
+def charged(world: World, index: int) -> list[tuple[str, int]]:
+    with ledger(world, index) as book:
+        return sorted((entry.charge.kind, entry.charge.round) for entry in book.charges(OWN_RECORDS))
+
+
+def everyone_paid(world: World) -> bool:
+    """Each member was charged exactly for what the server received, once."""
+    indices = range(world.agreement.plan.participants)
+    return all(charged(world, index) == sorted(world.store.received(index)) for index in indices)

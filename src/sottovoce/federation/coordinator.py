@@ -161,8 +161,13 @@ class Coordinator:
         }
 
     def request(self, participant: int, kind: Kind) -> Fields:
-        """The request for a missing release, to be delivered to the participant."""
-        received = self._store.received(participant)
+        """The request for a missing release, to be delivered to the participant.
+
+        It says what the participant was asked for before, which a client with a restored backup must take
+        for released.
+        """
+        received, asked = self._store.received(participant), self._store.asked(participant)
+        self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
             "run": self.run,
             "agreement": self._digest,
@@ -170,6 +175,8 @@ class Coordinator:
             "round": self._round_of(kind),
             "received_context": any(kind == "context" for kind, _ in received),
             "received_rounds": [number for kind, number in received if kind == "gradient"],
+            "asked_context": any(kind == "context" for kind, _ in asked),
+            "asked_rounds": [number for kind, number in asked if kind == "gradient"],
             "bucket": self.options.bucket,
             "diagnostics": self.options.diagnostics,
         }

@@ -2,8 +2,8 @@
 
 The directory holds the ledger of the client's records and, for each run, what was agreed at enrolment; both
 only its owner can read. Every request is answered by a fresh process, so all memory is in these files, and
-one request at a time is answered (a lock). A ledger that is older than what the server has received, which
-is a restored backup, is first charged for all of that.
+one request at a time is answered (a lock). A directory or ledger that was restored from a backup is first
+charged for all that the server has received, and for all that the server has asked for and may have left.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords, fingerprint, read_client, split_participant, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.journal import Journal
 from sottovoce.federation.padding import pad
 from sottovoce.federation.secret import (
     EnrolmentError,
@@ -36,16 +37,15 @@ from sottovoce.federation.secret import (
     proof,
     public_key,
 )
+from sottovoce.federation.traces import Trace
 from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Kind, Ledger
 from sottovoce.run import write_atomically
-
-log = logging.getLogger("sottovoce.federation")
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
 class LedgerBehind(SottovoceError):
-    """The ledger is older than what the server has received."""
+    """The ledger was restored, and the release may have left before."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,17 @@ class Member:
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
+        self._journal = Journal(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
         run, server_key = str(offer["run"]), bytes(offer["key"])
-        self._check_agreement(offer)
-        with self._locked():
+        with self._locked(), self._journal.refusals(f"to enrol in run {run[:40]}"):
+            self._check_agreement(offer)
             enrolment = self._enrolment(run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
+                self._journal.note(f"enrols in run {run} as {participant_name(enrolment.participant)}")
             elif enrolment.server_key != server_key.hex():
                 raise EnrolmentError(
                     "the server has another key than at enrolment: it lost its store; start a new run"
@@ -99,22 +101,31 @@ class Member:
 
     def refused(self, run: str, reason: str) -> None:
         """The server declined the enrolment: forgets it, unless something was released under it."""
-        log.error("the server refused this client: %s", reason)
         with self._locked():
+            self._journal.note(f"the server refused this client: {reason}", level=logging.ERROR)
             if not self._ledger_file.exists():
                 self._enrolment_file(run).unlink(missing_ok=True)
 
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a request with a charged release; one that was charged before with its stored bytes."""
-        self._check_agreement(request)
-        with self._locked():
+        what = f"the {request['kind']} of round {request['round']}"
+        with self._locked(), self._journal.refusals(what):
+            self._check_agreement(request)
             enrolment = self._enrolment(str(request["run"]))
             if enrolment is None:
                 raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
             blueprint = self._agreement.blueprint()
             with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
                 self._catch_up(ledger, blueprint, request)
-                return self._release(ledger, blueprint, enrolment, request)
+                before = ledger.releases(OWN_RECORDS)
+                answer = self._release(ledger, blueprint, enrolment, request)
+                if ledger.releases(OWN_RECORDS) == before:
+                    self._journal.note(f"sends {what} again, as it was stored")
+                    return answer
+                self._trace(ledger).write(self._trace_file(enrolment.run))
+                spent = ledger.epsilon(OWN_RECORDS, blueprint.plan.delta, blueprint.plan.accounting)
+                self._journal.note(f"sends {what}, charged: these records have spent ε = {spent:.4f}")
+                return answer
 
     def _release(
         self, ledger: Ledger, blueprint: Blueprint, enrolment: Enrolment, request: Mapping[str, Any]
@@ -149,31 +160,51 @@ class Member:
         return answer
 
     def _catch_up(self, ledger: Ledger, blueprint: Blueprint, request: Mapping[str, Any]) -> None:
-        """Charges what the server has received and a restored ledger does not know, and forgets messages."""
+        """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         run, due = str(request["run"]), (request["kind"], int(request["round"]))
-        received: list[tuple[Kind, int]] = [("gradient", int(n)) for n in request["received_rounds"]]
-        if request["received_context"]:
-            received.append(("context", 0))
-        unknown = [(kind, number) for kind, number in received if not _charged(ledger, run, kind, number)]
-        for kind, number in unknown:
-            gradient = kind == "gradient"
-            charge = Charge(
-                run=run,
-                client=OWN_RECORDS,
-                kind=kind,
-                round=number,
-                sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
-                sigma=blueprint.sigma if gradient else blueprint.sigma_context,
+        unknown = self._unknown(ledger, request, "received")
+        noted = self._trace_file(run)
+        if unknown or not self._trace(ledger).follows(Trace.read(noted)):
+            # What the server asked for may have left and been lost on its way.
+            unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
+            for kind, number in unknown:
+                gradient = kind == "gradient"
+                charge = Charge(
+                    run=run,
+                    client=OWN_RECORDS,
+                    kind=kind,
+                    round=number,
+                    sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
+                    sigma=blueprint.sigma if gradient else blueprint.sigma_context,
+                )
+                ledger.commit(charge, b"", blueprint.budget)
+            self._journal.note(
+                "this directory or its ledger was restored from a backup: charged for "
+                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
+                level=logging.WARNING,
             )
-            ledger.commit(charge, b"", blueprint.budget)
+            self._trace(ledger).write(noted)
         if request["received_context"] or not self._agreement.plan.releases_context:
             ledger.forget(run, before_round=due[1])
-        if unknown and not _charged(ledger, run, *due):
-            # This stream may have been used before the restore, and a stream is used once for ever.
+        if ledger.stored(run, OWN_RECORDS, *due) == b"":
             raise LedgerBehind(
-                f"the ledger was older than the server's memory: {len(unknown)} releases were charged again, "
-                f"and round {due[1]} is left out"
+                "the ledger was restored from a backup and this release may have left before: it was "
+                "charged, and is left out since a stream is used once for ever"
             )
+
+    def _unknown(self, ledger: Ledger, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
+        """Releases that the server has "received" or "asked" for and the ledger does not know."""
+        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
+        if request[f"{what}_context"]:
+            streams.insert(0, ("context", 0))
+        run = str(request["run"])
+        return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
+
+    def _trace(self, ledger: Ledger | None = None) -> Trace:
+        return Trace.of(self._lock_file, 0 if ledger is None else ledger.releases(OWN_RECORDS))
+
+    def _trace_file(self, run: str) -> Path:
+        return self._directory / f"trace-{run}.json"
 
     def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
         rounds = blueprint.schedule
@@ -213,6 +244,7 @@ class Member:
             key=public_key(private).hex(),
             secret=secret.hex(),
         )
+        self._trace().write(self._trace_file(run))
         write_atomically(self._enrolment_file(run), json.dumps(asdict(enrolment)).encode(), mode=0o600)
         return enrolment
 
@@ -234,10 +266,14 @@ class Member:
     def _ledger_file(self) -> Path:
         return self._directory / "ledger.sqlite"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self._directory / "lock"
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -1,9 +1,10 @@
 """The server's durable memory of a federation: one SQLite file, readable by its owner only.
 
-It holds who is enrolled, which releases were received, and the server's state after every round. A message
-is stored before it is used, and a round is applied in one transaction that saves the new state and drops the
-messages it was made of; so a server killed at any moment goes on with the same bytes. What was received is
-remembered for ever, message or not: that is how a client with a restored backup is found out.
+It holds who is enrolled, which releases were asked for and received, and the server's state after every
+round. A message is stored before it is used, and a round is applied in one transaction that saves the new
+state and drops the messages it was made of; so a server killed at any moment goes on with the same bytes.
+What was asked for and received is remembered for ever, message or not: that is how a client with a restored
+backup knows what it must have spent.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ CREATE TABLE release (
     kind TEXT NOT NULL,
     round INTEGER NOT NULL,
     message BLOB,
+    PRIMARY KEY (participant, kind, round)
+) WITHOUT ROWID;
+CREATE TABLE asked (
+    participant INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    round INTEGER NOT NULL,
     PRIMARY KEY (participant, kind, round)
 ) WITHOUT ROWID;
 CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
@@ -143,6 +150,17 @@ class Store:
         """Every release that the server ever had from a participant."""
         return self._query(
             "SELECT kind, round FROM release WHERE participant = ? ORDER BY round, kind", participant
+        )
+
+    def ask(self, participant: int, kind: Kind, round_number: int) -> None:
+        """Remembers durably that a release is asked for; only then may the request leave."""
+        with self.transaction():
+            self._query("INSERT OR IGNORE INTO asked VALUES (?, ?, ?)", participant, kind, round_number)
+
+    def asked(self, participant: int) -> list[tuple[Kind, int]]:
+        """Every release that a participant was ever asked for."""
+        return self._query(
+            "SELECT kind, round FROM asked WHERE participant = ? ORDER BY round, kind", participant
         )
 
     def waiting(self) -> list[tuple[int, Kind, int, bytes]]:

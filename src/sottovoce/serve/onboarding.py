@@ -119,7 +119,9 @@ def onboard(
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
     with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book:
-        key = _kept_key(ledger_file, specification.run)
+        # A key of its own for each encoding: a ledger restored from a backup reuses no stream.
+        made = plan.releases_context and not book.stored(specification.run, OWN_RECORDS, "context", 0)
+        key = _key(ledger_file, specification.run, new=made)
         secret = agreed_secret(key, specification.key, run=specification.run, name=NAME)
         client = Client(
             NAME,
@@ -165,9 +167,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return error.reason
 
 
-def _kept_key(ledger_file: Path, run: str) -> bytes:
+def _key(ledger_file: Path, run: str, *, new: bool) -> bytes:
     """This client's private key for one run, kept beside its ledger: the stored message was made for it."""
     path = ledger_file.with_name(f"{ledger_file.name}.{run}.key")
-    if not path.exists():
+    if new or not path.exists():
         write_atomically(path, new_key(), mode=0o600)
     return path.read_bytes()

@@ -89,6 +89,6 @@ def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, 
         fields = handle(message.content.config_records[RECORD])
     except (SottovoceError, KeyError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, SottovoceError) else f"request not understood: {error!r}"
-        log.error("%s", reason)
+        log.error("answered with a refusal: %s", reason)
         fields = {"error": reason}
     return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -118,6 +118,16 @@ class Conductor:
     def _ask(self) -> None:
         """One message to each node that has something to answer and is not being waited for."""
         now = time.monotonic()
+        with self._coordinator.batch():  # what is asked for is remembered before it is asked for
+            messages = self._requests(now)
+        if not messages:
+            return
+        for message, key in zip(messages, self._grid.push_messages(messages), strict=True):
+            if key:
+                enrolment = message.metadata.message_type == "query.enrol"
+                self._asked[key] = Asked(message.metadata.dst_node_id, enrolment, now + LIFE_SECONDS)
+
+    def _requests(self, now: float) -> list[Message]:
         known = {node: participant for participant, node in self._nodes.items()}
         missing = self._coordinator.missing()
         messages = []
@@ -135,12 +145,7 @@ class Conductor:
                 continue
             pause.seconds = min(max(2 * pause.seconds, self._retry), LONGEST_PAUSE * self._retry)
             pause.until = now + pause.seconds
-        if not messages:
-            return
-        for message, key in zip(messages, self._grid.push_messages(messages), strict=True):
-            if key:
-                enrolment = message.metadata.message_type == "query.enrol"
-                self._asked[key] = Asked(message.metadata.dst_node_id, enrolment, now + LIFE_SECONDS)
+        return messages
 
     def _collect(self) -> None:
         """Takes the answers that have come."""
@@ -172,8 +177,7 @@ class Conductor:
             participant = self._coordinator.enrol(fields, str(node))
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, error)
-            seconds = LONGEST_PAUSE * self._retry
-            self._pauses[node] = Pause(time.monotonic() + seconds, seconds)
+            self._rest(node)
             reason = {"run": self._coordinator.run, "reason": str(error)}
             self._grid.push_messages([self._message(node, "query.refused", reason)])
             return
@@ -186,8 +190,15 @@ class Conductor:
                     self._coordinator.accept(participant, fields)
                 except SottovoceError as error:
                     log.warning("%s", error)
+                if fields.get("error"):
+                    self._rest(node)
                 return
         log.warning("node %d answered after another took its place: dropped", node)
+
+    def _rest(self, node: int) -> None:
+        """Leaves a node alone for long: what it answered will not be better at once."""
+        seconds = LONGEST_PAUSE * self._retry
+        self._pauses[node] = Pause(time.monotonic() + seconds, seconds)
 
     def _message(self, node: int, kind: str, fields: Fields) -> Message:
         content = RecordDict({RECORD: ConfigRecord(fields)})

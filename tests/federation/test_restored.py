@@ -1,0 +1,161 @@
+"""A client that comes back with old state pays for whatever may have left, and uses no stream twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.member import LedgerBehind
+
+from .world import World, charged, everyone_paid
+
+Restore = Callable[[Path, Path], None]
+
+
+def whole_directory(backup: Path, mine: Path) -> None:
+    shutil.rmtree(mine)
+    shutil.copytree(backup, mine)
+
+
+def whole_directory_with_its_times(backup: Path, mine: Path) -> None:
+    """As `cp -a` or `tar` would, over what is there."""
+    whole_directory(backup, mine)
+    for path in mine.iterdir():
+        old = (backup / path.name).stat()
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+
+
+def only_the_ledger(backup: Path, mine: Path) -> None:
+    for leftover in mine.glob("ledger.sqlite*"):
+        leftover.unlink()
+    for part in backup.glob("ledger.sqlite*"):
+        shutil.copy(part, mine)
+
+
+def all_but_the_lock(backup: Path, mine: Path) -> None:
+    """As `rsync` would an hour later: files that look the same are left as they are."""
+    for trace in backup.glob("trace-*.json"):
+        fields = json.loads(trace.read_text())
+        trace.write_text(json.dumps({**fields, "time": fields["time"] - 3600 * 10**9}))
+    shutil.copytree(backup, mine, dirs_exist_ok=True, ignore=lambda *_: ["lock"])
+
+
+RESTORES = [whole_directory, whole_directory_with_its_times, only_the_ledger, all_but_the_lock]
+
+
+def backed_up(tmp_path: Path) -> World:
+    """A world whose client 0 made a backup after its first gradient."""
+    world = World(tmp_path, seeded=False, rounds=6, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    world.step()
+    world.step()
+    shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
+    return world
+
+
+def others_answer(world: World) -> None:
+    for participant in (1, 2):
+        world.coordinator.accept(participant, world.answer(participant))
+    world.coordinator.advance()
+
+
+@pytest.mark.parametrize("restore", RESTORES)
+def test_a_backup_that_lacks_only_the_release_in_flight_is_noticed(tmp_path: Path, restore: Restore) -> None:
+    world = backed_up(tmp_path)
+    world.answer(0)  # leaves the client and is lost
+    restore(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    for _ in range(2):
+        with pytest.raises(LedgerBehind, match="may have left before"):
+            world.answer(0)
+    paid = [("context", 0), ("gradient", 1), ("gradient", 2)]
+    assert charged(world, 0) == paid
+    others_answer(world)
+    world.finish()
+    assert charged(world, 0) == sorted([*world.store.received(0), ("gradient", 2)])
+
+
+def test_a_release_that_was_lost_in_an_earlier_round_is_charged_too(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    world.answer(0)
+    others_answer(world)
+    whole_directory(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    world.coordinator.accept(0, world.answer(0))  # round 3, which was not asked for before
+    assert charged(world, 0) == [("context", 0), ("gradient", 1), ("gradient", 2), ("gradient", 3)]
+
+
+def test_a_first_release_in_flight_is_noticed_too(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    mine = tmp_path / "clients" / "client-0"
+    shutil.copytree(mine, tmp_path / "backup")
+    world.answer(0)
+    whole_directory(tmp_path / "backup", mine)
+    with pytest.raises(LedgerBehind, match="may have left before"):
+        world.answer(0)
+    assert charged(world, 0) == [("context", 0)]
+
+
+@pytest.mark.parametrize("restore", RESTORES)
+def test_what_the_server_has_is_charged_and_training_goes_on(tmp_path: Path, restore: Restore) -> None:
+    world = backed_up(tmp_path)
+    world.step()
+    world.step()
+    restore(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    assert charged(world, 0) == [("context", 0), ("gradient", 1)]
+    world.coordinator.accept(0, world.answer(0))
+    assert charged(world, 0) == sorted(world.store.received(0))
+    world.finish()
+    assert everyone_paid(world)
+    assert len(charged(world, 0)) == 7
+
+
+def test_a_request_that_was_lost_is_no_restored_backup(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    for _ in range(3):
+        world.coordinator.request(0, "gradient")
+    world.kill()
+    world.start()
+    world.finish()
+    assert everyone_paid(world)
+    assert len(charged(world, 0)) == 7
+
+
+def test_a_request_is_remembered_before_it_leaves(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    first = world.coordinator.request(0, "gradient")
+    world.kill()
+    world.start()
+    again = world.coordinator.request(0, "gradient")
+    assert first["asked_rounds"] == [1]
+    assert again["asked_rounds"] == [1, 2]
+
+
+def test_the_clients_own_log_says_what_happened_and_nothing_about_records(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    mine = tmp_path / "clients" / "client-0"
+    world.answer(0)
+    world.answer(0)
+    text = (mine / "client.log").read_text()
+    for expected in (
+        f"enrols in run {world.store.run} as participant-0",
+        "sends the context of round 0, charged: these records have spent ε =",
+        "sends the gradient of round 2, charged",
+        "sends the gradient of round 2 again, as it was stored",
+    ):
+        assert expected in text
+    (tmp_path / "backup" / "client.log").unlink()
+    all_but_the_lock(tmp_path / "backup", mine)
+    with pytest.raises(LedgerBehind):
+        world.answer(0)
+    world.member(0).refused(world.store.run, "the federation is full")
+    text = (mine / "client.log").read_text()
+    assert "was restored from a backup: charged for the gradient of round 2" in text
+    assert "ERROR refused the gradient of round 2: the ledger was restored" in text
+    assert "the server refused this client: the federation is full" in text
+    assert (mine / "client.log").stat().st_mode & 0o777 == 0o600
