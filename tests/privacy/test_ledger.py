@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import random
 import resource
+import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.privacy import ledger_file
 from sottovoce.privacy.accounting import calibrate, epsilon, mu_squared
 from sottovoce.privacy.ledger import (
     SLACK,
@@ -329,3 +332,37 @@ def test_no_ledger_appears_on_a_full_disk(path: Path) -> None:
     with largest_file(5_000), pytest.raises(LedgerError, match="free some space"):
         Ledger.open(path, scope="records")
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_another_process_is_reading_is_forgotten_when_it_has_ended(
+    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger_file, "_CHECKPOINT_MILLISECONDS", 50)
+    log = Path(f"{path}-wal")
+    secret = b"a message that reveals more than its release" * 10
+    reader = sqlite3.connect(path, isolation_level=None)
+    ledger.commit(gradient(1), secret, PLENTY)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM release").fetchall()
+    ledger.forget("run", before_round=2)
+    assert "is being read by another process" in caplog.text
+    assert secret in log.read_bytes()
+    reader.execute("COMMIT")
+    ledger.forget("run", before_round=2)
+    assert log.stat().st_size == 0
+    assert secret not in path.read_bytes()
+    reader.close()
+
+
+def test_a_short_reader_is_waited_for(ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger.commit(gradient(1), b"message" * 100, PLENTY)
+    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM release").fetchall()
+    end = threading.Timer(0.3, lambda: reader.execute("COMMIT"))
+    end.start()
+    ledger.forget("run", before_round=2)
+    end.join()
+    reader.close()
+    assert caplog.text == ""
+    assert Path(f"{path}-wal").stat().st_size == 0

@@ -133,6 +133,28 @@ def test_a_second_context_from_one_client_is_refused(run: Path, records: Path) -
     assert not records.with_name("two").exists()
 
 
+def test_a_restored_ledger_encodes_under_a_new_key(run: Path, records: Path) -> None:
+    sent: list[bytes] = []
+
+    class Lost(onboarding.Door):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            sent.append(body)
+            raise OnboardingError("lost on the way")
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(onboarding, "Door", Lost)
+        for _ in range(2):
+            with pytest.raises(OnboardingError, match="lost on the way"):
+                onboard(url, records, records.with_name("model"))
+        for file in records.parent.glob("*.ledger.sqlite*"):
+            if file.suffix != ".key":
+                file.unlink()  # the backup is from before the release
+        with pytest.raises(OnboardingError, match="lost on the way"):
+            onboard(url, records, records.with_name("model"))
+    assert sent[0] == sent[1]
+    assert sent[2][:32] != sent[0][:32]
+
+
 def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(run: Path, records: Path) -> None:
     token = new_token(run, "alice")
     with live(create_service(run, Limits(per_second=100, burst=100))) as url:

@@ -197,7 +197,8 @@ class Ledger:
         """Removes the messages of rounds before `before_round`, contexts included; their charges stay.
 
         Only for messages that the receiver has durably applied. A message reveals more than the release it
-        decodes to, so its bytes are overwritten in the file and cut from the write-ahead log.
+        decodes to, so its bytes are overwritten in the file and cut from the write-ahead log. Where another
+        process reads the ledger for seconds on end, the log is cut the next time, and a warning says so.
         """
         with self._file.transaction():
             self._file.query(

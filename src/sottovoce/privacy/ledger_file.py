@@ -7,6 +7,7 @@ says what to do, and left as it was.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ from typing import Any, Self
 
 from sottovoce.errors import SottovoceError
 
+log = logging.getLogger("sottovoce.privacy")
+
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 1
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
+_CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotten
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SCHEMA = f"""
@@ -111,12 +115,27 @@ class LedgerFile:
 
     def settle(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
-        self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        if not self._checkpoint():
+            log.warning(
+                "%s is being read by another process: forgotten messages stay in its write-ahead log until "
+                "the next are forgotten, or nobody has it open",
+                self.path,
+            )
+            return
         [(free,)] = self.query("PRAGMA freelist_count")
         if free > _SPARE_PAGES:
             with _explained(self.path):  # `execute` would stop after the first page
                 self._connection.executescript("PRAGMA incremental_vacuum")
-            self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._checkpoint()
+
+    def _checkpoint(self) -> bool:
+        """Empties the write-ahead log; False if another process has read from it all the while."""
+        self.query(f"PRAGMA busy_timeout = {_CHECKPOINT_MILLISECONDS}")
+        try:
+            [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.query(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_SECONDS)}")
+        return not busy
 
     def _restrict(self) -> None:
         with _explained(self.path):
