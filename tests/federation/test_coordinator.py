@@ -113,6 +113,35 @@ def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -
     assert everyone_paid(world)
 
 
+def test_a_client_reads_in_its_own_log_why_its_answer_was_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    answer = world.answer(0)
+    with pytest.raises(SottovoceError, match="does not match its tag"):
+        world.coordinator.accept(0, {**answer, "release": answer["release"][:-1] + b"\0"})
+    assert world.answer(0) == answer
+    log = tmp_path / "clients" / "client-0" / "client.log"
+    assert "ERROR the server refused an answer: message does not match its tag" in log.read_text()
+    assert world.coordinator.request(0, "context")["refused"] == ""
+    assert charged(world, 0) == [("context", 0)]
+
+
+def test_a_client_that_is_not_enrolled_releases_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol(0)
+    stranger = world.member(0, directory="stranger")
+    with pytest.raises(EnrolmentError, match="is not enrolled in run"):
+        stranger.release(world.coordinator.request(0, "context"))
+    with pytest.raises(EnrolmentError, match="is not the name of a run"):
+        stranger.release({**world.coordinator.request(0, "context"), "run": "../client-0"})
+    mine = tmp_path / "clients" / "stranger"
+    assert not (mine / "ledger.sqlite").exists()
+    assert (
+        "ERROR refused the context of round 0: this client is not enrolled"
+        in (mine / "client.log").read_text()
+    )
+
+
 def test_a_message_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, options=Options(bucket=64))
     world.enrol_all()

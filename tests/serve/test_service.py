@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sqlite3
 import stat
 import threading
 import urllib.error
@@ -26,7 +27,7 @@ from sottovoce.personalization import personalize
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.serve import onboarding, service
 from sottovoce.serve.access import new_token, read_tokens
-from sottovoce.serve.desk import Desk
+from sottovoce.serve.desk import CONTEXTS_FILE, Desk
 from sottovoce.serve.onboarding import OnboardingError, onboard
 from sottovoce.serve.service import Limits, create_service
 from sottovoce.serve.specification import SpecificationError
@@ -155,7 +156,9 @@ def test_a_restored_ledger_encodes_under_a_new_key(run: Path, records: Path) -> 
     assert sent[2][:32] != sent[0][:32]
 
 
-def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(run: Path, records: Path) -> None:
+def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(
+    run: Path, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     token = new_token(run, "alice")
     with live(create_service(run, Limits(per_second=100, burst=100))) as url:
         good = headers(url, token)
@@ -165,6 +168,11 @@ def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(run: Pa
             assert json.loads(answer)["error"]
         assert post(url, bytes(64), {**good, "Sottovoce-Version": "2"})[0] == 400
         assert post(url, bytes(64), {**good, "Sottovoce-Specification": "0" * 32})[0] == 409
+        assert post(url, bytes(64), {**good, "Authorization": "Bearer wrong"})[0] == 401
+        for reason in ("(413): a context", "(400): this service speaks", "(409): your", "(401): no such"):
+            assert reason in caplog.text
+        with sqlite3.connect(run / CONTEXTS_FILE) as contexts:
+            assert contexts.execute("SELECT COUNT(*) FROM context").fetchone() == (0,)
         onboard(url, records, records.with_name("one"), token=token)
 
 

@@ -69,6 +69,7 @@ class Coordinator:
         self._proposed = -1
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
+        self._refused: dict[int, str] = {}
         self._coefficients: dict[int, Tensor] = {}
         state = store.state()
         if state is not None:
@@ -179,6 +180,7 @@ class Coordinator:
             "asked_rounds": [number for kind, number in asked if kind == "gradient"],
             "bucket": self.options.bucket,
             "diagnostics": self.options.diagnostics,
+            "refused": self._refused.pop(participant, ""),
         }
         vector = self.server.open_contexts() if kind == "context" else self._coefficients[participant]
         if vector is not None:
@@ -186,9 +188,19 @@ class Coordinator:
         return fields
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
-        """Takes a client's answer; one that is refused changes nothing and raises, saying why."""
+        """Takes a client's answer; one that is refused changes nothing and raises, saying why.
+
+        The client reads why in the next request that it gets.
+        """
         if answer.get("error"):
             raise SottovoceError(f"{participant_name(participant)} declined: {answer['error']}")
+        try:
+            self._accept(participant, answer)
+        except SottovoceError as error:
+            self._refused[participant] = str(error)
+            raise
+
+    def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
         if kind not in ("context", "gradient") or not isinstance(body, bytes):
             raise SottovoceError(f"{participant_name(participant)} sent something that is no release")

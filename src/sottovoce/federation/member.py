@@ -111,6 +111,8 @@ class Member:
         what = f"the {request['kind']} of round {request['round']}"
         with self._locked(), self._journal.refusals(what):
             self._check_agreement(request)
+            if request["refused"]:
+                self._journal.note(f"the server refused an answer: {request['refused']}", level=logging.ERROR)
             enrolment = self._enrolment(str(request["run"]))
             if enrolment is None:
                 raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")

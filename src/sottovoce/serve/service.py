@@ -8,6 +8,7 @@ are JSON with one sentence, and store nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,10 @@ from sottovoce.serve.specification import VERSION
 COEFFICIENTS = "application/octet-stream"
 MODEL = "application/safetensors"
 BODY_SECONDS = 10.0
+SHED = (429, 503)
+"""Refusals for want of time, which are counted and not logged."""
+
+log = logging.getLogger("sottovoce.serve")
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,9 @@ def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all
     )
 
     @service.exception_handler(HTTPException)
-    async def refuse(_: Request, error: HTTPException) -> JSONResponse:
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code not in SHED:
+            log.warning("refused %s (%d): %s", request.url.path, error.status_code, error.detail)
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
     @service.get("/v1/specification", summary="What a context of this run is made of")
