@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,12 @@ def test_a_run_is_trained_evaluated_and_reported(run: Path) -> None:
     again = json.loads(runner.invoke(app, ["evaluate", str(run), "--json"]).stdout)
     assert again["accuracy"] == result["accuracy"]
     assert "report.html" in runner.invoke(app, ["report", str(run)]).stdout
+
+
+def test_results_of_a_reproduction_are_reported(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "results" / "index.json", tmp_path)
+    assert "report.html" in runner.invoke(app, ["report", str(tmp_path)]).stdout
+    assert "Ours, tuned, label context" in (tmp_path / "report.html").read_text()
 
 
 def test_a_finished_run_resumes_to_its_result(run: Path) -> None:

@@ -103,6 +103,34 @@ def test_a_cell_without_a_field_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "reproduction.html").exists()
 
 
+def shapes(index: list[dict[str, Any]], path: Path) -> dict[str, list[str]]:
+    """Classes of the lines and bars of a reproduction's figures."""
+    page = Outline(write_reproduction(index, path))
+    return {
+        tag: [a["class"] or "" for name, a in page.elements if name == tag and "class" in a]
+        for tag in ("polyline", "rect")
+    }
+
+
+def test_a_table_over_budgets_is_drawn_published_ours_and_past_the_paper(tmp_path: Path) -> None:
+    index = [entry for entry in example_index() if entry["experiment"] == "main-table"]
+    for entry in index:
+        tuned = entry["preset"] == "tuned"
+        entry |= {"label": "Ours, tuned" if tuned else "Ours-DG", "beside": "Ours-DG" if tuned else None}
+    lines = shapes(index, tmp_path / "page.html")["polyline"]
+    assert lines == ["line plain", "line plain", "line dashed", "line future"]
+
+
+def test_geometry_is_drawn_as_bars_with_the_effective_gain_beside(tmp_path: Path) -> None:
+    gains = {"gain": [1.0, 2.0, 3.0], "effective_gain": [1.5, 2.5, 3.5]}
+    index = [
+        cell(experiment="geometry", label="Radial", noise=noise, epsilon=16.0 if noise else None, **gains)
+        for noise in (True, False)
+    ]
+    found = shapes(index, tmp_path / "page.html")
+    assert found == {"polyline": ["line plain"], "rect": ["bar future", "bar seen"]}
+
+
 def test_two_results_for_one_cell_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match="two cells of main-table"):
         write_reproduction([cell(), cell(future_mean=90.0)], tmp_path / "reproduction.html")

@@ -24,9 +24,10 @@ from sottovoce.cli.display import (
     table,
 )
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.experiments.index import read_index
 from sottovoce.personalization import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.report import write_report
+from sottovoce.report import write_report, write_reproduction
 from sottovoce.run import RunDirectory
 from sottovoce.tensorboard import round_scalars
 
@@ -153,9 +154,13 @@ def personalize(
         personalized(answer)
 
 
-def report(run: Path = typer.Argument(help="Directory of a finished run."), json: bool = JSON) -> None:
-    """Write report.html, one self-contained page about the run."""
-    path = write_report(run)
+def report(
+    run: Path = typer.Argument(help="Directory of a finished run, or folder of results with an index.json."),
+    json: bool = JSON,
+) -> None:
+    """Write report.html, one self-contained page about a run, or about a reproduction of the paper."""
+    index = run / "index.json"
+    path = write_reproduction(read_index(index), run / "report.html") if index.exists() else write_report(run)
     if json:
         as_json({"report": str(path)})
     else:

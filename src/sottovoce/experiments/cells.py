@@ -34,7 +34,8 @@ class Cell:
     """Settings of a plan, still without a seed, and what the paper published for them.
 
     `published` has the keys `seen_mean`, `seen_std`, `future_mean`, `future_std`, `uplink_mb`, … that the
-    paper gives. `replays` is the cell whose gains a `replay` run repeats.
+    paper gives; a row that it does not have stands `beside` one of its rows. `replays` is the cell whose
+    gains a `replay` run repeats.
     """
 
     experiment: str
@@ -44,6 +45,7 @@ class Cell:
     at: float | bool
     settings: Mapping[str, Any]
     published: Mapping[str, float]
+    beside: str | None = None
     quick: bool = False
     replays: Cell | None = None
 
@@ -127,6 +129,7 @@ def open_cells(
                     at=at,
                     settings=_settings(table, row, at, epsilon),
                     published=_published(table, row, dataset, at, epsilon),
+                    beside=row.get("beside"),
                     quick=quick,
                     replays=source,
                 )

@@ -102,6 +102,7 @@ def _object(
         "experiment": cell.experiment,
         "id": cell.id,
         "label": cell.label,
+        "beside": cell.beside,
         "dataset": cell.dataset,
         "method": plan.method,
         "preset": plan.preset,

@@ -96,6 +96,10 @@ class Fields:
             raise self._wrong(key, "a single value")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers; empty where there is none."""
+        return [self._real(key, value) for value in self._values.get(key) or []]
+
     def names(self, key: str) -> list[Any]:
         value = self._values.get(key)
         if not isinstance(value, list):

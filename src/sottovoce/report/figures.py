@@ -1,4 +1,4 @@
-"""The report's three kinds of figure: a trend over rounds, a strip of clients, and columns of clients.
+"""The report's kinds of figure: a trend, a strip of clients, columns of clients, and bars by name.
 
 Each is static SVG and HTML: marks at percentages of the plot, labels as ordinary text, so that figures
 keep their letter size at any width, print, and need no script. Colors are the page's CSS classes.
@@ -39,13 +39,20 @@ class Group:
 
 
 def trend(
-    title: str, note: str, series: Sequence[Series], *, x_name: str, y: Scale | None, show: Format
+    title: str,
+    note: str,
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    y: Scale | None,
+    show: Format,
+    x: Scale | None = None,
 ) -> Html:
-    """Lines over rounds. Without a scale (nothing was recorded) the figure says so."""
+    """Lines over rounds, or over the scale `x`. Without `y` (nothing was recorded) the figure says so."""
     lines = [line for line in series if line.x]
     if y is None or not lines:
         return _empty(title, note)
-    x = counting(point for line in lines for point in line.x)
+    x = x or counting(point for line in lines for point in line.x)
     marks = [_polyline(line, x, y) for line in lines]
     # A line through one point cannot be seen.
     dotted = [line for line in lines if line.dots or len(line.x) == 1]
@@ -116,6 +123,27 @@ def columns(
         _plot(title, marks, texts), None, y, x_name="clients, most first", x_show=show, y_show=show
     )
     return _figure(title, note, _legend(names), chart)
+
+
+def bars(
+    title: str, note: str, names: Sequence[str], groups: Sequence[Group], *, x: Scale, show: Format
+) -> Html:
+    """Lying bars, a row a name and in it a bar a group; the name stands above its bars."""
+    marks: list[Html] = [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
+    texts, labels, row = [], [], 100 / len(names)
+    thick = 0.5 * row / len(groups)
+    for i, name in enumerate(names):
+        values = [(group, group.values[name]) for group in groups if name in group.values]
+        for j, (group, value) in enumerate(values):
+            place = {"x": "0", "y": f"{i * row + 0.42 * row + j * thick:.3f}%"}
+            size = {"width": f"{x.at(value):.3f}%", "height": f"{0.86 * thick:.3f}%"}
+            marks.append(tag("rect", class_=f"bar {group.tone}", **place, **size))
+        shown = ", ".join(f"{group.name} {show(value)}" for group, value in values)
+        texts.append((max((x.at(value) for _, value in values), default=0.0), f"{name}: {shown}"))
+        labels.append(tag("span", name, style=f"bottom:{100 - (i + 0.36) * row:.3f}%"))
+    plot = join(_plot(title, marks, texts), tag("div", *labels, class_="rows", aria_hidden="true"))
+    chart = _chart(plot, x, None, x_name="", x_show=show, y_show=show)
+    return _figure(title, note, _legend([(group.name, group.tone) for group in groups]), chart)
 
 
 def _figure(title: str, note: str, *parts: str) -> Html:

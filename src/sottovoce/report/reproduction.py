@@ -7,54 +7,20 @@ were used. The input is the list of cells in results/index.json.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.report import page
+from sottovoce.report.cells import SETTINGS, SYMBOLS, Cell, column_name, read_cell
 from sottovoce.report.fields import Fields
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import THIN, UNKNOWN, number
+from sottovoce.report.reproduction_figures import figures
 from sottovoce.run import write_atomically
 
-# What runs across the columns of each experiment; the rows differ in everything else that varies.
-_ACROSS = {
-    "main-table": "epsilon",
-    "heterogeneity": "alpha",
-    "dimension": "coefficients",
-    "geometry": "noise",
-    "codecs": "epsilon",
-}
 _DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
-_SYMBOLS = {"epsilon": "ε", "alpha": "α", "coefficients": "k"}
-_SETTINGS = (
-    "method",
-    "channel",
-    "preset",
-    "context",
-    "epsilon",
-    "alpha",
-    "coefficients",
-    "noise",
-    "accounting",
-)
-_ORIGIN = ("command", "version", "device", "time")
 FULL_SHADE = 10.0  # points of difference at which a cell has its full color
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: its settings, and accuracies in percent over `seeds` seeds."""
-
-    experiment: str
-    dataset: str
-    settings: dict[str, Any]
-    seeds: int
-    uses_future_labels: bool
-    ours: dict[str, tuple[float | None, float | None]]
-    published: dict[str, float | None]
-    origin: list[str]
 
 
 def write_reproduction(index: Sequence[dict[str, Any]], path: Path) -> Path:
@@ -63,16 +29,19 @@ def write_reproduction(index: Sequence[dict[str, Any]], path: Path) -> Path:
     The page appears in one step. Raises SottovoceError when a cell lacks a field.
     """
     source = Path("results/index.json")
-    cells = [_cell(Fields(source, values, f"cell {i}: ")) for i, values in enumerate(index)]
+    cells = [read_cell(Fields(source, values, f"cell {i}: ")) for i, values in enumerate(index)]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         title = (
             f"{cell.experiment.replace('-', ' ').capitalize()} · {_DATASETS.get(cell.dataset, cell.dataset)}"
         )
         groups.setdefault(title, []).append(cell)
-    sections = [page.section(title, *_tables(group)) for title, group in groups.items()]
-    runs = sum(cell.seeds for cell in cells)
-    facts = [f"{len(cells)} cells", f"{runs} runs", "mean ± deviation over seeds, percent, unmasked"]
+    sections = [
+        page.section(title, page.grid(*figures(group)), *_tables(group)) for title, group in groups.items()
+    ]
+    least, most = (end((cell.seeds for cell in cells), default=0) for end in (min, max))
+    seeds = f"{least} seeds each" if least == most else f"{least} to {most} seeds each"
+    facts = [f"{len(cells)} cells", seeds, "mean ± deviation over seeds, percent, unmasked"]
     key = f"Green: ours is better; orange: ours is worse; full color at {FULL_SHADE:g} points of difference."
     document = page.page(
         "Reproduction – Sottovoce",
@@ -83,53 +52,31 @@ def write_reproduction(index: Sequence[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def _cell(fields: Fields) -> Cell:
-    origin = [fields.maybe_text(key) or UNKNOWN for key in _ORIGIN]
-    return Cell(
-        experiment=fields.text("experiment"),
-        dataset=fields.text("dataset"),
-        # Rows of a table may differ in a key that the index does not have; their labels always differ.
-        settings={key: fields.scalar(key) for key in _SETTINGS}
-        | {"method": fields.maybe_text("label") or fields.text("method")},
-        seeds=len(fields.names("seeds")),
-        uses_future_labels=fields.flag("uses_future_labels"),
-        ours={
-            "future": (fields.maybe_number("future_mean"), fields.maybe_number("future_std")),
-            "seen": (fields.maybe_number("seen_mean"), fields.maybe_number("seen_std")),
-            "uplink": (fields.maybe_number("uplink_mb"), None),
-        },
-        published={
-            "future": fields.maybe_number("published_future_mean"),
-            "seen": fields.maybe_number("published_seen_mean"),
-        },
-        origin=origin,
-    )
-
-
 def _tables(cells: list[Cell]) -> list[Html]:
-    across = _ACROSS.get(cells[0].experiment, "epsilon")
+    across = cells[0].across
+    decided = (across, "epsilon") if across == "noise" else (across,)  # without noise there is no ε
     varying = [
         key
-        for key in _SETTINGS
-        if key == "method" or (key != across and len({cell.settings[key] for cell in cells}) > 1)
+        for key in SETTINGS
+        if key == "method" or (key not in decided and len({cell.settings[key] for cell in cells}) > 1)
     ]
     names = {"future": "Future clients", "seen": "Participants", "uplink": "Uplink, MB"}
     return [_table(name, measure, cells, across, varying) for measure, name in names.items()]
 
 
 def _table(name: str, measure: str, cells: list[Cell], across: str, varying: list[str]) -> Html:
-    columns = list(dict.fromkeys(cell.settings[across] for cell in cells))
+    columns = list(dict.fromkeys(cell.at for cell in cells))
     rows: dict[tuple[Any, ...], dict[Any, Cell]] = {}
     for cell in cells:
         row = (*(cell.settings[key] for key in varying), cell.uses_future_labels)
-        column = cell.settings[across]
+        column = cell.at
         if column in rows.setdefault(row, {}):
             raise SottovoceError(
                 f"results/index.json has two cells of {cell.experiment} with the same settings "
                 f"({cell.dataset}, {', '.join(map(str, row[:-1]))}, {across} {column}): remove one"
             )
         rows[row][column] = cell
-    head = [tag("th", name, scope="col"), *(tag("th", _column(across, c), scope="col") for c in columns)]
+    head = [tag("th", name, scope="col"), *(tag("th", column_name(across, c), scope="col") for c in columns)]
     body = [
         tag(
             "tr",
@@ -142,16 +89,9 @@ def _table(name: str, measure: str, cells: list[Cell], across: str, varying: lis
     return page.scrolling(name, table)
 
 
-def _column(across: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "with noise" if value else "without noise"
-    shown = number(value, 6) if isinstance(value, int | float) else str(value)
-    return f"{_SYMBOLS[across]} = {shown}" if across in _SYMBOLS else shown
-
-
 def _row_head(varying: list[str], row: tuple[Any, ...]) -> Html:
     method, *others = (
-        _column(key, value) if key in (*_SYMBOLS, "noise") else str(value)
+        column_name(key, value) if key in (*SYMBOLS, "noise") else str(value)
         for key, value in zip(varying, row, strict=False)
     )
     labels = ["labels of future clients used"] if row[-1] else []
