@@ -34,6 +34,9 @@ ENVIRONMENT = {
 }
 
 
+REST_SECONDS = 5.0  # between two starts of a SuperNode, as systemd would leave
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -105,6 +108,7 @@ class Processes:
         self._ports: dict[str, int] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[str, ...]] = {}
+        self._started: dict[str, float] = {}
         self.environment = {
             **os.environ,
             **ENVIRONMENT,
@@ -163,7 +167,7 @@ class Processes:
 
     def start(self, name: str, *command: str) -> None:
         """Starts a process in a group of its own, with its log in the folder."""
-        self._commands[name] = command
+        self._commands[name], self._started[name] = command, time.monotonic()
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -263,7 +267,8 @@ class Processes:
         With node keys, Flower turns a node away until its killed predecessor counts as offline, a minute.
         """
         for name, process in list(self._running.items()):
-            if name.startswith("supernode") and process.poll() is not None:
+            rested = time.monotonic() - self._started[name] > REST_SECONDS
+            if name.startswith("supernode") and process.poll() is not None and rested:
                 self.kill(name)
                 self.start(name, *self._commands[name])
 

@@ -1,8 +1,8 @@
 """`make soak`: 200 random kills across a 40-round federation of real processes, compared with the simulator.
 
 Bursts of kill -9 hit client and server processes, SuperNodes, the SuperLink and the command that watches the
-run, at random moments of a round. At the end no release may be uncharged or charged twice, no round lost,
-and the generator must be the simulator's bit for bit.
+run, at random moments of a round, under TLS and node keys. At the end no release may be uncharged or charged
+twice, no round lost, and the generator must be the simulator's bit for bit.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Soak:
 
     def start(self) -> None:
         self._processes.start_superlink()
+        if self._processes.tls:
+            self._processes.register_nodes(NODES)
         for index in range(NODES):
             self._processes.start_supernode(index)
         self._watch()
@@ -85,13 +87,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--insecure", action="store_true", help="without TLS and node keys")
     parser.add_argument("--minutes", type=float, default=120.0, help="give up after so long")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         agreement = prepare(folder, participants=NODES, clients_per_round=1, rounds=arguments.rounds)
         started = time.monotonic()
-        with Processes(folder, tls=False) as processes:
+        with Processes(folder, tls=not arguments.insecure) as processes:
             soak = Soak(folder, processes, arguments.seed)
             soak.start()
             done, closed, limit = folder / "run" / "result.json", -1, 60 * arguments.minutes
