@@ -38,9 +38,13 @@ def peer_python(peer: str, environment: Path = ENVIRONMENT) -> Path | None:
 
 
 def variables(threads: int) -> dict[str, str]:
-    """The variables of a contender's process: our source, no messages home, so many threads."""
+    """The variables of a contender's process: our source, no messages home, so many threads.
+
+    No thread may wait by spinning, as those of OpenMP and of numpy's BLAS do: it would take a core.
+    """
     paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    return {**os.environ, **QUIET, **paths, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    waiting = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+    return {**os.environ, **QUIET, **paths, **waiting, "OMP_NUM_THREADS": str(threads)}
 
 
 def _made(environment: Path) -> Path:

@@ -3,20 +3,17 @@
 Two clients of 333 CIFAR-10-sized records, the paper's LeNet, k = 16,384, `direct` and one thread, but for the
 quantity that grows: coefficients k, parameters d (a wider LeNet), records of a client, or clients of the
 federation (two of which release in a round, of ten small records each, so that 100,000 fit in memory). Each
-point is measured in a process of its own: the median of its rounds, and its peak resident memory above what
-Python and its libraries take. `plain` are two ordinary training steps on the same records.
+point is a process of its own, and the points of a quantity take turns: the median of their rounds, and peak
+resident memory above what Python and its libraries take. `plain` are two ordinary steps on the same records.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +23,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.contest import contest
 from benchmarks.memory import kilobytes
+from benchmarks.peers.turns import Turns
 from sottovoce.engines.bench import made_up, open_session
 from sottovoce.models import lenet
 
-ROUNDS = 7
+TURNS = 7
 SERIES = {  # by quantity: its values, and what is measured at each
     "coefficients": ((1_024, 4_096, 16_384, 65_536), ("structured", "unstructured")),
     "parameters": ((0.5, 1, 2, 4), ("structured", "unstructured", "plain")),  # widths of the LeNet
@@ -42,10 +41,15 @@ Row = dict[str, Any]
 
 def run() -> dict[str, list[Row]]:
     """Rows by quantity: its value, the `series`, `round_ms` and `peak_mb`."""
-    return {
-        quantity: [_elsewhere(quantity, value, name) for name in names for value in values]
-        for quantity, (values, names) in SERIES.items()
-    }
+    return {quantity: rows(quantity, *SERIES[quantity]) for quantity in SERIES}
+
+
+def rows(quantity: str, values: Iterable[float], series: Iterable[str], turns: int = TURNS) -> list[Row]:
+    """One row for every series and value, measured in turns."""
+    program = [sys.executable, "-m", "benchmarks.scaling", quantity]
+    commands = {f"{name} {value}": [*program, name, str(value)] for name in series for value in values}
+    outcomes = contest(commands, 1, turns).values()
+    return [{**json.loads(outcome.words), "round_ms": 1e3 * outcome.seconds} for outcome in outcomes]
 
 
 @dataclass(frozen=True)
@@ -87,26 +91,21 @@ def wide_lenet(width: float) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(third, fourth), nn.ReLU(), nn.Linear(fourth, 10))
 
 
-def point(quantity: str, value: float, series: str, rounds: int = ROUNDS) -> Row:
-    """One row, measured in this process."""
+def compete(quantity: str, series: str, value: float, rounds: int) -> None:
+    """One point's side of taking turns; its last words are the row without its time."""
+    turns = Turns()
     torch.set_num_threads(1)
     torch.randn(64, 64) @ torch.randn(64, 64)  # what torch sets up at first use is not the round's
     before = kilobytes("VmRSS")
     chosen = setting(quantity, value)
-    seconds = []
-    with _round(chosen, series, rounds + 1) as work:
-        for _ in range(rounds + 1):
-            started = time.perf_counter()
+    with _round(chosen, series, rounds) as work:
+        for _ in range(rounds):
+            turns.wait()
             work()
-            seconds.append(time.perf_counter() - started)
-    return {
-        quantity: sum(p.numel() for p in chosen.module.parameters())
-        if quantity == "parameters"
-        else int(value),
-        "series": series,
-        "round_ms": 1e3 * statistics.median(seconds[1:]),
-        "peak_mb": (kilobytes("VmHWM") - before) * 1024 / 1e6,
-    }
+            turns.done()
+    found = sum(p.numel() for p in chosen.module.parameters()) if quantity == "parameters" else int(value)
+    peak = (kilobytes("VmHWM") - before) * 1024 / 1e6
+    turns.say(json.dumps({quantity: found, "series": series, "peak_mb": peak}))
 
 
 @contextmanager
@@ -138,15 +137,8 @@ def _plain(chosen: Setting) -> Callable[[], object]:
     return work
 
 
-def _elsewhere(quantity: str, value: float, series: str) -> Row:
-    command = [sys.executable, "-m", "benchmarks.scaling", quantity, str(value), series]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    row: Row = json.loads(finished.stdout)
-    return row
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(point(sys.argv[1], float(sys.argv[2]), sys.argv[3])))
+        compete(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
     else:
         print(json.dumps(run(), indent=2))

@@ -23,4 +23,8 @@ class Turns:
     def done(self) -> None:
         """Tells how long the turn took; nothing if none was begun."""
         if self._started is not None:
-            print(time.perf_counter() - self._started, file=self._answers, flush=True)
+            self.say(str(time.perf_counter() - self._started))
+
+    def say(self, words: str) -> None:
+        """A line for whoever gives the turns."""
+        print(words, file=self._answers, flush=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import environment
-from benchmarks.round import WARM_UP, medians
-from benchmarks.scaling import SERIES, point, setting
+from benchmarks.contest import WARM_UP, Outcome, contest
+from benchmarks.scaling import SERIES, rows, setting
 
 from sottovoce.engines import bench
 
@@ -18,11 +18,11 @@ CONTENDER = """
 import sys
 name, log, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 for turn in range(rounds):
-    if not sys.stdin.readline():
-        break
+    sys.stdin.readline()
     with open(log, "a") as lines:
         lines.write(name)
     print(turn, flush=True)
+print("last words")
 """
 BROKEN = "import sys; sys.stdin.readline(); print(1.0, flush=True)"
 
@@ -30,8 +30,8 @@ BROKEN = "import sys; sys.stdin.readline(); print(1.0, flush=True)"
 def test_contenders_take_turns_and_the_first_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
     commands = {name: [sys.executable, "-c", CONTENDER, name, str(log)] for name in "ab"}
-    times = medians(commands, cores=1, turns=3)
-    assert times == {"a": WARM_UP + 1, "b": WARM_UP + 1}
+    outcome = Outcome(WARM_UP + 1, "last words")
+    assert contest(commands, cores=1, turns=3) == {"a": outcome, "b": outcome}
     assert log.read_text().startswith("ab" * (WARM_UP + 3))
 
 
@@ -39,8 +39,8 @@ def test_a_contender_that_stops_is_left_out_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sound = [sys.executable, "-c", CONTENDER, "a", str(tmp_path / "log")]
-    times = medians({"a": sound, "b": [sys.executable, "-c", BROKEN]}, cores=1, turns=2)
-    assert times.keys() == {"a"}
+    outcomes = contest({"a": sound, "b": [sys.executable, "-c", BROKEN]}, cores=1, turns=2)
+    assert outcomes.keys() == {"a"}
     assert "b stopped after 1 rounds" in capsys.readouterr().err
 
 
@@ -68,8 +68,8 @@ def test_settings_of_a_quantity_differ_in_it_alone(quantity: str) -> None:
 
 
 def test_a_point_names_its_quantity_and_what_it_took() -> None:
-    row = point("clients", 10, "structured", rounds=1)
-    assert row["clients"] == 10
+    (row,) = rows("clients", (10,), ("structured",), turns=1)
+    assert (row["clients"], row["series"]) == (10, "structured")
     assert row["round_ms"] > 0
     assert row["peak_mb"] > 0
 
