@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, oracle, sensitivity
-from sottovoce.gradients.stack import stack
-from sottovoce.subspace import Basis, open_basis
+from sottovoce.gradients.stack import capture, stack
+from sottovoce.subspace import Basis, Kind, open_basis
 
 from . import models
 
@@ -211,3 +213,38 @@ def test_a_gpu_gives_what_the_cpu_gives(kind: str) -> None:
 
 def test_the_sensitivity_is_twice_the_clip_over_the_denominator() -> None:
     assert sensitivity(0.5, 333) == 1.0 / 333
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_out_chunks_and_change_nothing_else(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = models.seeded(models.lenet)
+    theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 24)
+    basis, before = open_basis(kind, module, 16384, seed=1), torch.get_num_threads()
+
+    def mean(threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        options = {"clip": 0.5, "denominator": 24, "max_bytes": 2**22}
+        got = clipped_means(module, theta[None], [basis], x[None], y[None], **options)[0]
+        seen: list[int] = []
+        fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        assert [torch.get_num_threads(), *seen] == [threads, threads]
+        return got
+
+    workers = set()
+
+    def spied(*arguments: Any) -> Any:
+        workers.add(threading.current_thread().name.rpartition("_")[0])
+        return capture(*arguments)
+
+    monkeypatch.setattr("sottovoce.gradients.mean.capture", spied)
+    try:
+        alone = mean(1)
+        assert workers == {""}
+        assert torch.equal(alone, mean(3))
+        assert workers == {"", "clipped-mean"}
+    finally:
+        torch.set_num_threads(before)

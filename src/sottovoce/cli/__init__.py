@@ -8,8 +8,10 @@ import sys
 
 def main() -> None:
     """Runs the command line; an error of ours is one line on standard error and exit code 2."""
-    # Before torch is loaded: threads that wait by spinning make a busy machine ten times slower.
+    # Before torch and numpy are loaded: threads that wait by spinning make a busy machine ten times slower,
+    # and numpy's, who get nothing to do but a norm now and then, would take a core from torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         # Loading torch takes seconds in which Ctrl-C must not end in a traceback.
         from sottovoce.cli.application import app

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
 from typing import cast
 
 import torch
@@ -20,6 +24,8 @@ from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
 _CPU_BYTES, _GPU_BYTES = 52 * 2**20, 8 * 2**30
+# What a thread's share of that must hold, or operations become too small.
+_LEAST_RECORDS = 32
 
 
 def clipped_mean(
@@ -56,8 +62,9 @@ def clipped_means(
     """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
 
     `thetas` is (c, d), `x` (c, m, ...), `y` (c, m); the bases are of one kind and shape. `max_bytes`
-    bounds the working memory of a chunk and changes nothing else. Row i equals `clipped_mean` of client i
-    up to rounding. Pass the same `bases` objects every round: what is prepared from them is remembered.
+    bounds the working memory of a chunk, of which each thread has one, and changes nothing else. Row i
+    equals `clipped_mean` of client i up to rounding. Pass the same `bases` objects every round: what is
+    prepared from them is remembered.
     """
     refuse_unclippable(module)
     _check(thetas, bases, x, y, clip, denominator)
@@ -71,17 +78,44 @@ def clipped_means(
         sums = [oracle.clipped_sum(module, *client, clip) for client in zip(thetas, bases, x, y, strict=True)]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
-    budget = max_bytes or (_CPU_BYTES if thetas.device.type == "cpu" else _GPU_BYTES)
-    for clients, records in _chunks(len(thetas), x.shape[1], budget // (floats * thetas.element_size())):
+    per_record, threads, budget = floats * thetas.element_size(), 1, _GPU_BYTES
+    if thetas.device.type == "cpu":
+        threads = torch.get_num_threads()
+        budget = max(_CPU_BYTES // threads, _LEAST_RECORDS * per_record)
+
+    def work(chunk: tuple[slice, slice]) -> Tensor:
+        clients, records = chunk
         xs, ys = x[clients, records], y[clients, records]
         parameters = unflatten(module, thetas[clients])
         captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten())
         losses = losses.view_as(ys)
         if gradients is None:
-            total[clients] += whole.clipped_sum(module, captures, losses, clip)
-        else:
-            total[clients] += sum_clipped(gradients(captures, clients), losses, clip)
+            return whole.clipped_sum(module, captures, losses, clip)
+        return sum_clipped(gradients(captures, clients), losses, clip)
+
+    chunks = list(_chunks(len(thetas), x.shape[1], (max_bytes or budget) // per_record))
+    for (clients, _), part in zip(chunks, _in_threads(work, chunks, threads), strict=True):
+        total[clients] += part
     return total / denominator
+
+
+def _in_threads(
+    work: Callable[[tuple[slice, slice]], Tensor], chunks: list[tuple[slice, slice]], threads: int
+) -> Iterator[Tensor]:
+    """The results in order. Operations on a chunk are too small to be shared out; whole chunks are not."""
+    if threads == 1 or len(chunks) == 1:
+        return map(work, chunks)
+    return _pool(threads, os.getpid()).map(work, chunks)
+
+
+@cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads that each use one core; those of a parent process do not live on in a forked one."""
+    pool = ThreadPoolExecutor(threads, "clipped-mean", initializer=torch.set_num_threads, initargs=(1,))
+    all_started = Barrier(threads)
+    list(pool.map(lambda _: all_started.wait(), range(threads)))
+    torch.set_num_threads(threads)  # each of them has changed it for threads to come as well
+    return pool
 
 
 def _check(

@@ -8,6 +8,7 @@ contiguous rows.
 from __future__ import annotations
 
 import math
+import threading
 from functools import lru_cache
 
 import torch
@@ -28,7 +29,7 @@ class Unstructured:
         convolutions = {id(m.weight) for m in module.modules() if isinstance(m, nn.Conv2d)}
         order = tuple((p.shape, id(p) in convolutions) for p in module.parameters())
         self._sums = _sums(bases, order, device)
-        self._buffer = torch.empty(0)
+        self._local = threading.local()  # chunks may be worked on in threads
 
     def __call__(self, captures: list[Capture], clients: slice) -> list[Tensor]:
         """(clients, k, records), in one part."""
@@ -36,9 +37,10 @@ class Unstructured:
         deltas = captures[0].deltas
         shape = (count, self._sums.size, len(deltas) // count)
         # Kept between chunks: the pages of a fresh one would cost as much as the sums.
-        if self._buffer.numel() < math.prod(shape):
-            self._buffer = deltas.new_empty(math.prod(shape))
-        written = self._buffer[: math.prod(shape)].view(shape)
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or buffer.numel() < math.prod(shape):
+            buffer = self._local.buffer = deltas.new_empty(math.prod(shape))
+        written = buffer[: math.prod(shape)].view(shape)
         for seen in captures:
             self._write(written, seen)
         return [self._sums(written, clients)]
