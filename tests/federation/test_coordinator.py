@@ -177,6 +177,19 @@ def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -
     assert world.enrol(0) == 0
 
 
+def test_a_refused_enrolment_is_forgotten_unless_its_run_has_releases(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    world.answer(0)
+    world.member(0).refused(world.store.run, "a mistake")
+    assert world.enrol(0) == 0
+    with ledger(world, 1) as book:
+        elsewhere = Charge("0" * 16, OWN_RECORDS, "context", 0, sensitivity=0.01, sigma=1.0)
+        book.commit(elsewhere, b"", world.coordinator.blueprint.budget)
+    world.member(1).refused(world.store.run, "the index is taken")
+    assert not list((tmp_path / "clients" / "client-1").glob("enrolment-*"))
+
+
 def test_an_enrolment_must_prove_its_key(tmp_path: Path) -> None:
     world = World(tmp_path)
     answer = world.member(0).enrol(world.coordinator.offer())

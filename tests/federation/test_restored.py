@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.coordinator import Options
+from sottovoce.federation.coordinator import Coordinator, Options
 from sottovoce.federation.member import LedgerBehind
+from sottovoce.federation.store import Store
+from sottovoce.federation.traces import Trace
+from sottovoce.privacy.ledger import Budget, Charge, Ledger
 
 from .world import World, charged, everyone_paid
 
@@ -39,10 +42,10 @@ def only_the_ledger(backup: Path, mine: Path) -> None:
 
 
 def all_but_the_lock(backup: Path, mine: Path) -> None:
-    """As `rsync` would an hour later: files that look the same are left as they are."""
+    """As `rsync` would half a minute later: files that look the same are left as they are."""
     for trace in backup.glob("trace-*.json"):
         fields = json.loads(trace.read_text())
-        trace.write_text(json.dumps({**fields, "time": fields["time"] - 3600 * 10**9}))
+        trace.write_text(json.dumps({**fields, "time": fields["time"] - 30 * 10**9}))
     shutil.copytree(backup, mine, dirs_exist_ok=True, ignore=lambda *_: ["lock"])
 
 
@@ -113,6 +116,66 @@ def test_what_the_server_has_is_charged_and_training_goes_on(tmp_path: Path, res
     world.finish()
     assert everyone_paid(world)
     assert len(charged(world, 0)) == 7
+
+
+def test_a_client_killed_between_charge_and_note_notices_a_restore_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = backed_up(tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trace, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            world.answer(0)
+    assert world.answer(0)["release"]  # as it was stored; leaves, and is lost on its way
+    only_the_ledger(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    with pytest.raises(LedgerBehind, match="may have left before"):
+        world.answer(0)
+    assert charged(world, 0) == [("context", 0), ("gradient", 1), ("gradient", 2)]
+
+
+def test_two_runs_in_one_directory_do_not_hide_each_others_losses(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False, rounds=6, clients_per_round=3)
+    world.enrol_all()
+    store = Store.open(tmp_path / "other.sqlite", world.agreement)
+    other = Coordinator(world.agreement, store)
+    other.enrol(world.member(0).enrol(other.offer()), "0")
+    shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
+    for coordinator in (other, world.coordinator):
+        world.member(0).release(coordinator.request(0, "context"))  # leaves, and is lost on its way
+    only_the_ledger(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    for coordinator in (world.coordinator, other):
+        with pytest.raises(LedgerBehind, match="may have left before"):
+            world.member(0).release(coordinator.request(0, "context"))
+    assert charged(world, 0) == [("context", 0), ("context", 0)]
+
+
+def test_a_restored_client_is_charged_for_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = backed_up(tmp_path)
+    world.answer(0)
+    others_answer(world)
+    world.answer(0)
+    whole_directory(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    append = Ledger._append
+
+    def killed_at_the_second(ledger: Ledger, charge: Charge, message: bytes, budget: Budget) -> None:
+        if charge.round == 3:
+            raise KeyboardInterrupt
+        append(ledger, charge, message, budget)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_append", killed_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            world.answer(0)
+    assert charged(world, 0) == [("context", 0), ("gradient", 1)]
+    with pytest.raises(LedgerBehind):
+        world.answer(0)
+    assert charged(world, 0) == [("context", 0), ("gradient", 1), ("gradient", 2), ("gradient", 3)]
 
 
 def test_a_request_that_was_lost_is_no_restored_backup(tmp_path: Path) -> None:

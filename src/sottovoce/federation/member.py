@@ -103,7 +103,7 @@ class Member:
         """The server declined the enrolment: forgets it, unless something was released under it."""
         with self._locked():
             self._journal.note(f"the server refused this client: {reason}", level=logging.ERROR)
-            if not self._ledger_file.exists():
+            if not self._released(run):
                 self._enrolment_file(run).unlink(missing_ok=True)
 
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +121,10 @@ class Member:
                 self._catch_up(ledger, blueprint, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
+                self._note(ledger, enrolment.run)
                 if ledger.releases(OWN_RECORDS) == before:
                     self._journal.note(f"sends {what} again, as it was stored")
                     return answer
-                self._trace(ledger).write(self._trace_file(enrolment.run))
                 spent = ledger.epsilon(OWN_RECORDS, blueprint.plan.delta, blueprint.plan.accounting)
                 self._journal.note(f"sends {what}, charged: these records have spent ε = {spent:.4f}")
                 return answer
@@ -165,27 +165,18 @@ class Member:
         """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         run, due = str(request["run"]), (request["kind"], int(request["round"]))
         unknown = self._unknown(ledger, request, "received")
-        noted = self._trace_file(run)
-        if unknown or not self._trace(ledger).follows(Trace.read(noted)):
+        if unknown or not self._trace(ledger, run).follows(Trace.read(self._trace_file(run))):
             # What the server asked for may have left and been lost on its way.
             unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
-            for kind, number in unknown:
-                gradient = kind == "gradient"
-                charge = Charge(
-                    run=run,
-                    client=OWN_RECORDS,
-                    kind=kind,
-                    round=number,
-                    sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
-                    sigma=blueprint.sigma if gradient else blueprint.sigma_context,
-                )
-                ledger.commit(charge, b"", blueprint.budget)
+            ledger.commit_many(
+                [(_charge(blueprint, run, kind, number), b"") for kind, number in unknown], blueprint.budget
+            )
             self._journal.note(
                 "this directory or its ledger was restored from a backup: charged for "
                 + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
                 level=logging.WARNING,
             )
-            self._trace(ledger).write(noted)
+            self._note(ledger, run)
         if request["received_context"] or not self._agreement.plan.releases_context:
             ledger.forget(run, before_round=due[1])
         if ledger.stored(run, OWN_RECORDS, *due) == b"":
@@ -202,8 +193,14 @@ class Member:
         run = str(request["run"])
         return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
 
-    def _trace(self, ledger: Ledger | None = None) -> Trace:
-        return Trace.of(self._lock_file, 0 if ledger is None else ledger.releases(OWN_RECORDS))
+    def _trace(self, ledger: Ledger, run: str) -> Trace:
+        return Trace.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run))
+
+    def _note(self, ledger: Ledger, run: str) -> None:
+        """Makes the run's note true, before anything leaves; also where a killed process could not."""
+        trace, file = self._trace(ledger, run), self._trace_file(run)
+        if trace != Trace.read(file):
+            trace.write(file)
 
     def _trace_file(self, run: str) -> Path:
         return self._directory / f"trace-{run}.json"
@@ -246,7 +243,7 @@ class Member:
             key=public_key(private).hex(),
             secret=secret.hex(),
         )
-        self._trace().write(self._trace_file(run))
+        Trace.of(self._lock_file, 0).write(self._trace_file(run))
         write_atomically(self._enrolment_file(run), json.dumps(asdict(enrolment)).encode(), mode=0o600)
         return enrolment
 
@@ -258,6 +255,12 @@ class Member:
             return None
         except (ValueError, TypeError):
             raise EnrolmentError(f"{path} is damaged: restore it from a backup") from None
+
+    def _released(self, run: str) -> bool:
+        if not self._ledger_file.exists():
+            return False
+        with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
+            return ledger.releases(OWN_RECORDS, run=run) > 0
 
     def _enrolment_file(self, run: str) -> Path:
         if not _RUN.fullmatch(run):
@@ -281,6 +284,18 @@ class Member:
             yield
         finally:
             os.close(descriptor)
+
+
+def _charge(blueprint: Blueprint, run: str, kind: Kind, round_number: int) -> Charge:
+    gradient = kind == "gradient"
+    return Charge(
+        run=run,
+        client=OWN_RECORDS,
+        kind=kind,
+        round=round_number,
+        sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
+        sigma=blueprint.sigma if gradient else blueprint.sigma_context,
+    )
 
 
 def _charged(ledger: Ledger, run: str, kind: Kind, round_number: int) -> bool:

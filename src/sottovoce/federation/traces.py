@@ -1,10 +1,11 @@
 """What tells a client that its directory, or its ledger alone, was restored from a backup.
 
 A restored ledger may lack a release that left. What the server received it can tell, but not what was lost on
-the way; so the client must notice the restore itself. After each release it notes how many its ledger holds,
-in a file of its own. A restore shows in one of three ways: the ledger holds fewer; the note is younger than
-it says, because no program can set the time at which a file was last changed; or, by the same token, the lock
-file, which nothing ever changes, is a new one. Only a disk that is rolled back as a whole shows none of them.
+the way; so the client must notice the restore itself. Before a release leaves, it notes how many its ledger
+holds of that run, in a file of its own. A restore shows in one of three ways: the ledger holds fewer; the note
+is younger than it says, because no program can set the time at which a file was last changed; or, by the same
+token, the lock file, which nothing ever changes, is a new one. Two cases show none of them: a disk that is
+rolled back as a whole, and note and ledger put back, but not the lock, within seconds of the note.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Self
 
 from sottovoce.run import write_atomically
 
-_PROMPT = 60 * 10**9  # nanoseconds that writing a note may take
+_PROMPT = 5 * 10**9  # nanoseconds that writing a note may take; a slow disk only looks restored
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Trace:
     lock: int
     """When the lock file came into being, in nanoseconds."""
     releases: int
-    """How many releases the ledger held, of all runs."""
+    """How many releases of the run the ledger held."""
 
     @classmethod
     def of(cls, lock: Path, releases: int) -> Self:

@@ -222,12 +222,14 @@ class Ledger:
         totals = self._file.query(f"SELECT {_SPENDING} FROM release GROUP BY client")
         return epsilon(max((total for (total,) in totals), default=0.0), delta, accounting)
 
-    def releases(self, client: Client) -> int:
-        """How many releases the client was ever charged for.
+    def releases(self, client: Client, *, run: str | None = None) -> int:
+        """How many releases the client was ever charged for, in all runs or in one.
 
         The number only grows: a receiver that remembers a larger one is facing a restored backup.
         """
-        [(count,)] = self._file.query("SELECT COUNT(*) FROM release WHERE client = ?", str(client))
+        [(count,)] = self._file.query(
+            "SELECT COUNT(*) FROM release WHERE client = ? AND run = coalesce(?, run)", str(client), run
+        )
         return int(count)
 
     def clients(self) -> list[str]:
