@@ -6,16 +6,19 @@ What else the machine does then hits all of them alike. Start-up and the first r
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from threading import Timer
 
 from benchmarks.environment import variables
 
 WARM_UP = 3
+LIMIT_SECONDS = 120.0  # of a round, the first with start-up
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,14 @@ class Contender:
             stderr=subprocess.DEVNULL,
             text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+            start_new_session=True,
         )
 
     def __enter__(self) -> Contender:
         return self
 
     def turn(self) -> float | None:
-        """Seconds of one round; None if the process is gone."""
+        """Seconds of one round; None if the process is gone, or was ended because it took too long."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -81,8 +85,16 @@ class Contender:
             process.stdin.flush()
         except BrokenPipeError:
             return None
+        limit = Timer(LIMIT_SECONDS, self._end)
+        limit.start()
         answer = process.stdout.readline()
+        limit.cancel()
         return float(answer) if answer else None
+
+    def _end(self) -> None:
+        """Ends the process with all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def __exit__(self, *error: object) -> None:
         process = self._process
@@ -90,7 +102,8 @@ class Contender:
             try:
                 words, _ = process.communicate(timeout=60)  # closes its stdin first
             except subprocess.TimeoutExpired:
-                process.kill()
+                self._end()
                 words, _ = process.communicate()
             # The round that was left over answers first.
             self.words = words.partition("\n")[2].strip()
+        self._end()

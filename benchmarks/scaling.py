@@ -72,10 +72,7 @@ def setting(quantity: str, value: float) -> Setting:
     if quantity == "records":
         return Setting(records=int(value))
     shape = (1, 16, 16)
-    few = {
-        "context": "public",
-        "coefficients": 4_096,
-    }  # the context of 100,000 would take longer than a round
+    few = {"context": "public", "coefficients": 4_096}  # contexts of 100,000 would take longer than a round
     return Setting(records=8, participants=int(value), shape=shape, module=lenet(shape, 10), plan=few)
 
 

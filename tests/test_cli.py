@@ -110,6 +110,10 @@ def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "my.safetensors").exists()
 
 
+def test_help_says_what_an_argument_is() -> None:
+    assert "folder of results" in runner.invoke(app, ["report", "--help"]).stdout
+
+
 def test_help_teaches_by_example() -> None:
     for command in ("quickstart", "plan", "train", "evaluate", "personalize", "report"):
         assert f"sottovoce {command}" in runner.invoke(app, [command, "--help"]).stdout

@@ -21,7 +21,7 @@ import stat
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
@@ -154,8 +154,7 @@ def name(kernel: Kernel, forms: tuple[Form, ...]) -> str:
 def _read(file: Path) -> Code | None:
     """What the file holds; None if there is none, it is damaged, or others could have written it."""
     try:
-        _check_owner(file.parent)
-        head, _, machine_code = file.read_bytes().partition(b"\n")
+        head, _, machine_code = _read_checked(file).partition(b"\n")
         fields = json.loads(head)
         if fields.pop("digest") != _digest(fields, machine_code):
             return None
@@ -172,19 +171,34 @@ def _write(file: Path, code: Code) -> None:
     head = json.dumps({**fields, "digest": _digest(fields, machine_code)}).encode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_owner(file.parent)
-        with NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            new.write(head + b"\n" + machine_code)
-        os.replace(new.name, file)
+        _check_owner(file.parent.stat())
+        descriptor, draft = mkstemp(dir=file.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as new:
+                new.write(head + b"\n" + machine_code)
+            os.replace(draft, file)
+        except OSError:
+            os.unlink(draft)
+            raise
     except OSError as error:
         log.warning("compiled kernels cannot be kept (%s): set SOTTOVOCE_KERNELS to a folder of yours", error)
 
 
-def _check_owner(folder: Path) -> None:
+def _read_checked(file: Path) -> bytes:
+    """The bytes of a file in a folder that was looked at and could not be exchanged in between."""
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _check_owner(os.stat(folder))
+        with open(file.name, "rb", opener=functools.partial(os.open, dir_fd=folder)) as opened:
+            return opened.read()
+    finally:
+        os.close(folder)
+
+
+def _check_owner(folder: os.stat_result) -> None:
     """What is loaded from there is run."""
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is open to others")
+    if folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) & 0o077:
+        raise PermissionError("the folder is open to others")
 
 
 def _digest(fields: dict[str, Any], machine_code: bytes) -> str:

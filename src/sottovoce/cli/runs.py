@@ -45,7 +45,7 @@ EXAMPLES = {
     "train": "train preset=tuned dataset=mnist epsilon=16 --out runs/mnist",
     "evaluate": "evaluate runs/mnist --json",
     "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
-    "report": "report runs/mnist",
+    "report": "report runs/mnist, or in a checkout: sottovoce report results",
 }
 
 
