@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load, load_file
@@ -28,6 +29,7 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.serve import onboarding, service
 from sottovoce.serve.access import new_token, read_tokens
 from sottovoce.serve.desk import CONTEXTS_FILE, Desk
+from sottovoce.serve.keys import Keys
 from sottovoce.serve.onboarding import OnboardingError, onboard
 from sottovoce.serve.service import Limits, create_service
 from sottovoce.serve.specification import SpecificationError
@@ -134,7 +136,9 @@ def test_a_second_context_from_one_client_is_refused(run: Path, records: Path) -
     assert not records.with_name("two").exists()
 
 
-def test_a_restored_ledger_encodes_under_a_new_key(run: Path, records: Path) -> None:
+def test_a_restored_ledger_pays_for_the_lost_context_and_encodes_under_a_new_key(
+    run: Path, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sent: list[bytes] = []
 
     class Lost(onboarding.Door):
@@ -152,8 +156,58 @@ def test_a_restored_ledger_encodes_under_a_new_key(run: Path, records: Path) -> 
                 file.unlink()  # the backup is from before the release
         with pytest.raises(OnboardingError, match="lost on the way"):
             onboard(url, records, records.with_name("model"))
+        with pytest.raises(OnboardingError, match="lost on the way"):
+            onboard(url, records, records.with_name("model"))
     assert sent[0] == sent[1]
     assert sent[2][:32] != sent[0][:32]
+    assert sent[3] == sent[2]
+    assert spent(records) == 2
+    assert "charged for a context that left" in caplog.text
+
+
+def test_a_client_killed_before_its_charge_pays_once(run: Path, records: Path) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with live(create_service(run, open_to_all=True)) as url:
+        for name in ("commit", "keep"):  # before the charge; after it, before anything leaves
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Ledger if name == "commit" else Keys, name, killed)
+                with pytest.raises(KeyboardInterrupt):
+                    onboard(url, records, records.with_name("model"))
+        onboard(url, records, records.with_name("model"))
+    assert spent(records) == 1
+    assert not list(records.parent.glob("*.draft"))
+
+
+def test_a_context_whose_key_is_gone_is_not_sent(run: Path, records: Path) -> None:
+    personalize(run, records, records.with_name("at-home"))
+    with live(create_service(run, open_to_all=True)) as url:
+        with pytest.raises(SottovoceError, match="was made without this service"):
+            onboard(url, records, records.with_name("model"))
+        assert b'sottovoce_requests_total{status="422"}' not in get(f"{url}/metrics")
+
+
+def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Path) -> None:
+    honest, answers = Ledger.commit, []
+
+    def slowly(ledger: Ledger, *arguments: Any) -> None:
+        threading.Event().wait(0.5)
+        honest(ledger, *arguments)
+
+    def ask(out: str) -> None:
+        answers.append(onboard(url, records, records.with_name(out))["epsilon_total"])
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(Ledger, "commit", slowly)
+        threads = [threading.Thread(target=ask, args=(out,)) for out in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(answers) == 2
+    assert spent(records) == 1
+    assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()
 
 
 def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(

@@ -8,10 +8,8 @@ charged for all that the server has received, and for all that the server has as
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from sottovoce.data import ClientRecords, fingerprint, read_client, split_partic
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.journal import Journal
+from sottovoce.federation.lock import locked
 from sottovoce.federation.padding import pad
 from sottovoce.federation.secret import (
     EnrolmentError,
@@ -278,12 +277,8 @@ class Member:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self._lock_file):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _charge(blueprint: Blueprint, run: str, kind: Kind, round_number: int) -> Charge:

@@ -2,10 +2,10 @@
 
 A restored ledger may lack a release that left. What the server received it can tell, but not what was lost on
 the way; so the client must notice the restore itself. Before a release leaves, it notes how many its ledger
-holds of that run, in a file of its own. A restore shows in one of three ways: the ledger holds fewer; the note
-is younger than it says, because no program can set the time at which a file was last changed; or, by the same
-token, the lock file, which nothing ever changes, is a new one. Two cases show none of them: a disk that is
-rolled back as a whole, and note and ledger put back, but not the lock, within seconds of the note.
+holds of that run, in a file of its own. A restore shows in one of three ways: the ledger holds fewer; the
+note is younger than it says, because no program can set the time at which a file was last changed; or, by the
+same token, the lock file, which nothing ever changes, is a new one. Two cases show none of them: a disk that
+is rolled back as a whole, and ledger and note put back, but not the lock, within seconds of the note.
 """
 
 from __future__ import annotations

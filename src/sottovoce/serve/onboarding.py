@@ -2,7 +2,7 @@
 
 Nothing is charged before the service has been reached over a trusted connection, the token accepted and the
 specification checked against what its plan means. After the charge only the stored bytes are sent, however
-often the connection breaks.
+often the connection breaks. A ledger that was restored from a backup is charged for the lost context first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.lock import locked
 from sottovoce.federation.secret import agreed_secret, new_key, public_key
 from sottovoce.personalization import delivered, labelled, own_budget
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import write_atomically
+from sottovoce.serve.keys import Keys
 from sottovoce.serve.specification import NAME, VERSION, Specification
 
 TRIES = 6
@@ -118,22 +119,24 @@ def onboard(
     )
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
-    with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book:
-        # A key of its own for each encoding: a ledger restored from a backup reuses no stream.
-        made = plan.releases_context and not book.stored(specification.run, OWN_RECORDS, "context", 0)
-        key = _key(ledger_file, specification.run, new=made)
-        secret = agreed_secret(key, specification.key, run=specification.run, name=NAME)
+    run, allowed = specification.run, own_budget(plan, budget)
+    keys, lock = Keys(ledger_file, run), ledger_file.with_name(f"{ledger_file.name}.lock")
+    with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book, locked(lock):
+        if plan.releases_context and book.stored(run, OWN_RECORDS, "context", 0) is None:
+            keys.renew(book, blueprint, allowed)
+        key = keys.private() if plan.releases_context else new_key()
         client = Client(
             NAME,
             split,
             blueprint,
             book,
-            run=specification.run,
-            secret=secret,
+            run=run,
+            secret=agreed_secret(key, specification.key, run=run, name=NAME),
             account=OWN_RECORDS,
-            budget=own_budget(plan, budget),
+            budget=allowed,
         )
         message = client.release_context(model) if plan.releases_context else b""
+        keys.keep()
         total = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
     headers = {"Sottovoce-Version": str(VERSION), "Sottovoce-Specification": specification.digest()}
     coefficients = _coefficients(door.post("/v1/onboard", public_key(key) + message, headers), blueprint)
@@ -165,11 +168,3 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read(4096))["error"])
     except (ValueError, KeyError, TypeError, OSError):
         return error.reason
-
-
-def _key(ledger_file: Path, run: str, *, new: bool) -> bytes:
-    """This client's private key for one run, kept beside its ledger: the stored message was made for it."""
-    path = ledger_file.with_name(f"{ledger_file.name}.{run}.key")
-    if new or not path.exists():
-        write_atomically(path, new_key(), mode=0o600)
-    return path.read_bytes()
