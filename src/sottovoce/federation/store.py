@@ -30,7 +30,9 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.secret import EnrolmentError, new_key
 from sottovoce.privacy.ledger import Kind
 
-_SCHEMA = """
+_FORMAT = 1
+_SCHEMA = f"""
+PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
 CREATE TABLE client (participant INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, enrolled TEXT NOT NULL);
 CREATE TABLE address (participant INTEGER PRIMARY KEY, address TEXT NOT NULL);
@@ -89,6 +91,12 @@ class Store:
                 row = (run, agreement.to_toml(), new_key())
                 connection.execute("INSERT INTO federation VALUES (?, ?, ?)", row)
                 connection.execute("COMMIT")
+            [(version,)] = connection.execute("PRAGMA user_version")
+            if version != _FORMAT:
+                raise StoreError(
+                    f"{file} has store format {version} and this version reads {_FORMAT}: go on with the "
+                    "version of Sottovoce that wrote it, or start a new run in another directory"
+                )
             store = cls(file, connection, lock)
             store._check_same(agreement)
         except sqlite3.DatabaseError as error:
