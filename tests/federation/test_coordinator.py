@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.secret import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Overspent
+from sottovoce.federation.traces import Trace
+from sottovoce.privacy.ledger import Charge, Overspent
 from sottovoce.run import load_tensors
 from sottovoce.training import train
 
@@ -86,6 +88,24 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
     world.coordinator.accept(participant, answer)
     world.finish()
     assert everyone_paid(world)
+
+
+def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trace, "follows", lambda *_: True)  # a disk that was rolled back as a whole
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    mine = tmp_path / "clients" / "client-0"
+    shutil.copytree(mine, tmp_path / "backup")
+    first = world.answer(0)
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "backup", mine)
+    second = world.answer(0)
+    assert second["release"] != first["release"]
+    world.coordinator.accept(0, first)
+    world.coordinator.accept(0, second)
+    assert [message for _, _, _, message in world.store.waiting()] == [first["release"]]
 
 
 def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -> None:
@@ -234,8 +254,9 @@ def test_a_restored_server_gets_no_second_encoding(tmp_path: Path) -> None:
         (tmp_path / leftover).unlink(missing_ok=True)
     shutil.copy(tmp_path / "backup.sqlite", tmp_path / "server.sqlite")
     world.start()
-    with pytest.raises(AlreadyDelivered):
-        world.answer(0)
+    answer = world.answer(0)
+    assert "release" not in answer
+    assert "was applied and its message forgotten" in answer["left_out"]
 
 
 def test_absent_clients_are_not_waited_for_longer_than_patience(
@@ -322,7 +343,42 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert world.store.key.hex() not in caplog.text
     for index in range(3):
-        assert world.coordinator._secret(index).hex() not in caplog.text
+        assert world.coordinator._register.secret(index).hex() not in caplog.text
+
+
+def test_what_strangers_say_is_one_short_line_of_a_log(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    long = "x\n2026 ERROR all is lost\x1b[2J" * 1000
+    for refused in (
+        lambda: world.coordinator.accept(0, {"error": long}),
+        lambda: world.coordinator.accept(0, {"kind": "context", "round": long, "release": b""}),
+        lambda: world.coordinator.enrol({"error": long}, "9"),
+        lambda: world.coordinator.enrol(
+            {"agreement": world.agreement.digest(), "participant": long, "key": b"", "proof": b""}, "9"
+        ),
+    ):
+        with pytest.raises(SottovoceError) as error:
+            refused()
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 300
+    request = world.coordinator.request(0, "context")
+    world.member(0).release({**request, "refused": long})
+    world.member(0).refused(world.store.run, long)
+    with pytest.raises(SottovoceError):
+        world.member(0).release({**request, "kind": long, "agreement": long})
+    lines = (tmp_path / "clients" / "client-0" / "client.log").read_text().splitlines()
+    assert len(lines) == 5
+    assert all(line.isprintable() and len(line) < 600 for line in lines)
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.kill()
+    with sqlite3.connect(tmp_path / "server.sqlite") as file:
+        file.execute("PRAGMA user_version = 0")
+    with pytest.raises(StoreError, match="store format 0"):
+        world.start()
 
 
 def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:

@@ -272,6 +272,18 @@ def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is
     assert not records.with_suffix(".ledger.sqlite").exists()
 
 
+def test_refusals_do_not_fill_the_log(
+    run: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOGGED_PER_SECOND", 0.001)
+    monkeypatch.setattr(service, "LOGGED_AT_ONCE", 3)
+    with live(create_service(run, open_to_all=True)) as url:
+        for _ in range(10):
+            post(url, b"", headers(url, ""))
+        assert b'sottovoce_requests_total{status="422"} 10' in get(f"{url}/metrics")
+    assert caplog.text.count("(422)") == 3
+
+
 def test_one_client_cannot_ask_too_often(run: Path) -> None:
     token = new_token(run, "alice")
     with live(create_service(run, Limits(per_second=0.01, burst=2))) as url:

@@ -8,7 +8,6 @@ lost, doubled, late and damaged messages change nothing but the time a round tak
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -22,15 +21,9 @@ from sottovoce.blueprint import participant_name
 from sottovoce.client import release_stream
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.journal import shown
 from sottovoce.federation.padding import unpad
-from sottovoce.federation.secret import (
-    KEY_BYTES,
-    EnrolmentError,
-    agreed_secret,
-    channel_secret,
-    proof,
-    public_key,
-)
+from sottovoce.federation.register import Register
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.server import Server
@@ -63,13 +56,11 @@ class Coordinator:
         self._digest = agreement.digest()
         self.server = Server(self.blueprint)
         self._store = store
-        self._nonce = secrets.token_bytes(16)
-        self._secrets: dict[int, bytes] = {}
-        self._keys = store.keys()
-        self._proposed = -1
+        self._register = Register(agreement, store)
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
+        self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, Tensor] = {}
         state = store.state()
         if state is not None:
@@ -91,74 +82,43 @@ class Coordinator:
     @property
     def enrolled(self) -> set[int]:
         """Participants whose keys are known."""
-        return set(self._keys)
+        return self._register.enrolled
 
     def batch(self) -> AbstractContextManager[None]:
         """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
         return self._store.transaction()
 
-    # Enrolment
-
     def offer(self) -> Fields:
         """What a node is told before it has said who it is."""
-        return {
-            "run": self.run,
-            "agreement": self._digest,
-            "key": public_key(self._store.key),
-            "nonce": self._nonce,
-            "proposal": self._next_free(),
-        }
+        return self._register.offer()
 
-    def _next_free(self) -> int:
-        """An index that nobody has and that was not proposed lately; -1 if all are taken."""
-        count = self.agreement.plan.participants
-        if len(self._keys) == count:
-            return -1
-        while True:
-            self._proposed = (self._proposed + 1) % count
-            if self._proposed not in self._keys:
-                return self._proposed
+    def enrol(self, answer: Mapping[str, Any], address: str) -> int:
+        """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
+        return self._register.enrol(answer, address)
 
     def addresses(self) -> dict[int, str]:
         """Where the engine last reached each participant; what comes from there is checked all the same."""
         return self._store.addresses()
 
-    def enrol(self, answer: Mapping[str, Any], address: str) -> int:
-        """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
-        if answer.get("error"):
-            raise EnrolmentError(str(answer["error"]))
-        if answer.get("agreement") != self._digest:
-            raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
-        participant, key, shown = answer.get("participant"), answer.get("key"), answer.get("proof")
-        if not isinstance(participant, int) or not 0 <= participant < self.agreement.plan.participants:
-            raise EnrolmentError(
-                f"no participant {participant}: the plan has 0 to {self.agreement.plan.participants - 1}"
-            )
-        if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(shown, bytes):
-            raise EnrolmentError("the enrolment is incomplete: update the client")
-        secret = agreed_secret(self._store.key, key, run=self.run, name=participant_name(participant))
-        if not secrets.compare_digest(shown, proof(secret, self._nonce)):
-            raise EnrolmentError("the enrolment does not prove its key: enrol again")
-        if self._store.enrol(participant, key):
-            log.info("%s enrolled", participant_name(participant))
-        self._keys[participant] = key
-        self._store.reached(participant, address)
-        return participant
-
-    # Rounds
-
     def missing(self) -> dict[int, Kind]:
         """The release that is still to come from each participant; asking again is always harmless."""
         if self.done:
             return {}
+        due: dict[int, Kind]
         if self._contexts_open:
             everyone = range(self.agreement.plan.participants)
-            return {participant: "context" for participant in everyone if self._lacks_context(participant)}
+            due = {participant: "context" for participant in everyone if self._lacks_context(participant)}
+        else:
+            due = {
+                # Who came too late for the contexts releases its own before its first gradient.
+                participant: "context" if self._lacks_context(participant) else "gradient"
+                for participant in self._coefficients
+                if (participant, "gradient") not in self._decoded
+            }
         return {
-            # Who came too late for the contexts releases its own before its first gradient.
-            participant: "context" if self._lacks_context(participant) else "gradient"
-            for participant in self._coefficients
-            if (participant, "gradient") not in self._decoded
+            participant: kind
+            for participant, kind in due.items()
+            if (participant, kind) not in self._left_out
         }
 
     def request(self, participant: int, kind: Kind) -> Fields:
@@ -190,10 +150,11 @@ class Coordinator:
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
 
-        The client reads why in the next request that it gets.
+        The client reads why in the next request that it gets. A release that the client can never make is
+        not waited for: a gradient in its round, a context in the whole run, and its gradients with it.
         """
         if answer.get("error"):
-            raise SottovoceError(f"{participant_name(participant)} declined: {answer['error']}")
+            raise SottovoceError(f"{participant_name(participant)} declined: {shown(answer['error'])}")
         try:
             self._accept(participant, answer)
         except SottovoceError as error:
@@ -202,12 +163,19 @@ class Coordinator:
 
     def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
-        if kind not in ("context", "gradient") or not isinstance(body, bytes):
+        if kind not in ("context", "gradient") or not (isinstance(body, bytes) or answer.get("left_out")):
             raise SottovoceError(f"{participant_name(participant)} sent something that is no release")
         if self.done or round_number != self._round_of(kind):
             raise SottovoceError(
-                f"{participant_name(participant)} sent a release of round {round_number}, which is not open"
+                f"{participant_name(participant)} sent a release of round {shown(round_number)}, which is "
+                "not open"
             )
+        if not isinstance(body, bytes):
+            if self.missing().get(participant) == kind:
+                self._left_out.add((participant, kind))
+                why = shown(answer["left_out"])
+                log.warning("%s leaves out its %s: %s", participant_name(participant), kind, why)
+            return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
         size = self.blueprint.coefficients if kind == "gradient" else self.blueprint.statistic.size
@@ -266,6 +234,7 @@ class Coordinator:
         plan, current = self.agreement.plan, self.server.round
         due = plan.context_round - 1 if plan.context == "predictions" else 0
         self._contexts_open = current == due and self.server.contexts_due and not contexts_closed
+        self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
         if not self._contexts_open and not self.done:
@@ -285,15 +254,7 @@ class Coordinator:
         blueprint = self.blueprint
         channel = blueprint.context_channel if kind == "context" else blueprint.gradient_channel
         stream = release_stream(self.run, participant_name(participant), kind, round_number)
-        return channel.decode(message, secret=self._secret(participant), stream=stream)
-
-    def _secret(self, participant: int) -> bytes:
-        if participant not in self._secrets:
-            agreed = agreed_secret(
-                self._store.key, self._keys[participant], run=self.run, name=participant_name(participant)
-            )
-            self._secrets[participant] = channel_secret(self.agreement.plan, agreed, participant)
-        return self._secrets[participant]
+        return channel.decode(message, secret=self._register.secret(participant), stream=stream)
 
     def _diagnose(
         self, participant: int, kind: Kind, message: bytes, decoded: np.ndarray, answer: Mapping[str, Any]

@@ -1,6 +1,7 @@
 """A client's own log: what it released, resent and refused, and why; in its own directory, for its owner.
 
-Lines hold names, rounds and ε, nothing that is computed from records: neither bytes nor norms.
+Lines hold names, rounds and ε, nothing that is computed from records: neither bytes nor norms. Only an error
+may say more about them, and the server is not told that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,19 @@ from pathlib import Path
 from sottovoce.errors import SottovoceError
 
 log = logging.getLogger("sottovoce.federation")
+
+SHOWN = 200
+"""Letters of a stranger's text that are logged."""
+
+
+def shown(said: object) -> str:
+    """What a stranger said, fit for one line of a log: printable, and not too long.
+
+    >>> shown("gone\\nERROR all is lost")
+    'gone ERROR all is lost'
+    """
+    text = str(said)
+    return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
 
 
 class Journal:
@@ -38,6 +52,7 @@ class Journal:
         """Notes why `what` was refused, and lets the server be told."""
         try:
             yield
-        except SottovoceError as error:
-            self.note(f"refused {what}: {error}", level=logging.ERROR)
+        except Exception as error:
+            why = str(error) if isinstance(error, SottovoceError) else repr(error)
+            self.note(f"refused {what}: {why}", level=logging.ERROR)
             raise

@@ -8,12 +8,9 @@ charged for all that the server has received, and for all that the server has as
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,8 @@ from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords, fingerprint, read_client, split_participant, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.journal import Journal
+from sottovoce.federation.enrolment import Enrolment
+from sottovoce.federation.journal import Journal, shown
 from sottovoce.federation.lock import locked
 from sottovoce.federation.padding import pad
 from sottovoce.federation.secret import (
@@ -38,25 +36,14 @@ from sottovoce.federation.secret import (
 )
 from sottovoce.federation.traces import Trace
 from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Kind, Ledger
-from sottovoce.run import write_atomically
 
-_RUN = re.compile(r"[0-9a-f]{16}")
+
+class Declined(SottovoceError):
+    """The request is not one that this client answers; says nothing about its records."""
 
 
 class LedgerBehind(SottovoceError):
     """The ledger was restored, and the release may have left before."""
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """What this client agreed with the server of one run; `secret` never leaves this machine."""
-
-    run: str
-    participant: int
-    agreement: str
-    server_key: str
-    key: str
-    secret: str
 
 
 class Member:
@@ -80,10 +67,10 @@ class Member:
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
-        run, server_key = str(offer["run"]), bytes(offer["key"])
-        with self._locked(), self._journal.refusals(f"to enrol in run {run[:40]}"):
+        with self._locked(), self._journal.refusals(f"to enrol in run {shown(offer.get('run'))}"):
+            run, server_key = str(offer["run"]), bytes(offer["key"])
             self._check_agreement(offer)
-            enrolment = self._enrolment(run)
+            enrolment = Enrolment.read(self._directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
                 self._journal.note(f"enrols in run {run} as {participant_name(enrolment.participant)}")
@@ -101,18 +88,28 @@ class Member:
     def refused(self, run: str, reason: str) -> None:
         """The server declined the enrolment: forgets it, unless something was released under it."""
         with self._locked():
-            self._journal.note(f"the server refused this client: {reason}", level=logging.ERROR)
+            self._journal.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
             if not self._released(run):
-                self._enrolment_file(run).unlink(missing_ok=True)
+                Enrolment.file(self._directory, run).unlink(missing_ok=True)
 
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answers a request with a charged release; one that was charged before with its stored bytes."""
-        what = f"the {request['kind']} of round {request['round']}"
+        """Answers a request with a charged release; one that was charged before with its stored bytes.
+
+        One whose bytes are gone is left out for ever, and the server is told so.
+        """
+        try:
+            return self._answer(request)
+        except (LedgerBehind, AlreadyDelivered) as error:
+            return {"kind": request["kind"], "round": int(request["round"]), "left_out": str(error)}
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._journal.refusals(what):
             self._check_agreement(request)
             if request["refused"]:
-                self._journal.note(f"the server refused an answer: {request['refused']}", level=logging.ERROR)
-            enrolment = self._enrolment(str(request["run"]))
+                reason = shown(request["refused"])
+                self._journal.note(f"the server refused an answer: {reason}", level=logging.ERROR)
+            enrolment = Enrolment.read(self._directory, str(request["run"]))
             if enrolment is None:
                 raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
             blueprint = self._agreement.blueprint()
@@ -136,7 +133,7 @@ class Member:
         if "coefficients" in request:
             vector = np.frombuffer(request["coefficients"], "<f4").astype(np.float32)
             if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
-                raise SottovoceError("the server sent coefficients of another size, or not finite: refused")
+                raise Declined("the server sent coefficients of another size, or not finite: refused")
             coefficients = torch.from_numpy(vector)
         client = Client(
             participant_name(enrolment.participant),
@@ -153,7 +150,7 @@ class Member:
             message = client.release_context(coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
-                raise SottovoceError(f"this client is not due in round {round_number}: nothing was released")
+                raise Declined(f"this client is not due in round {round_number}: nothing was released")
             message = client.release_gradient(round_number, coefficients)
         answer = {"kind": kind, "round": round_number, "release": pad(message, int(request["bucket"]))}
         if request["diagnostics"] and self._diagnostics and coefficients is not None:
@@ -243,28 +240,14 @@ class Member:
             secret=secret.hex(),
         )
         Trace.of(self._lock_file, 0).write(self._trace_file(run))
-        write_atomically(self._enrolment_file(run), json.dumps(asdict(enrolment)).encode(), mode=0o600)
+        enrolment.write(self._directory)
         return enrolment
-
-    def _enrolment(self, run: str) -> Enrolment | None:
-        path = self._enrolment_file(run)
-        try:
-            return Enrolment(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError):
-            raise EnrolmentError(f"{path} is damaged: restore it from a backup") from None
 
     def _released(self, run: str) -> bool:
         if not self._ledger_file.exists():
             return False
         with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
             return ledger.releases(OWN_RECORDS, run=run) > 0
-
-    def _enrolment_file(self, run: str) -> Path:
-        if not _RUN.fullmatch(run):
-            raise EnrolmentError(f"'{run[:40]}' is not the name of a run")
-        return self._directory / f"enrolment-{run}.json"
 
     @property
     def _ledger_file(self) -> Path:

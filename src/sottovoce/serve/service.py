@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from sottovoce import __version__
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.journal import shown
 from sottovoce.federation.secret import KEY_BYTES
 from sottovoce.serve.access import Rate, read_tokens, token_hash
 from sottovoce.serve.contexts import SecondContext
@@ -34,6 +35,9 @@ MODEL = "application/safetensors"
 BODY_SECONDS = 10.0
 SHED = (429, 503)
 """Refusals for want of time, which are counted and not logged."""
+
+LOGGED_PER_SECOND, LOGGED_AT_ONCE = 1.0, 20
+"""Refusals that are logged, of all that are counted: strangers must not fill the disk."""
 
 log = logging.getLogger("sottovoce.serve")
 
@@ -56,6 +60,7 @@ def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all
     gate = _Gate(chosen, tokens, open_to_all)
     specification = desk.specification.fields(desk.blueprint)
     context_model = desk.context_model()
+    logged = Rate(LOGGED_PER_SECOND, LOGGED_AT_ONCE)
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
 
     @asynccontextmanager
@@ -73,8 +78,8 @@ def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all
 
     @service.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code not in SHED:
-            log.warning("refused %s (%d): %s", request.url.path, error.status_code, error.detail)
+        if error.status_code not in SHED and logged.admits("refusals"):
+            log.warning("refused %s (%d): %s", request.url.path, error.status_code, shown(error.detail))
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
     @service.get("/v1/specification", summary="What a context of this run is made of")

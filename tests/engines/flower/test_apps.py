@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -19,6 +20,7 @@ from sottovoce.engines.flower.server_app import Conductor
 from sottovoce.engines.flower.template import write_app
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Options
+from sottovoce.federation.member import Member
 from sottovoce.run import load_tensors
 from sottovoce.training import train
 from tests.federation.world import World, same
@@ -135,6 +137,38 @@ def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> 
     message.metadata.__dict__["_message_id"] = message.object_id
     reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
     assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
+
+
+@pytest.mark.parametrize("fault", ["label", "shape", "bug"])
+def test_a_refusal_tells_the_server_nothing_about_records(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    clients = tmp_path / "clients"
+    file = clients / "client-0.npz"
+    with np.load(file) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(
+        file,
+        x=x[:, :, 1:] if fault == "shape" else x,
+        y=np.where(y == y[0], 4242, y) if fault == "label" else y,
+    )
+    if fault == "bug":
+
+        def broken(*_: object, **__: object) -> None:
+            raise RuntimeError(f"{file} has a record 4242")
+
+        monkeypatch.setattr(Member, "_records", broken)
+    network = Network(world, 1)
+    request = world.coordinator.request(0, "context")
+    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    network._deliver(message)
+    assert network.told == [{"error": "this client cannot answer: its own log says why"}]
+    log = (clients / "client-0" / "client.log").read_text()
+    assert "ERROR refused the context of round 0" in log
+    assert ("27" if fault == "shape" else "4242") in log
 
 
 def test_a_written_app_is_complete_and_never_overwritten(tmp_path: Path) -> None:

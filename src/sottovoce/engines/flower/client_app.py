@@ -16,14 +16,18 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.member import Member
+from sottovoce.federation.member import Declined, Member
+from sottovoce.federation.secret import EnrolmentError
+from sottovoce.privacy.ledger import Overspent
 
 log = logging.getLogger("sottovoce.federation")
 
 RECORD = "sottovoce"
 """The name of our record in every message."""
+
+TOLD = (EnrolmentError, Declined, Overspent)
+"""Errors that say nothing about records."""
 
 
 def client_app() -> ClientApp:
@@ -65,7 +69,7 @@ def member(context: Context) -> Member:
         )
     for name in ("directory", "records", "agreement"):
         if name not in node:
-            raise SottovoceError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
+            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
     return Member(
         str(node["directory"]),
         str(node["records"]),
@@ -84,11 +88,13 @@ def show_log() -> None:
 
 
 def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
-    """The reply; a refusal is logged here and told to the server in words."""
+    """The reply; a refusal is logged here, and told to the server unless it may be about records."""
     try:
         fields = handle(message.content.config_records[RECORD])
-    except (SottovoceError, KeyError, TypeError, ValueError) as error:
-        reason = str(error) if isinstance(error, SottovoceError) else f"request not understood: {error!r}"
-        log.error("answered with a refusal: %s", reason)
-        fields = {"error": reason}
+    except TOLD as error:
+        log.error("answered with a refusal: %s", error)
+        fields = {"error": str(error)}
+    except Exception as error:  # Flower would tell the server all of it
+        log.error("cannot answer", exc_info=error)
+        fields = {"error": "this client cannot answer: its own log says why"}
     return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -20,6 +20,7 @@ from sottovoce.engines.flower.client_app import RECORD, show_log
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.journal import shown
 from sottovoce.federation.results import write_run
 from sottovoce.federation.secret import EnrolmentError
 from sottovoce.federation.store import Store
@@ -163,7 +164,7 @@ class Conductor:
         if asked is None:
             return
         if reply.has_error():
-            log.warning("node %d: %s", asked.node, reply.error.reason)
+            log.warning("node %d: %s", asked.node, shown(reply.error.reason))
             return
         self._pauses[asked.node] = Pause()
         fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
@@ -176,7 +177,7 @@ class Conductor:
         try:
             participant = self._coordinator.enrol(fields, str(node))
         except EnrolmentError as error:
-            log.error("node %d refused: %s", node, error)
+            log.error("node %d refused: %s", node, shown(error))
             self._rest(node)
             reason = {"run": self._coordinator.run, "reason": str(error)}
             self._grid.push_messages([self._message(node, "query.refused", reason)])
@@ -189,7 +190,7 @@ class Conductor:
                 try:
                     self._coordinator.accept(participant, fields)
                 except SottovoceError as error:
-                    log.warning("%s", error)
+                    log.warning("%s", shown(error))
                 if fields.get("error"):
                     self._rest(node)
                 return
