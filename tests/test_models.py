@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -19,6 +21,15 @@ def test_the_reference_follows_from_the_public_seed_alone() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, flat_parameters(open_model("lenet", (1, 28, 28), 10, seed=6)))
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_threads_open_the_same_reference() -> None:
+    def reference(_: int) -> torch.Tensor:
+        return flat_parameters(open_model("lenet", (1, 28, 28), 10, seed=5))
+
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(reference, range(40))
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_flat_vector_and_a_loaded_module_are_the_same_model() -> None:

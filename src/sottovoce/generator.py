@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sottovoce.seeding import seeded
+
 
 class Generator(nn.Module):
     """Coefficients a = W h(c), with `trunk` the map h from contexts (n, c) to (n, r)."""
@@ -71,8 +73,7 @@ def open_generator(
     >>> generator(torch.rand(3, 6)).shape
     torch.Size([3, 32])
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if method in ("global", "direct", "replay"):
             return Direct(coefficients)
         if method == "deep-linear":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sottovoce.errors import SottovoceError
+from sottovoce.seeding import seeded
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -59,8 +60,7 @@ def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     The draw is made on the CPU in float32, so that every machine starts from the same θ_ref.
     """
     factory = lenet if name == "lenet" else _imported(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         module = factory(shape, classes)
     if not isinstance(module, nn.Module):
         raise ModelError(f"model={name} returned {type(module).__name__}: it must return a torch.nn.Module")
