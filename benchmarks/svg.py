@@ -80,7 +80,9 @@ def bars(
             parts.append(_text(bar.name, left - 10, top + 4, text_anchor="end"))
             size = {"width": f"{end - left:.1f}", "height": "16"}
             parts.append(tag("rect", class_=bar.tone, x=f"{left}", y=f"{top - 8:.1f}", rx="2", **size))
-            parts.append(_text(show(bar.value), end + 7, top + 4))
+            # Beyond the dashed line, where it would cross the number.
+            past = across(mark[1]) if mark and end < across(mark[1]) < end + 50 else end
+            parts.append(_text(show(bar.value), past + 7, top + 4))
             top += ROW
         top += 8
     if mark is not None:
