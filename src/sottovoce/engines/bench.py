@@ -6,7 +6,6 @@ figures are ratios of medians.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from sottovoce.data import Dataset
 from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan
 from sottovoce.session import Session, deal
+from sottovoce.turns import medians
 
 RECORDS = 333
 SETTINGS: dict[str, Any] = {
@@ -47,7 +47,7 @@ def measure(rounds: int = 15, channels: tuple[str, ...] = ("direct", "polar")) -
         try:
             contenders = {name: _round(session) for name, session in sessions.items()}
             contenders["gradients"] = _gradients(sessions["direct"])
-            times = _medians(contenders, rounds)
+            times = medians(contenders, rounds, time.perf_counter)
         finally:
             for session in sessions.values():
                 session.close()
@@ -102,15 +102,3 @@ def _gradients(session: Session) -> Callable[[], object]:
             )
 
     return work
-
-
-def _medians(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of wall clock; contenders take turns, and the first turn, which warms up, is left out."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
-        for name, work in contenders.items():
-            start = time.perf_counter()
-            work()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(spent) for name, spent in times.items()}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import sottovoce
 from sottovoce.gradients import clipped_mean, oracle
 from sottovoce.models import flat_parameters, lenet
 from sottovoce.subspace import KINDS, Kind, SignedPartition, open_basis
+from sottovoce.turns import medians
 
 COEFFICIENTS = 16_384
 CLIP = 1.0
@@ -42,7 +42,7 @@ def measure(records: int = 333, repeats: int = 15, peer_python: Path | None = No
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = _medians(_contenders(records), repeats)
+        times = medians(_contenders(records), repeats, time.process_time)
     finally:
         torch.set_num_threads(threads)
     plain = times["plain"]
@@ -63,18 +63,6 @@ def _measure_elsewhere(python: Path, records: int, repeats: int) -> dict[str, fl
     finished = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     ratios: dict[str, float] = json.loads(finished.stdout)
     return ratios
-
-
-def _medians(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Processor seconds of the one thread; contenders take turns, so that the machine's moods meet all."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
-        for name, work in contenders.items():
-            start = time.process_time()
-            work()
-            if turn:  # the first turn warms caches up
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(spent) for name, spent in times.items()}
 
 
 def _contenders(records: int) -> dict[str, Callable[[], object]]:
