@@ -30,6 +30,13 @@ def test_bytes_so_far_end_at_the_total_of_the_result(tmp_path: Path) -> None:
     assert words == f"round 100: FP32 {data_size(uplink['fp32_bytes'])}, Sent {data_size(uplink['bytes'])}"
 
 
+def test_a_run_that_averages_says_why_its_curve_does_not_end_at_its_result(tmp_path: Path) -> None:
+    run = write_example(tmp_path)
+    assert "average over the last rounds" not in Outline(write_report(run)).text
+    (run / "plan.toml").write_text("averaging = 0.3\n")
+    assert "average over the last rounds" in Outline(write_report(run)).text
+
+
 def test_lines_pass_through_the_recorded_values(tmp_path: Path) -> None:
     plot = elements_of(Outline(write_report(write_example(tmp_path))), "Noise against signal")
     lines = [attributes["points"] or "" for name, attributes in plot if name == "polyline"]

@@ -25,10 +25,13 @@ def accuracy(run: Run) -> list[Html]:
         Group("Future clients", "future", _known(run.future.per_client)),
     ]
     values = [value for group in groups for value in group.values.values()]
+    note = "Mean over clients, unmasked, where it was evaluated."
+    if float(run.plan.get("averaging", 0)) > 0:
+        note += " The final models come from the generator’s average over the last rounds, not from its last."
     return [
         trend(
             "Over rounds",
-            "Mean over clients, unmasked, where it was evaluated.",
+            note,
             over_rounds,
             x_name="round",
             y=_scale(over_rounds, lambda ys: linear(ys, bounds=(0, 100), zero=True)),
