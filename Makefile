@@ -23,7 +23,7 @@ test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
 
 test-federation: .venv/installed
-	$(BIN)/pytest --timeout=1200 tests/federation tests/serve
+	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak

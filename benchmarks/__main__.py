@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks import gradients, memory, plots, round, scaling
+from sottovoce.bench import channel as channels
 from sottovoce.channel import CHANNELS
-from sottovoce.channel import bench as channels
 
 OUT = plots.OUT
 

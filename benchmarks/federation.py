@@ -48,7 +48,7 @@ def enrolment(count: int) -> dict[str, Any]:
     from sottovoce.blueprint import participant_name
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.coordinator import Coordinator
-    from sottovoce.federation.secret import agreed_secret, new_key, proof, public_key
+    from sottovoce.federation.keys import agreed_secret, new_key, proof, public_key
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
 
@@ -99,9 +99,9 @@ def release(folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     started, began_cpu = time.perf_counter(), time.process_time()
     import sottovoce.client
-    import sottovoce.engines.flower.client_app
+    import sottovoce.federation.flower.client_app
     from sottovoce.federation.agreement import Agreement
-    from sottovoce.federation.member import Member
+    from sottovoce.federation.node import Member
 
     imported = time.perf_counter()
     clients = Path(folder)
@@ -133,9 +133,9 @@ def round_trip(channel: str) -> dict[str, Any]:
     """One round: two client processes, then the server's part, for k = 16,384, less the gradient."""
     import torch
 
+    from sottovoce.federation.client_files import agree, deal_files
     from sottovoce.federation.coordinator import Coordinator
-    from sottovoce.federation.dealing import agree, deal_files
-    from sottovoce.federation.member import Member
+    from sottovoce.federation.node import Member
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
 

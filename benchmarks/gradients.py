@@ -9,7 +9,7 @@ from sottovoce.gradients import bench
 
 
 def run() -> dict[str, float]:
-    """Ratios of medians, as `sottovoce.gradients.bench.measure` names them; all in one process."""
+    """Ratios of medians, as `sottovoce.bench.gradients.measure` names them; all in one process."""
     return bench.measure(peer_python=peer_python("opacus"))
 
 

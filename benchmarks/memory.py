@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from sottovoce.bench.gradients import CLIP, COEFFICIENTS
 from sottovoce.gradients import clipped_mean
-from sottovoce.gradients.bench import CLIP, COEFFICIENTS
 from sottovoce.models import flat_parameters, lenet
 from sottovoce.subspace import open_basis
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from sottovoce.channel import Channel
 from sottovoce.client import release_stream
-from sottovoce.federation.secret import agreed_secret, new_key, public_key
+from sottovoce.federation.keys import agreed_secret, new_key, public_key
+from sottovoce.onboarding.specification import NAME, Specification
 from sottovoce.plan import Plan
-from sottovoce.serve.specification import NAME, Specification
-from sottovoce.training import train
+from sottovoce.simulation.training import train
 
 PLAN = {
     "dataset": "mnist-small",

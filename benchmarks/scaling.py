@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from benchmarks.contest import contest
 from benchmarks.memory import kilobytes
 from benchmarks.peers.turns import Turns
-from sottovoce.engines.bench import made_up, open_session
+from sottovoce.bench.round import made_up, open_session
 from sottovoce.models import lenet
 
 TURNS = 7

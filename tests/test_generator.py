@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.descent import Descent
 from sottovoce.generator import Generator, RadialTrunk, open_generator
 from sottovoce.server import update_generator
+from sottovoce.sgd import Descent
 
 START = torch.full((6,), 0.4)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.records import CLIENTS_PER_ROUND, clients
 from benchmarks.peers.turns import Turns
-from sottovoce.engines.bench import SETTINGS, made_up, open_session
+from sottovoce.bench.round import SETTINGS, made_up, open_session
 from sottovoce.models import lenet
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""What every contender trains on: the records of the clients of `sottovoce.engines.bench`."""
+"""What every contender trains on: the records of the clients of `sottovoce.bench.round`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import cache
 
 from torch import Tensor
 
-from sottovoce.engines.bench import SETTINGS, made_up
+from sottovoce.bench.round import SETTINGS, made_up
 from sottovoce.plan import Plan
-from sottovoce.session import deal
+from sottovoce.simulation.session import deal
 
 CLIENTS: int = SETTINGS["participants"]
 CLIENTS_PER_ROUND: int = SETTINGS["clients_per_round"]

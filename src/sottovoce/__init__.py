@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
-    from sottovoce.personalization import personalize
+    from sottovoce.onboarding.personalization import personalize
     from sottovoce.plan import Plan
-    from sottovoce.training import evaluate, train
+    from sottovoce.simulation.training import evaluate, train
 
 __version__ = "0.1.0"
 __all__ = ["Dataset", "Plan", "SottovoceError", "evaluate", "from_torch", "load", "personalize", "train"]
@@ -26,11 +26,11 @@ _HOME = {
     "Dataset": "data",
     "Plan": "plan",
     "SottovoceError": "errors",
-    "evaluate": "training",
+    "evaluate": "simulation.training",
     "from_torch": "data",
     "load": "data",
-    "personalize": "personalization",
-    "train": "training",
+    "personalize": "onboarding.personalization",
+    "train": "simulation.training",
 }
 
 

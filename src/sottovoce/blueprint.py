@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.ablation import Noiseless
 from sottovoce.channel import Channel, open_channel
+from sottovoce.channel.noiseless import Noiseless
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import sensitivity as gradient_sensitivity

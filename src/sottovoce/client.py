@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.ablation import Noiseless
 from sottovoce.blueprint import Blueprint, derived_seed
 from sottovoce.channel import Channel
+from sottovoce.channel.noiseless import Noiseless
 from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, derived_seed
-from sottovoce.descent import Descent
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Direct, Generator, open_generator
+from sottovoce.sgd import Descent
 
 
 def update_generator(

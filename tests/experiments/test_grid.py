@@ -47,7 +47,7 @@ def test_a_replay_comes_after_its_source_even_when_asked_for_alone() -> None:
 
 
 def test_batches_hold_every_run_once_in_one_shape_and_one_experiment() -> None:
-    from sottovoce.engines.sweep import shape
+    from sottovoce.simulation.sweep import shape
 
     runs = runs_of([*open_cells("main-table"), *open_cells("dimension")], (41, 42, 43, 44, 45))
     batches = batches_of(runs, 16)

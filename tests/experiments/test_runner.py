@@ -12,7 +12,7 @@ from sottovoce.experiments.grid import Run, run_of, runs_of
 from sottovoce.experiments.index import build_index
 from sottovoce.experiments.runner import Outcome, Resources, pending, run_grid
 from sottovoce.experiments.summary import collect, united
-from sottovoce.run import RunDirectory
+from sottovoce.simulation.directory import RunDirectory
 
 Grid = tuple[Path, list[Run], Outcome, list[int]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.federation.agreement import Agreement, AgreementError
-from sottovoce.federation.dealing import agree
+from sottovoce.federation.client_files import agree
 
 from .world import small_plan
 

@@ -15,12 +15,12 @@ import torch
 from sottovoce.client import OWN_RECORDS
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
-from sottovoce.federation.secret import EnrolmentError
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.federation.traces import Trace
 from sottovoce.privacy.ledger import Charge, Overspent
-from sottovoce.run import load_tensors
-from sottovoce.training import train
+from sottovoce.simulation.directory import load_tensors
+from sottovoce.simulation.training import train
 
 from .world import World, charged, everyone_paid, ledger, same
 

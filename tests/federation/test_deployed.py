@@ -12,14 +12,14 @@ import torch
 
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
-from sottovoce.engines.flower.template import write_app
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.dealing import agree, deal_files
+from sottovoce.federation.client_files import agree, deal_files
+from sottovoce.federation.flower.template import write_app
+from sottovoce.onboarding.remote import OnboardingError, onboard
+from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import load_tensors
-from sottovoce.serve.access import new_token
-from sottovoce.serve.onboarding import OnboardingError, onboard
-from sottovoce.training import train
+from sottovoce.simulation.directory import load_tensors
+from sottovoce.simulation.training import train
 
 from .processes import Processes, free_port, write_certificates
 from .world import same, small_plan

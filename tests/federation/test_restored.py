@@ -12,8 +12,8 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store
-from sottovoce.federation.traces import Trace
 from sottovoce.privacy.ledger import Budget, Charge, Ledger
 
 from .world import World, charged, everyone_paid

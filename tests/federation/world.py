@@ -10,9 +10,9 @@ from torch import Tensor
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.client_files import agree, deal_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.dealing import agree, deal_files
-from sottovoce.federation.member import Member
+from sottovoce.federation.node import Member
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger

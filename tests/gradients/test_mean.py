@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import clipped_mean, clipped_means, oracle, sensitivity
+from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
 from sottovoce.gradients.stack import capture, stack
 from sottovoce.subspace import Basis, Kind, open_basis
 
@@ -39,7 +39,7 @@ OTHERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
 def expected(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """The definition, in float64, one record after another."""
     exact = copy.deepcopy(module).double()
-    chunks = oracle.record_gradients(exact, theta.double(), basis, x.double(), y)
+    chunks = vmap.record_gradients(exact, theta.double(), basis, x.double(), y)
     total = torch.zeros(basis.coefficients, dtype=torch.float64)
     for gradients, _ in chunks:
         for g in gradients:
@@ -56,7 +56,7 @@ def test_every_path_agrees_with_the_oracle(
     theta, (x, y) = models.flat(module), models.records(shape, classes, 11)
     basis = open_basis(kind, module, k, seed=1)
     assert basis.kind == kind
-    norms = torch.cat([g.norm(dim=1) for g, _ in oracle.record_gradients(module, theta, basis, x, y)])
+    norms = torch.cat([g.norm(dim=1) for g, _ in vmap.record_gradients(module, theta, basis, x, y)])
     clip = float(norms.median())  # half of the records are clipped
     want = expected(module, theta, basis, x, y, clip)
     got = clipped_mean(module, theta, basis, x, y, clip=clip, denominator=11)
@@ -79,7 +79,7 @@ def test_stacks_of_known_layers_take_the_fast_path(
     def never(*_: object) -> None:
         raise AssertionError("the oracle was used")
 
-    monkeypatch.setattr(oracle, "clipped_sum", never)
+    monkeypatch.setattr(vmap, "clipped_sum", never)
     module = build()
     x, y = models.records(shape, classes, 3)
     for kind in KINDS:

@@ -8,11 +8,11 @@ import torch
 import typer
 from rich.table import Table
 
+from sottovoce.bench import channel as channel_bench
+from sottovoce.bench import gradients as gradient_bench
+from sottovoce.bench import round as round_bench
 from sottovoce.channel import CHANNELS
-from sottovoce.channel import bench as channel_bench
 from sottovoce.cli.display import as_json, err, out, table
-from sottovoce.engines import bench as round_bench
-from sottovoce.gradients import bench as gradient_bench
 
 app = typer.Typer(help="Measure channels, gradients and rounds on this machine.", no_args_is_help=True)
 

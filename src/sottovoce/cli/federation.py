@@ -50,11 +50,11 @@ def federate(
     json: bool = JSON,
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes."""
-    from sottovoce.engines.flower.running import run_app
-    from sottovoce.engines.flower.template import write_app
     from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.client_files import agree, deal_files
     from sottovoce.federation.coordinator import Options
-    from sottovoce.federation.dealing import agree, deal_files
+    from sottovoce.federation.flower.running import run_app
+    from sottovoce.federation.flower.template import write_app
 
     if app is not None:
         if on is None:
@@ -107,8 +107,8 @@ def serve(
     try:
         import uvicorn
 
-        from sottovoce.serve.access import new_token as make_token
-        from sottovoce.serve.service import Limits, create_service
+        from sottovoce.onboarding.service import Limits, create_service
+        from sottovoce.onboarding.tokens import new_token as make_token
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: install sottovoce\\[serve]") from None
     if new_token is not None:
@@ -149,7 +149,7 @@ def onboard(
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here."""
-    from sottovoce.serve.onboarding import onboard as walk_in
+    from sottovoce.onboarding.remote import onboard as walk_in
 
     token = token_file.read_text().strip() if token_file is not None else ""
     answer = walk_in(url, data, out, token=token, authority=authority, ledger=ledger, budget=budget)

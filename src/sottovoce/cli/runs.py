@@ -10,7 +10,6 @@ import torch
 import typer
 
 from sottovoce import planning
-from sottovoce import training as api
 from sottovoce.cli.display import (
     as_json,
     duration,
@@ -25,11 +24,12 @@ from sottovoce.cli.display import (
 )
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.experiments.index import read_index
-from sottovoce.personalization import personalize as personalize_client
+from sottovoce.onboarding.personalization import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report import write_report, write_reproduction
-from sottovoce.run import RunDirectory
-from sottovoce.tensorboard import round_scalars
+from sottovoce.report.tensorboard import round_scalars
+from sottovoce.simulation import training as api
+from sottovoce.simulation.directory import RunDirectory
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 SETTINGS = typer.Argument(None, metavar="[PLAN.toml] [key=value …]", help="A plan file, settings, or both.")

@@ -10,8 +10,7 @@ import logging
 from pathlib import Path
 
 from sottovoce.data.client_file import fingerprint, read_client
-from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.federation import (
+from sottovoce.data.clients import (
     ClientRecords,
     Clients,
     Federation,
@@ -22,6 +21,7 @@ from sottovoce.data.federation import (
     split_seeds,
     training_size,
 )
+from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched

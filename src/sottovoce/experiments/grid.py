@@ -74,7 +74,7 @@ def batches_of(runs: Sequence[Run], size: int) -> list[list[Run]]:
 
     A batch holds runs of one experiment only, so that no table waits for a less important one.
     """
-    from sottovoce.engines.sweep import shape
+    from sottovoce.simulation.sweep import shape
 
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sottovoce.experiments.grid import Run, batches_of
 from sottovoce.experiments.summary import finished
 from sottovoce.experiments.workers import Finished, Idle, Progress, Setting, Worker
-from sottovoce.run import RunDirectory
+from sottovoce.simulation.directory import RunDirectory
 
 DATA_FOLDER = "SOTTOVOCE_DATA"
 GPU_BATCH = 25

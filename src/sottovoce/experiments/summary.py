@@ -14,7 +14,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.grid import Run
-from sottovoce.run import RunDirectory, write_atomically
+from sottovoce.simulation.directory import RunDirectory, write_atomically
 
 FILE = "summary.json"
 GAIN_EVERY = 25  # rounds between the recorded values of ‖h‖² and of the effective gain

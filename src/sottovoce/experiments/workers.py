@@ -19,12 +19,12 @@ import torch
 
 from sottovoce import data
 from sottovoce.data import Dataset
-from sottovoce.engines.sweep import Job, run_batch
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.grid import Run
 from sottovoce.experiments.summary import write_summary
-from sottovoce.run import RunDirectory
-from sottovoce.training import train
+from sottovoce.simulation.directory import RunDirectory
+from sottovoce.simulation.sweep import Job, run_batch
+from sottovoce.simulation.training import train
 
 
 @dataclass(frozen=True)

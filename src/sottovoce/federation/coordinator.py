@@ -21,9 +21,9 @@ from sottovoce.blueprint import participant_name
 from sottovoce.client import release_stream
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.journal import shown
+from sottovoce.federation.client_log import shown
 from sottovoce.federation.padding import unpad
-from sottovoce.federation.register import Register
+from sottovoce.federation.roster import Register
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.server import Server

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from sottovoce.federation.journal import shown
-from sottovoce.federation.secret import EnrolmentError
-from sottovoce.run import write_atomically
+from sottovoce.federation.client_log import shown
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.simulation.directory import write_atomically
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.secret import EnrolmentError, new_key
+from sottovoce.federation.keys import EnrolmentError, new_key
 from sottovoce.privacy.ledger import Kind
 
 _FORMAT = 1

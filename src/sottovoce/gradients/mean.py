@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import oracle, whole
+from sottovoce.gradients import identity, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
 from sottovoce.gradients.layout import unflatten
@@ -75,7 +75,7 @@ def clipped_means(
     layers = stack(module)
     floats = None if layers is None else _floats_per_record(layers, module, thetas, x, first)
     if layers is None or floats is None:
-        sums = [oracle.clipped_sum(module, *client, clip) for client in zip(thetas, bases, x, y, strict=True)]
+        sums = [vmap.clipped_sum(module, *client, clip) for client in zip(thetas, bases, x, y, strict=True)]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     per_record, threads, budget = floats * thetas.element_size(), 1, _GPU_BYTES
@@ -90,7 +90,7 @@ def clipped_means(
         captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten())
         losses = losses.view_as(ys)
         if gradients is None:
-            return whole.clipped_sum(module, captures, losses, clip)
+            return identity.clipped_sum(module, captures, losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
 
     chunks = list(_chunks(len(thetas), x.shape[1], (max_bytes or budget) // per_record))

@@ -17,7 +17,7 @@ from sottovoce.report.fields import Fields
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import THIN, UNKNOWN, number
 from sottovoce.report.reproduction_figures import figures
-from sottovoce.run import write_atomically
+from sottovoce.simulation.directory import write_atomically
 
 _DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 FULL_SHADE = 10.0  # points of difference at which a cell has its full color

@@ -12,7 +12,7 @@ from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
 from sottovoce.report.reading import Accuracy, Run, natural, read_run
 from sottovoce.report.words import promise, warning, without_noise
-from sottovoce.run import write_atomically
+from sottovoce.simulation.directory import write_atomically
 
 
 def write_report(directory: Path) -> Path:

@@ -1,0 +1,1 @@
+"""What the command line measures: channels, gradients and rounds, as ratios within one run."""

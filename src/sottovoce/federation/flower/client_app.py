@@ -1,0 +1,100 @@
+"""The client half of the Flower app: hands each message to this node's `Member`, and its answer back.
+
+Where records, directory and agreement lie is said by the node's own operator in the node config; the server
+cannot choose them. In Flower's simulation engine, where nodes have no config, they lie side by side in the
+folder that `sottovoce federate --deal` made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.node import Declined, Member
+from sottovoce.privacy.ledger import Overspent
+
+log = logging.getLogger("sottovoce.federation")
+
+RECORD = "sottovoce"
+"""The name of our record in every message."""
+
+TOLD = (EnrolmentError, Declined, Overspent)
+"""Errors that say nothing about records."""
+
+
+def client_app() -> ClientApp:
+    """A ClientApp that enrols and releases."""
+    app = ClientApp()
+    show_log()
+
+    @app.query("enrol")
+    def enrol(message: Message, context: Context) -> Message:
+        return _answered(message, lambda fields: member(context).enrol(fields))
+
+    @app.query("refused")
+    def refused(message: Message, context: Context) -> Message:
+        def note(fields: Mapping[str, Any]) -> dict[str, Any]:
+            member(context).refused(str(fields["run"]), str(fields["reason"]))
+            return {"noted": True}
+
+        return _answered(message, note)
+
+    @app.train("release")
+    def release(message: Message, context: Context) -> Message:
+        return _answered(message, lambda fields: member(context).release(fields))
+
+    return app
+
+
+def member(context: Context) -> Member:
+    """The member that this node's config describes."""
+    node = context.node_config
+    torch.set_num_threads(int(context.run_config.get("threads", 1)))
+    if "directory" not in node and "simulated-clients" in context.run_config:
+        folder = Path(str(context.run_config["simulated-clients"]))
+        client = folder / f"client-{node['partition-id']}"
+        return Member(
+            client,
+            client.with_suffix(".npz"),
+            Agreement.load(folder / "agreement.toml"),
+            wish=int(node["partition-id"]),
+        )
+    for name in ("directory", "records", "agreement"):
+        if name not in node:
+            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
+    return Member(
+        str(node["directory"]),
+        str(node["records"]),
+        Agreement.load(str(node["agreement"])),
+        wish=int(node["partition-id"]) if "partition-id" in node else None,
+        diagnostics=bool(node.get("diagnostics", False)),
+    )
+
+
+def show_log() -> None:
+    """Lets our log appear where Flower's does."""
+    ours, flower = logging.getLogger("sottovoce"), logging.getLogger("flwr")
+    ours.setLevel(logging.INFO)
+    ours.handlers = flower.handlers
+    ours.propagate = flower.propagate
+
+
+def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
+    """The reply; a refusal is logged here, and told to the server unless it may be about records."""
+    try:
+        fields = handle(message.content.config_records[RECORD])
+    except TOLD as error:
+        log.error("answered with a refusal: %s", error)
+        fields = {"error": str(error)}
+    except Exception as error:  # Flower would tell the server all of it
+        log.error("cannot answer", exc_info=error)
+        fields = {"error": "this client cannot answer: its own log says why"}
+    return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -1,0 +1,283 @@
+"""A client of a federation: the simulator's `Client` with a directory of its own on the client's machine.
+
+The directory holds the ledger of the client's records and, for each run, what was agreed at enrolment; both
+only its owner can read. Every request is answered by a fresh process, so all memory is in these files, and
+one request at a time is answered (a lock). A directory or ledger that was restored from a backup is first
+charged for all that the server has received, and for all that the server has asked for and may have left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sottovoce.blueprint import Blueprint, participant_name
+from sottovoce.client import OWN_RECORDS, Client
+from sottovoce.data import ClientRecords, fingerprint, read_client, split_participant, split_seeds
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.client_log import Journal, shown
+from sottovoce.federation.enrolment import Enrolment
+from sottovoce.federation.keys import (
+    EnrolmentError,
+    agreed_secret,
+    channel_secret,
+    new_key,
+    proof,
+    public_key,
+)
+from sottovoce.federation.lock import locked
+from sottovoce.federation.padding import pad
+from sottovoce.federation.rollback import Trace
+from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Kind, Ledger
+
+
+class Declined(SottovoceError):
+    """The request is not one that this client answers; says nothing about its records."""
+
+
+class LedgerBehind(SottovoceError):
+    """The ledger was restored, and the release may have left before."""
+
+
+class Member:
+    """One client's end of a federation. `wish` is the participant index it asks for, None: any free one."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        records: str | Path,
+        agreement: Agreement,
+        *,
+        wish: int | None = None,
+        diagnostics: bool = False,
+    ) -> None:
+        self._directory = Path(directory)
+        self._records_file = Path(records)
+        self._agreement = agreement
+        self._wish = wish
+        self._diagnostics = diagnostics
+        self._journal = Journal(self._directory / "client.log")
+
+    def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers the server's offer with this client's public key and a proof that it has the secret."""
+        with self._locked(), self._journal.refusals(f"to enrol in run {shown(offer.get('run'))}"):
+            run, server_key = str(offer["run"]), bytes(offer["key"])
+            self._check_agreement(offer)
+            enrolment = Enrolment.read(self._directory, run)
+            if enrolment is None:
+                enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
+                self._journal.note(f"enrols in run {run} as {participant_name(enrolment.participant)}")
+            elif enrolment.server_key != server_key.hex():
+                raise EnrolmentError(
+                    "the server has another key than at enrolment: it lost its store; start a new run"
+                )
+        return {
+            "participant": enrolment.participant,
+            "key": bytes.fromhex(enrolment.key),
+            "agreement": self._agreement.digest(),
+            "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
+        }
+
+    def refused(self, run: str, reason: str) -> None:
+        """The server declined the enrolment: forgets it, unless something was released under it."""
+        with self._locked():
+            self._journal.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
+            if not self._released(run):
+                Enrolment.file(self._directory, run).unlink(missing_ok=True)
+
+    def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers a request with a charged release; one that was charged before with its stored bytes.
+
+        One whose bytes are gone is left out for ever, and the server is told so.
+        """
+        try:
+            return self._answer(request)
+        except (LedgerBehind, AlreadyDelivered) as error:
+            return {"kind": request["kind"], "round": int(request["round"]), "left_out": str(error)}
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
+        with self._locked(), self._journal.refusals(what):
+            self._check_agreement(request)
+            if request["refused"]:
+                reason = shown(request["refused"])
+                self._journal.note(f"the server refused an answer: {reason}", level=logging.ERROR)
+            enrolment = Enrolment.read(self._directory, str(request["run"]))
+            if enrolment is None:
+                raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
+            blueprint = self._agreement.blueprint()
+            with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
+                self._catch_up(ledger, blueprint, request)
+                before = ledger.releases(OWN_RECORDS)
+                answer = self._release(ledger, blueprint, enrolment, request)
+                self._note(ledger, enrolment.run)
+                if ledger.releases(OWN_RECORDS) == before:
+                    self._journal.note(f"sends {what} again, as it was stored")
+                    return answer
+                spent = ledger.epsilon(OWN_RECORDS, blueprint.plan.delta, blueprint.plan.accounting)
+                self._journal.note(f"sends {what}, charged: these records have spent ε = {spent:.4f}")
+                return answer
+
+    def _release(
+        self, ledger: Ledger, blueprint: Blueprint, enrolment: Enrolment, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        kind, round_number = request["kind"], int(request["round"])
+        coefficients = None
+        if "coefficients" in request:
+            vector = np.frombuffer(request["coefficients"], "<f4").astype(np.float32)
+            if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
+                raise Declined("the server sent coefficients of another size, or not finite: refused")
+            coefficients = torch.from_numpy(vector)
+        client = Client(
+            participant_name(enrolment.participant),
+            self._records(enrolment.participant),
+            blueprint,
+            ledger,
+            run=enrolment.run,
+            secret=channel_secret(
+                self._agreement.plan, bytes.fromhex(enrolment.secret), enrolment.participant
+            ),
+            account=OWN_RECORDS,
+        )
+        if kind == "context":
+            message = client.release_context(coefficients)
+        else:
+            if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
+                raise Declined(f"this client is not due in round {round_number}: nothing was released")
+            message = client.release_gradient(round_number, coefficients)
+        answer = {"kind": kind, "round": round_number, "release": pad(message, int(request["bucket"]))}
+        if request["diagnostics"] and self._diagnostics and coefficients is not None:
+            answer["accuracy"] = client.evaluate(coefficients).accuracy
+        return answer
+
+    def _catch_up(self, ledger: Ledger, blueprint: Blueprint, request: Mapping[str, Any]) -> None:
+        """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
+        run, due = str(request["run"]), (request["kind"], int(request["round"]))
+        unknown = self._unknown(ledger, request, "received")
+        if unknown or not self._trace(ledger, run).follows(Trace.read(self._trace_file(run))):
+            # What the server asked for may have left and been lost on its way.
+            unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
+            ledger.commit_many(
+                [(_charge(blueprint, run, kind, number), b"") for kind, number in unknown], blueprint.budget
+            )
+            self._journal.note(
+                "this directory or its ledger was restored from a backup: charged for "
+                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
+                level=logging.WARNING,
+            )
+            self._note(ledger, run)
+        if request["received_context"] or not self._agreement.plan.releases_context:
+            ledger.forget(run, before_round=due[1])
+        if ledger.stored(run, OWN_RECORDS, *due) == b"":
+            raise LedgerBehind(
+                "the ledger was restored from a backup and this release may have left before: it was "
+                "charged, and is left out since a stream is used once for ever"
+            )
+
+    def _unknown(self, ledger: Ledger, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
+        """Releases that the server has "received" or "asked" for and the ledger does not know."""
+        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
+        if request[f"{what}_context"]:
+            streams.insert(0, ("context", 0))
+        run = str(request["run"])
+        return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
+
+    def _trace(self, ledger: Ledger, run: str) -> Trace:
+        return Trace.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run))
+
+    def _note(self, ledger: Ledger, run: str) -> None:
+        """Makes the run's note true, before anything leaves; also where a killed process could not."""
+        trace, file = self._trace(ledger, run), self._trace_file(run)
+        if trace != Trace.read(file):
+            trace.write(file)
+
+    def _trace_file(self, run: str) -> Path:
+        return self._directory / f"trace-{run}.json"
+
+    def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
+        rounds = blueprint.schedule
+        return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
+
+    def _records(self, participant: int) -> ClientRecords:
+        agreement, plan = self._agreement, self._agreement.plan
+        records = read_client(
+            self._records_file,
+            shape=agreement.shape,
+            classes=agreement.classes,
+            mean=agreement.mean,
+            std=agreement.std,
+            needed=-(-plan.gradient_records * 5 // 4),
+        )
+        seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
+        return split_participant(records, plan.context_records, seeds[participant])
+
+    def _check_agreement(self, fields: Mapping[str, Any]) -> None:
+        if fields.get("agreement") != self._agreement.digest():
+            raise EnrolmentError(
+                "the server works under another agreement than this client's: nothing is released; compare "
+                "both agreement.toml"
+            )
+
+    def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
+        participant = proposal if self._wish is None else self._wish
+        if participant < 0:
+            raise EnrolmentError("the federation is full: every index is taken")
+        private = new_key()
+        secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
+        enrolment = Enrolment(
+            run=run,
+            participant=participant,
+            agreement=self._agreement.digest(),
+            server_key=server_key.hex(),
+            key=public_key(private).hex(),
+            secret=secret.hex(),
+        )
+        Trace.of(self._lock_file, 0).write(self._trace_file(run))
+        enrolment.write(self._directory)
+        return enrolment
+
+    def _released(self, run: str) -> bool:
+        if not self._ledger_file.exists():
+            return False
+        with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
+            return ledger.releases(OWN_RECORDS, run=run) > 0
+
+    @property
+    def _ledger_file(self) -> Path:
+        return self._directory / "ledger.sqlite"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self._directory / "lock"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(self._lock_file):
+            yield
+
+
+def _charge(blueprint: Blueprint, run: str, kind: Kind, round_number: int) -> Charge:
+    gradient = kind == "gradient"
+    return Charge(
+        run=run,
+        client=OWN_RECORDS,
+        kind=kind,
+        round=round_number,
+        sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
+        sigma=blueprint.sigma if gradient else blueprint.sigma_context,
+    )
+
+
+def _charged(ledger: Ledger, run: str, kind: Kind, round_number: int) -> bool:
+    try:
+        return ledger.stored(run, OWN_RECORDS, kind, round_number) is not None
+    except AlreadyDelivered:
+        return True

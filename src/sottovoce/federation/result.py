@@ -1,0 +1,74 @@
+"""The run directory of a finished federation: the files of a simulated run, less what only a simulator sees.
+
+`plan.toml`, `rounds.jsonl`, `model.safetensors` and `result.json` are as everywhere; accuracies, norms and
+byte counts are missing, because a server learns them only as uncharged diagnostics. ε follows from the
+releases that the server received.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sottovoce.blueprint import participant_name
+from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.store import Store
+from sottovoce.simulation.directory import RunDirectory, save_tensors, write_atomically
+from sottovoce.simulation.result import description
+
+
+def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[str, Any]:
+    """Writes the directory of a federation whose last round is closed, and returns its result."""
+    agreement, server = coordinator.agreement, coordinator.server
+    directory = RunDirectory(path)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
+    lines = store.lines()
+    write_atomically(directory.rounds_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    server.finish()
+    metadata = {
+        "run": store.run,
+        "reference": coordinator.blueprint.reference_digest,
+        "plan": json.dumps(dataclasses.asdict(agreement.plan)),
+        "shape": json.dumps(agreement.shape),
+        "classes": str(agreement.classes),
+        "mean": json.dumps(agreement.mean),
+        "std": json.dumps(agreement.std),
+    }
+    passing = ("momentum.", "average.")
+    final = {name: value for name, value in server.state().items() if not name.startswith(passing)}
+    save_tensors(directory.model_file, final, metadata)
+    result = _result(coordinator, store, lines)
+    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
+    spent = {}
+    for participant in sorted(coordinator.enrolled):
+        kinds = Counter(kind for kind, _ in store.received(participant))
+        spent[participant_name(participant)] = blueprint.epsilon(
+            kinds["gradient"], context=kinds["context"] > 0
+        )
+    return {
+        **description(blueprint),
+        "engine": "flower",
+        "rounds": len(lines),
+        "releases": sum(len(line["clients"]) for line in lines),
+        "releases_max": blueprint.releases_max,
+        "epsilon": {
+            "target": plan.epsilon,
+            "spent_max": max(spent.values(), default=0.0),
+            "accounting": plan.accounting,
+            "per_client": spent,
+            "future_context": blueprint.epsilon(0, context=plan.releases_context),
+        },
+        "delta": plan.delta,
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "seconds": sum(line["seconds"] for line in lines),
+    }

@@ -1,0 +1,57 @@
+"""What tells a client that its directory, or its ledger alone, was restored from a backup.
+
+A restored ledger may lack a release that left. What the server received it can tell, but not what was lost on
+the way; so the client must notice the restore itself. Before a release leaves, it notes how many its ledger
+holds of that run, in a file of its own. A restore shows in one of three ways: the ledger holds fewer; the
+note is younger than it says, because no program can set the time at which a file was last changed; or, by the
+same token, the lock file, which nothing ever changes, is a new one. Two cases show none of them: a disk that
+is rolled back as a whole, and ledger and note put back, but not the lock, within seconds of the note.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from sottovoce.simulation.directory import write_atomically
+
+_PROMPT = 5 * 10**9  # nanoseconds that writing a note may take; a slow disk only looks restored
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was noted when this client last released something in a run."""
+
+    lock: int
+    """When the lock file came into being, in nanoseconds."""
+    releases: int
+    """How many releases of the run the ledger held."""
+
+    @classmethod
+    def of(cls, lock: Path, releases: int) -> Self:
+        """The trace as it is now."""
+        return cls(os.stat(lock).st_ctime_ns, releases)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The trace that was noted; None if there is none, or this is not the file that was written then."""
+        try:
+            fields = json.loads(path.read_text())
+            if abs(path.stat().st_ctime_ns - fields.pop("time")) > _PROMPT:
+                return None
+            return cls(**fields)
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Notes the trace durably."""
+        fields = {**asdict(self), "time": time.time_ns()}
+        write_atomically(path, json.dumps(fields).encode(), mode=0o600)
+
+    def follows(self, noted: Trace | None) -> bool:
+        """Whether nothing was restored since `noted` was."""
+        return noted is not None and noted.lock == self.lock and noted.releases <= self.releases

@@ -1,0 +1,91 @@
+"""Who takes part: the server's half of enrolment, and the secret that it shares with each client."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from sottovoce.blueprint import participant_name
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.client_log import shown
+from sottovoce.federation.keys import (
+    KEY_BYTES,
+    EnrolmentError,
+    agreed_secret,
+    channel_secret,
+    proof,
+    public_key,
+)
+from sottovoce.federation.store import Store
+
+log = logging.getLogger("sottovoce.federation")
+
+
+class Register:
+    """The clients of a run: an index belongs for ever to the key that enrolled first."""
+
+    def __init__(self, agreement: Agreement, store: Store) -> None:
+        self._agreement = agreement
+        self._digest = agreement.digest()
+        self._store = store
+        self._nonce = secrets.token_bytes(16)
+        self._keys = store.keys()
+        self._secrets: dict[int, bytes] = {}
+        self._proposed = -1
+
+    @property
+    def enrolled(self) -> set[int]:
+        """Participants whose keys are known."""
+        return set(self._keys)
+
+    def offer(self) -> dict[str, Any]:
+        """What a node is told before it has said who it is."""
+        return {
+            "run": self._store.run,
+            "agreement": self._digest,
+            "key": public_key(self._store.key),
+            "nonce": self._nonce,
+            "proposal": self._next_free(),
+        }
+
+    def _next_free(self) -> int:
+        """An index that nobody has and that was not proposed lately; -1 if all are taken."""
+        count = self._agreement.plan.participants
+        if len(self._keys) == count:
+            return -1
+        while True:
+            self._proposed = (self._proposed + 1) % count
+            if self._proposed not in self._keys:
+                return self._proposed
+
+    def enrol(self, answer: Mapping[str, Any], address: str) -> int:
+        """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
+        count = self._agreement.plan.participants
+        if answer.get("error"):
+            raise EnrolmentError(shown(answer["error"]))
+        if answer.get("agreement") != self._digest:
+            raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
+        participant, key, proven = answer.get("participant"), answer.get("key"), answer.get("proof")
+        if not isinstance(participant, int) or not 0 <= participant < count:
+            raise EnrolmentError(f"no participant {shown(participant)}: the plan has 0 to {count - 1}")
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(proven, bytes):
+            raise EnrolmentError("the enrolment is incomplete: update the client")
+        if not secrets.compare_digest(proven, proof(self._agreed(participant, key), self._nonce)):
+            raise EnrolmentError("the enrolment does not prove its key: enrol again")
+        if self._store.enrol(participant, key):
+            log.info("%s enrolled", participant_name(participant))
+        self._keys[participant] = key
+        self._store.reached(participant, address)
+        return participant
+
+    def secret(self, participant: int) -> bytes:
+        """What this client's channels and the server's have in common."""
+        if participant not in self._secrets:
+            agreed = self._agreed(participant, self._keys[participant])
+            self._secrets[participant] = channel_secret(self._agreement.plan, agreed, participant)
+        return self._secrets[participant]
+
+    def _agreed(self, participant: int, key: bytes) -> bytes:
+        return agreed_secret(self._store.key, key, run=self._store.run, name=participant_name(participant))

@@ -1,0 +1,186 @@
+"""The simulator: the whole federation in one process, message by message.
+
+Clients and server are the real ones; the simulator only carries their bytes, decodes them with the
+client's secret, and looks at what a federation would keep private (signal norms, accuracies).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.blueprint import Blueprint, client_secret, participant_name
+from sottovoce.channel import Channel
+from sottovoce.channel.noiseless import Noiseless
+from sottovoce.client import Client, release_stream
+from sottovoce.data import Federation
+from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.server import Server
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round whose clients know their coefficients (clients, k) and have not released yet."""
+
+    number: int
+    participants: list[int]
+    clients: list[Client]
+    coefficients: Tensor
+    context_bytes: int
+    started: float
+
+
+class Simulation:
+    """A run in progress; `step` advances it by one round."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        federation: Federation,
+        server: Server,
+        ledger: Ledger | None,
+        *,
+        run: str,
+        master: bytes,
+    ) -> None:
+        self.blueprint = blueprint
+        self.federation = federation
+        self.server = server
+        self._ledger = ledger
+        self._run = run
+        self._master = master
+        self._future_contexts: np.ndarray | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.server.round >= self.blueprint.plan.rounds
+
+    def step(self) -> dict[str, Any]:
+        """One round; returns its line of rounds.jsonl."""
+        return self.close_round(self.open_round())
+
+    def open_round(self) -> Round:
+        """Contexts if they are due, then the round's clients with their coefficients."""
+        started = time.perf_counter()
+        context_bytes = self._release_contexts() if self.server.contexts_due else 0
+        chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
+        return Round(
+            number=self.server.round + 1,
+            participants=chosen,
+            clients=[self._participant(participant) for participant in chosen],
+            coefficients=self.server.coefficients(chosen),
+            context_bytes=context_bytes,
+            started=started,
+        )
+
+    def close_round(self, opened: Round, clipped: Tensor | None = None) -> dict[str, Any]:
+        """Releases, decodes and applies a round.
+
+        `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
+        """
+        channel, gain = self.blueprint.gradient_channel, self.server.gain(opened.participants)
+        releases, sent, signals, noises = {}, 0, [], []
+        for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
+            given = None if clipped is None else clipped[i]
+            message = client.release_gradient(opened.number, opened.coefficients[i], given)
+            sent += len(message)
+            decoded = self._decode(channel, message, client.name, "gradient", opened.number)
+            releases[participant] = decoded
+            if client.signal is not None:
+                signals.append(float(np.linalg.norm(client.signal)))
+                noises.append(float(np.linalg.norm(decoded - client.signal)))
+        effective = self.server.receive_round(releases)
+        return {
+            "round": opened.number,
+            "clients": [client.name for client in opened.clients],
+            "bytes": sent,
+            "context_bytes": opened.context_bytes,
+            "signal_norm": float(np.mean(signals)) if signals else None,
+            "noise_norm": float(np.mean(noises)) if noises else None,
+            "gain": gain,
+            "effective_gain": effective,
+            "seconds": time.perf_counter() - opened.started,
+            "seen": None,
+            "future": None,
+        }
+
+    def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
+        """Every participant's and every future client's personal model on its held-out records."""
+        seen = {}
+        for participant in range(len(self.federation.participants)):
+            client = self._participant(participant)
+            seen[client.name] = client.evaluate(self.server.coefficients([participant])[0])
+        future = {}
+        for index in range(len(self.federation.future)):
+            client = self._future(index)
+            context = None if self._future_contexts is None else self._future_contexts[index]
+            future[client.name] = client.evaluate(self.server.personalize(context))
+        return seen, future
+
+    def evaluate_into(self, line: dict[str, Any]) -> None:
+        """Adds the two mean accuracies to a round's line."""
+        seen, future = self.evaluate()
+        line["seen"], line["future"] = mean_accuracy(seen), mean_accuracy(future)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a resumed simulation needs beyond the ledger and the plan."""
+        state = self.server.state()
+        if self._future_contexts is not None:
+            state["future_contexts"] = torch.from_numpy(self._future_contexts)
+        return state
+
+    def final_state(self) -> dict[str, Tensor]:
+        """What a finished run is used with later: no momentum, no running average."""
+        passing = ("momentum.", "average.")
+        return {name: value for name, value in self.state().items() if not name.startswith(passing)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.server.load_state(state)
+        if "future_contexts" in state:
+            self._future_contexts = state["future_contexts"].numpy()
+
+    def _release_contexts(self) -> int:
+        """All participants' contexts, and the future clients', who are at hand here; bytes sent."""
+        model = self.server.open_contexts()
+        total = 0
+        for participant in range(self.blueprint.plan.participants):
+            client = self._participant(participant)
+            message = client.release_context(model)
+            total += len(message)
+            self.server.receive_context(participant, self._decode_context(message, client.name))
+        self.server.close_contexts()
+        decoded = []
+        for index in range(len(self.federation.future)):
+            client = self._future(index)
+            decoded.append(self._decode_context(client.release_context(model), client.name))
+        self._future_contexts = np.array(decoded).reshape(len(decoded), self.blueprint.statistic.size)
+        return total
+
+    def _participant(self, index: int) -> Client:
+        return self._client(participant_name(index), self.federation.participants[index])
+
+    def _future(self, index: int) -> Client:
+        return self._client(f"future-{index}", self.federation.future[index])
+
+    def _client(self, name: str, records: Any) -> Client:
+        secret = client_secret(self._master, name)
+        return Client(name, records, self.blueprint, self._ledger, run=self._run, secret=secret)
+
+    def _decode_context(self, message: bytes, name: str) -> np.ndarray:
+        return self._decode(self.blueprint.context_channel, message, name, "context", 0)
+
+    def _decode(
+        self, channel: Channel | Noiseless, message: bytes, name: str, kind: Kind, round_number: int
+    ) -> np.ndarray:
+        return channel.decode(
+            message,
+            secret=client_secret(self._master, name),
+            stream=release_stream(self._run, name, kind, round_number),
+        )

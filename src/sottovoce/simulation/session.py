@@ -1,0 +1,239 @@
+"""A session: one simulated run with its directory, its ledger and its checkpoints, from opening to result.
+
+The order of writing makes it safe to kill at any moment: releases are charged before they leave, rounds are
+logged after they are applied, and messages are forgotten only when a checkpoint has made them superfluous.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sottovoce import data
+from sottovoce.blueprint import Blueprint, draw, participant_name, seeded_master
+from sottovoce.data import Dataset, Federation, training_size
+from sottovoce.plan import Plan, PlanError
+from sottovoce.privacy import schedule
+from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.server import Server
+from sottovoce.simulation.directory import (
+    RunDirectory,
+    RunError,
+    load_tensors,
+    save_tensors,
+    write_atomically,
+)
+from sottovoce.simulation.result import assemble
+from sottovoce.simulation.rounds import Simulation
+
+CHECKPOINT_SECONDS = 20.0
+
+
+class Session:
+    """An open run. Use `Session.open`, call `record` with every round's line, then `finish`."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        simulation: Simulation,
+        ledger: Ledger | None,
+        run: str,
+        records: Dataset,
+        checkpoint_seconds: float,
+    ) -> None:
+        self.directory = directory
+        self.simulation = simulation
+        self._ledger = ledger
+        self._run = run
+        self._records = records
+        self._checkpoint_seconds = checkpoint_seconds
+        self._saved = time.monotonic()
+
+    @classmethod
+    def open(
+        cls,
+        plan: Plan,
+        out: str | Path,
+        *,
+        records: Dataset,
+        federation: Federation,
+        ledger: str | Path | None = None,
+        resume: bool = False,
+        module: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> Session:
+        """Starts a run in the directory `out`, or goes on from its last checkpoint."""
+        plan = resolve(plan, min(federation.participants.sizes))
+        blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
+        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.method == "replay" else None
+        directory = RunDirectory(out)
+        given = None if ledger is None else Path(ledger)
+        if resume:
+            directory.check_same_plan(plan)
+            run, path = directory.identity()
+            _check_ledger(path, given, plan)
+        else:
+            directory.reserve()
+            # A seeded simulation repeats, streams included; any other run has a name of its own.
+            run = plan.digest() if plan.seeded else secrets.token_hex(8)
+            path = given or directory.ledger_file
+        with ExitStack() as stack:
+            book = None
+            if plan.private:
+                fresh = not path.exists()
+                book = Ledger.open(path, scope=scope(plan, records))
+                stack.callback(_leave, book, path if fresh else None)
+                if not resume:
+                    _check_budget(blueprint, book)
+            if not resume:
+                directory.start(plan, run, given)
+            master = seeded_master(plan) if plan.seeded else directory.master_secret()
+            server = Server(blueprint, device, gains)
+            simulation = Simulation(blueprint, federation, server, book, run=run, master=master)
+            session = cls(directory, simulation, book, run, records, checkpoint_seconds)
+            if resume:
+                session._load()
+            stack.pop_all()
+        return session
+
+    def _load(self) -> None:
+        """Goes on from the checkpoint, or from the model of a run whose result was lost."""
+        for path in (self.directory.checkpoint_file, self.directory.model_file):
+            if path.exists():
+                self.simulation.load_state(load_tensors(path, self._identity())[0])
+                break
+        self.directory.truncate_rounds(self.simulation.server.round)
+
+    def _identity(self) -> dict[str, str]:
+        return {"run": self._run, "reference": self.simulation.blueprint.reference_digest}
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Writes down a round that was applied; evaluates and checkpoints when they are due."""
+        plan, number = self.simulation.blueprint.plan, self.simulation.server.round
+        if plan.evaluate_every and number % plan.evaluate_every == 0:
+            self.simulation.evaluate_into(line)
+        self.directory.append_round(line)
+        if time.monotonic() - self._saved >= self._checkpoint_seconds:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Makes all rounds so far durable, then forgets their messages."""
+        simulation = self.simulation
+        self.directory.sync_rounds()
+        save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
+        self._saved = time.monotonic()
+        if self._ledger is not None:
+            self._ledger.forget(self._run, before_round=simulation.server.round + 1)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates the final generator and writes model.safetensors and result.json."""
+        self.checkpoint()
+        simulation, blueprint = self.simulation, self.simulation.blueprint
+        if len(self.directory.rounds()) != blueprint.plan.rounds:
+            raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
+        simulation.server.finish()
+        seen, future = simulation.evaluate()
+        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
+        metadata = {
+            **self._identity(),
+            "plan": json.dumps(dataclasses.asdict(blueprint.plan)),
+            "shape": json.dumps(blueprint.shape),
+            "classes": str(blueprint.classes),
+            "mean": json.dumps(self._records.mean),
+            "std": json.dumps(self._records.std),
+        }
+        save_tensors(self.directory.model_file, simulation.final_state(), metadata)
+        write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+        self.directory.checkpoint_file.unlink(missing_ok=True)
+        return result
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def deal(plan: Plan, dataset: Dataset) -> Federation:
+    """The dataset's records in the hands of the plan's clients."""
+    return data.federation(
+        dataset,
+        partition=plan.partition,
+        participants=plan.participants,
+        future_clients=plan.future_clients,
+        records_per_client=plan.records_per_client,
+        alpha=plan.alpha,
+        context_records=plan.context_records,
+        seed=plan.seed,
+    )
+
+
+def resolve(plan: Plan, smallest_client: int) -> Plan:
+    """The plan with `gradient_records` settled, for a smallest participant of so many records."""
+    available = training_size(smallest_client)
+    wanted = plan.gradient_records or available
+    if wanted > available:
+        raise PlanError(
+            f"gradient_records={wanted}, but the smallest participant has {available} training records: "
+            f"set gradient_records to at most {available}, or 0 for all"
+        )
+    return plan.replace(gradient_records=wanted)
+
+
+def scope(plan: Plan, records: Dataset) -> str:
+    """A fingerprint of which records each client holds: budgets add up only where it is equal."""
+    dealt = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
+    return hashlib.sha256(repr((records.digest, *dealt, plan.seed)).encode()).hexdigest()[:32]
+
+
+def recorded_gains(path: str, rounds: int) -> list[float]:
+    """‖h_t‖² of every round of another run, for `method=replay`."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        gains = [float(line["gain"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"replay_gains={path} is not the rounds.jsonl of a run: {error}") from None
+    if len(gains) < rounds:
+        raise PlanError(f"replay_gains={path} holds {len(gains)} rounds, fewer than rounds={rounds}")
+    return gains
+
+
+def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
+    """A run goes on with the ledger it was started with: a new one would forget what was spent."""
+    if given is not None and given.absolute() != path.absolute():
+        raise RunError(f"the run was started with the ledger {path}: leave --ledger away, or name that one")
+    if plan.private and not path.exists():
+        raise RunError(
+            f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
+        )
+
+
+def _leave(book: Ledger, created: Path | None) -> None:
+    """Closes the ledger of a run that was refused, and removes it if it was made for that run."""
+    book.close()
+    if created is not None:
+        created.unlink(missing_ok=True)
+
+
+def _check_budget(blueprint: Blueprint, book: Ledger) -> None:
+    """Refuses a run that could not be finished, before its first release."""
+    plan = blueprint.plan
+    per_gradient = (blueprint.gradient_sensitivity / blueprint.sigma) ** 2
+    per_context = (
+        (blueprint.context_sensitivity / blueprint.sigma_context) ** 2 if plan.releases_context else 0.0
+    )
+    for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
+        name = participant_name(participant)
+        total = book.spent(name) + int(count) * per_gradient + per_context
+        if not blueprint.budget.covers(total):
+            raise Overspent(
+                f"{name} has spent ε={book.epsilon(name, plan.delta, plan.accounting):.3f} in {book.path}; "
+                f"this run would take it past ε={blueprint.budget.epsilon:g}: lower epsilon, or raise budget"
+            )

@@ -1,0 +1,156 @@
+"""Sweeps: many runs of one shape trained in lockstep, so that a grid of seeds and budgets fills a GPU.
+
+Each run keeps its own session: ledger, noise, schedule, server and run directory. Only the clipped means are
+computed together, one batch for all clients of all runs in a round, so a run in a batch gives the result it
+gives alone, up to the rounding of a batched matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce import data
+from sottovoce.data import Dataset, Federation
+from sottovoce.errors import SottovoceError
+from sottovoce.gradients import clipped_means
+from sottovoce.plan import Plan
+from sottovoce.simulation.directory import RunDirectory
+from sottovoce.simulation.rounds import Round
+from sottovoce.simulation.session import Session, deal
+
+SHAPE = (
+    "dataset",
+    "model",
+    "method",
+    "basis",
+    "coefficients",
+    "gradient_records",
+    "clip",
+    "rounds",
+    "clients_per_round",
+)
+"""Plan keys in which runs of a batch must agree."""
+
+# A batch writes many checkpoints at once, and its runs are short: what a crash costs is a few minutes.
+CHECKPOINT_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made: its plan and its directory."""
+
+    plan: Plan
+    out: Path
+
+
+def shape(plan: Plan) -> tuple[Any, ...]:
+    """Runs with equal shapes can be trained in one batch."""
+    return tuple(getattr(plan, key) for key in SHAPE)
+
+
+def run_batch(
+    jobs: Sequence[Job],
+    device: str = "cpu",
+    on_run: Callable[[Job, dict[str, Any]], None] = lambda job, result: None,
+    on_round: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Trains all jobs, which must share one `shape`; interrupted ones are resumed, finished ones left alone.
+
+    `on_run` is called with every job's result, `on_round` with the number of each round that all have made.
+    """
+    if len({shape(job.plan) for job in jobs}) > 1:
+        raise SottovoceError("runs of one batch must agree in " + ", ".join(SHAPE))
+    open_jobs = []
+    for job in jobs:
+        directory = RunDirectory(job.out)
+        if directory.result_file.exists():
+            on_run(job, directory.result())
+        else:
+            open_jobs.append(job)
+    if not open_jobs:
+        return
+    records = data.load(jobs[0].plan.dataset).to(device)
+    federations: dict[tuple[Any, ...], Federation] = {}
+    with ExitStack() as stack:
+        sessions = []
+        for job in open_jobs:
+            session = _open(job, records, federations, device)
+            stack.enter_context(closing(session))
+            sessions.append(session)
+        if len({session.simulation.blueprint.plan.gradient_records for session in sessions}) > 1:
+            raise SottovoceError("runs of one batch need clients of one size: set gradient_records")
+        _train(sessions, on_round)
+        for job, session in zip(open_jobs, sessions, strict=True):
+            on_run(job, session.finish())
+
+
+def _train(sessions: Sequence[Session], on_round: Callable[[int], None]) -> None:
+    """Rounds in lockstep; a run that was resumed waits for those behind it."""
+    while True:
+        number = min(session.simulation.server.round for session in sessions)
+        due = [session for session in sessions if session.simulation.server.round == number]
+        if due[0].simulation.done:
+            return
+        rounds = [session.simulation.open_round() for session in due]
+        start = 0
+        means = _clipped(due, rounds)
+        for session, opened in zip(due, rounds, strict=True):
+            stop = start + len(opened.clients)
+            session.record(session.simulation.close_round(opened, means[start:stop]))
+            start = stop
+        on_round(number + 1)
+
+
+def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
+    """The clipped means (clients of all runs, k) of a round, on the CPU."""
+    thetas, bases, xs, ys = [], [], [], []
+    for session, opened in zip(sessions, rounds, strict=True):
+        blueprint = session.simulation.blueprint
+        thetas.append(blueprint.theta(opened.coefficients))
+        for client in opened.clients:
+            records = client.training_records(opened.number)
+            bases.append(blueprint.basis)
+            xs.append(records.x)
+            ys.append(records.y)
+    blueprint = sessions[0].simulation.blueprint
+    means = clipped_means(
+        blueprint.module,
+        torch.cat(thetas),
+        bases,
+        torch.stack(xs),
+        torch.stack(ys),
+        clip=blueprint.plan.clip,
+        denominator=blueprint.plan.gradient_records,
+    )
+    return means.cpu()
+
+
+def _open(job: Job, records: Dataset, federations: dict[tuple[Any, ...], Federation], device: str) -> Session:
+    plan = job.plan
+    dealt = (
+        plan.partition,
+        plan.alpha,
+        plan.participants,
+        plan.future_clients,
+        plan.records_per_client,
+        plan.context_records,
+        plan.seed,
+    )
+    if dealt not in federations:
+        federations[dealt] = deal(plan, records)
+    return Session.open(
+        plan,
+        job.out,
+        records=records,
+        federation=federations[dealt],
+        resume=RunDirectory(job.out).plan_file.exists(),
+        device=device,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+    )

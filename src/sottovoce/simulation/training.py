@@ -1,0 +1,95 @@
+"""Training and evaluating a federation from Python; the command line adds only progress and tables.
+
+plan = Plan.load(overrides={"dataset": "mnist-small", "epsilon": 8})
+result = train(plan, "runs/first")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sottovoce import data
+from sottovoce.blueprint import draw
+from sottovoce.data import Dataset
+from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan
+from sottovoce.server import Server
+from sottovoce.simulation.directory import RunDirectory, load_tensors
+from sottovoce.simulation.result import accuracies
+from sottovoce.simulation.rounds import Simulation
+from sottovoce.simulation.session import Session, deal, resolve
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+class Interrupted(SottovoceError):
+    """Ctrl-C during a run, which can be resumed."""
+
+
+def train(
+    plan: Plan,
+    out: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    module: nn.Module | None = None,
+    device: str = "cpu",
+    on_round: OnRound = lambda line: None,
+) -> dict[str, Any]:
+    """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
+
+    `ledger` lets budgets add up over several runs on the same records; `dataset` and `module` replace what
+    the plan names; `device` and `on_round` change speed and display only. `resume` goes on after the last
+    checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
+    """
+    directory = RunDirectory(out)
+    records = dataset if dataset is not None else data.load(plan.dataset)
+    federation = deal(plan, records)
+    if resume and directory.result_file.exists():
+        directory.check_same_plan(resolve(plan, min(federation.participants.sizes)))
+        return directory.result()
+    session = Session.open(
+        plan,
+        out,
+        records=records,
+        federation=federation,
+        ledger=ledger,
+        resume=resume,
+        module=module,
+        device=device,
+    )
+    with closing(session):
+        try:
+            while not session.simulation.done:
+                line = session.simulation.step()
+                session.record(line)
+                on_round(line)
+            return session.finish()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
+                f"go on with 'sottovoce train --resume --out {out}'"
+            ) from None
+
+
+def evaluate(
+    out: str | Path, *, dataset: Dataset | None = None, module: nn.Module | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Evaluates a finished run again and returns its result with fresh accuracies."""
+    directory = RunDirectory(out)
+    plan = directory.plan()
+    if directory.result().get("engine") == "flower":
+        raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
+    federation = deal(plan, dataset if dataset is not None else data.load(plan.dataset))
+    blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
+    state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
+    simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
+    simulation.load_state(state)
+    seen, future = simulation.evaluate()
+    return {**directory.result(), "accuracy": accuracies(seen, future)}

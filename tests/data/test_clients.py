@@ -1,0 +1,201 @@
+"""Who may see which record: training, held-out, context and query sets, and what a look at them costs."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+
+import pytest
+import torch
+
+from sottovoce.data import Dataset, Federation, Records, federation, split_future, split_participant
+from sottovoce.errors import SottovoceError
+
+
+def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
+    """Record i is the number i, so that sets of records can be compared."""
+    return Dataset(
+        "numbered", torch.arange(records).float()[:, None], torch.arange(records) % 4, 4, client=owner
+    )
+
+
+def dealt(data: Dataset, **changes: object) -> Federation:
+    request: dict[str, object] = {
+        "partition": "dirichlet",
+        "participants": 6,
+        "future_clients": 2,
+        "records_per_client": 50,
+        "alpha": 0.5,
+        "context_records": 30,
+        "seed": 41,
+    }
+    return federation(data, **{**request, **changes})  # type: ignore[arg-type]
+
+
+def numbers(records: Records) -> set[int]:
+    return {int(value) for value in records.x.flatten()}
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "iid"])
+def test_no_record_is_in_two_sets_that_must_be_disjoint(partition: str) -> None:
+    clients = dealt(numbered(400), partition=partition)
+    held: list[set[int]] = []
+    for mine in clients.participants:
+        assert numbers(mine.context) <= numbers(mine.train)
+        assert not numbers(mine.held_out) & numbers(mine.train)
+        assert (len(mine.train), len(mine.held_out), len(mine.context)) == (40, 10, 30)
+        held += [numbers(mine.train), numbers(mine.held_out)]
+    for mine in clients.future:
+        assert not numbers(mine.held_out) & numbers(mine.context)
+        assert (len(mine.train), len(mine.held_out), len(mine.context)) == (0, 20, 30)
+        held += [numbers(mine.context), numbers(mine.held_out)]
+    assert sum(map(len, held)) == len(set.union(*held)) == 400
+
+
+def test_labels_stay_with_their_records() -> None:
+    clients = dealt(numbered(400))
+    for mine in [*clients.participants, *clients.future]:
+        for part in (mine.train, mine.held_out, mine.context):
+            assert torch.equal(part.x.flatten().long() % 4, part.y)
+
+
+def test_looking_again_or_in_another_federation_gives_the_same_records() -> None:
+    one, two, other = dealt(numbered(400)), dealt(numbered(400)), dealt(numbered(400), seed=42)
+    assert torch.equal(one.participants[3].context.x, one.participants[3].context.x)
+    assert torch.equal(one.participants[3].context.x, two.participants[3].context.x)
+    assert not torch.equal(one.participants[3].context.x, other.participants[3].context.x)
+
+
+def test_clients_are_split_independently_of_each_other() -> None:
+    records = Records(torch.arange(50.0)[:, None], torch.zeros(50).long())
+    one, two = split_participant(records, 10, seed=1), split_participant(records, 10, seed=2)
+    assert numbers(one.held_out) != numbers(two.held_out)
+
+
+def test_the_papers_client_of_417_records_trains_on_333() -> None:
+    records = Records(torch.zeros(417, 1), torch.zeros(417).long())
+    mine = split_participant(records, 333, seed=0)
+    assert (len(mine.train), len(mine.held_out), len(mine.context)) == (333, 84, 333)
+
+
+def test_natural_clients_keep_their_sizes() -> None:
+    owner = torch.repeat_interleave(torch.arange(8), torch.arange(45, 53))
+    clients = dealt(numbered(len(owner), owner), partition="client", records_per_client=0)
+    assert sorted(clients.participants.sizes + clients.future.sizes) == list(range(45, 53))
+    for mine in clients.participants:
+        assert len({int(owner[i]) for i in numbers(mine.train) | numbers(mine.held_out)}) == 1
+
+
+def test_normalization_uses_the_stated_constants_whatever_the_records_are() -> None:
+    """Replacing all other records must not move a record's normalized value: that would be a release."""
+    bytes_ = torch.randint(
+        0, 256, (40, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    changed = bytes_.clone()
+    changed[1:] = 255
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    one, two = (Dataset("d", x, torch.zeros(40).long(), 1, mean, std) for x in (bytes_, changed))
+    first = torch.tensor([0])
+    assert torch.equal(one.records(first).x, two.records(first).x)
+    expected = (bytes_[0].double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    assert torch.allclose(one.records(first).x[0].double(), expected, atol=1e-6)
+
+
+def test_records_that_are_not_finite_pass_through() -> None:
+    x = torch.zeros(400, 2)
+    x[7, 0], x[8, 1] = float("nan"), float("inf")
+    clients = dealt(Dataset("holes", x, torch.arange(400) % 4, 4))
+    kept = torch.cat([part.x for c in clients.participants for part in (c.train, c.held_out)])
+    kept = torch.cat([kept, *(part.x for c in clients.future for part in (c.context, c.held_out))])
+    assert int((~kept.isfinite()).sum()) == 2
+
+
+def test_a_look_at_a_client_reads_only_that_clients_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = Dataset.records
+
+    def counting(self: Dataset, index: torch.Tensor) -> Records:
+        read.append(len(index))
+        return original(self, index)
+
+    monkeypatch.setattr(Dataset, "records", counting)
+    clients = dealt(
+        numbered(50_000), participants=9_990, future_clients=10, records_per_client=5, context_records=4
+    )
+    assert read == []
+    assert len(clients.participants) == 9_990
+    _ = clients.participants[17], clients.participants[-1], clients.participants[17]
+    assert read == [5, 5]
+
+
+def test_clients_looked_at_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("sottovoce.data.clients")
+    monkeypatch.setattr(module, "CACHE_BYTES", 2 * 50 * 4)  # two clients of 50 numbers
+    clients = dealt(numbered(400))
+    first = weakref.ref(clients.participants[0])
+    assert first() is not None
+    _ = clients.participants[1], clients.participants[2]
+    gc.collect()
+    assert first() is None
+
+
+def test_clients_index_like_a_list() -> None:
+    clients = dealt(numbered(400)).participants
+    assert len(clients[1:4]) == 3
+    assert torch.equal(clients[-1].train.x, clients[5].train.x)
+    with pytest.raises(IndexError):
+        clients[6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"context_records": 41}, "context_records=41, but there are 40 training records"),
+        ({"context_records": -1}, "context_records=-1"),
+        ({"participants": 0}, "set participants to 1 or more"),
+        ({"future_clients": -1}, "future_clients to 0 or more"),
+        ({"records_per_client": 1, "context_records": 0}, "it needs 2"),
+        ({"records_per_client": 51}, "8 clients × 51 records is more than the 400"),
+    ],
+)
+def test_impossible_federations_name_the_numbers(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(SottovoceError, match=says):
+        dealt(numbered(400), **changes)
+
+
+def test_a_future_client_keeps_at_least_one_query_record() -> None:
+    owner = torch.repeat_interleave(torch.arange(2), 50)
+    both = {"partition": "client", "participants": 1, "future_clients": 1, "records_per_client": 0}
+    assert len(dealt(numbered(100, owner), **both, context_records=40).future[0].held_out) == 10
+    small = torch.cat([torch.zeros(50).long(), torch.ones(20).long()])
+    seeds = [
+        seed
+        for seed in range(20)
+        if dealt(numbered(70, small), **both, context_records=0, seed=seed).future.sizes == [20]
+    ]
+    with pytest.raises(SottovoceError, match="there are 19 records that the smallest future"):
+        dealt(numbered(70, small), **both, context_records=20, seed=seeds[0])
+
+
+def test_a_future_client_cannot_give_more_context_than_it_has() -> None:
+    records = Records(torch.zeros(5, 1), torch.zeros(5).long())
+    assert len(split_future(records, 5, seed=0).held_out) == 0
+    with pytest.raises(SottovoceError, match="context_records=6, but there are 5 records of a future client"):
+        split_future(records, 6, seed=0)
+
+
+def test_a_federation_may_have_no_future_clients() -> None:
+    clients = federation(
+        numbered(100),
+        partition="iid",
+        participants=5,
+        future_clients=0,
+        records_per_client=20,
+        alpha=1,
+        context_records=16,
+        seed=0,
+    )
+    assert len(clients.future) == 0
+    assert clients.shape == (1,)
+    assert clients.classes == 4

@@ -1,0 +1,181 @@
+"""Both halves of the Flower app over a network that loses, doubles, delays and damages messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.flower import server_app
+from sottovoce.federation.flower.client_app import RECORD, client_app
+from sottovoce.federation.flower.server_app import Conductor
+from sottovoce.federation.flower.template import write_app
+from sottovoce.federation.node import Member
+from sottovoce.simulation.directory import load_tensors
+from sottovoce.simulation.training import train
+from tests.federation.world import World, same
+
+
+class Network(Grid):
+    """Nodes 100, 101, … in this process, behind a network with a mind of its own."""
+
+    def __init__(self, world: World, seed: int, *, agreements: dict[int, Path] | None = None) -> None:
+        self._random = random.Random(seed)
+        self._app = client_app()
+        clients = world.folder / "clients"
+        self._configs = {
+            100 + index: {
+                "partition-id": index,
+                "directory": str(clients / f"client-{index}"),
+                "records": str(clients / f"client-{index}.npz"),
+                "agreement": str((agreements or {}).get(index, clients / "agreement.toml")),
+            }
+            for index in range(world.agreement.plan.participants)
+        }
+        self._replies: list[Message] = []
+        self.told: list[dict[str, Any]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        keys = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            keys.append(message.metadata.message_id)
+            for _ in range(self._random.choice([0, 1, 1, 2])):
+                self._deliver(message)
+        return keys
+
+    def _deliver(self, message: Message) -> None:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, dict(self._configs[node]), RecordDict(), {"threads": 1}, 1)
+        reply = self._app(message, context)
+        fields = dict(reply.content.config_records[RECORD])
+        self.told.append(fields)
+        fate = self._random.random()
+        if fate < 0.15:
+            return
+        if fate < 0.3 and "release" in fields:
+            damaged = bytearray(fields["release"])
+            damaged[self._random.randrange(len(damaged))] ^= 1 + self._random.randrange(255)
+            reply = Message(
+                RecordDict({RECORD: ConfigRecord({**fields, "release": bytes(damaged)})}), reply_to=message
+            )
+        elif fate < 0.4:
+            reply = Message(Error(code=5, reason="the node is gone"), reply_to=message)
+        self._replies.append(reply)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = set(message_ids)
+        self._random.shuffle(self._replies)
+        ready = [reply for reply in self._replies if reply.metadata.reply_to_message_id in wanted]
+        arrived = [reply for reply in ready if self._random.random() < 0.6]
+        self._replies = [reply for reply in self._replies if reply not in arrived]
+        return arrived
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self._configs if self._random.random() < 0.9]
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *unused: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *unused: Any, **options: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(server_app, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(server_app, "NODES_SECONDS", 0.0)
+    for name in ("task_id", "run_id", "node_id"):  # what Flower sets in the processes it starts
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path)
+    Conductor(Network(world, seed), world.coordinator, retry=0.001).conduct()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+
+
+def test_a_node_that_is_refused_hears_why_and_the_others_train(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, options=Options(patience=1.0), rounds=2)
+    other = World(tmp_path / "other", epsilon=1.0)
+    false = other.folder / "clients" / "agreement.toml"
+    network = Network(world, 1, agreements={2: false})
+    Conductor(network, world.coordinator, retry=0.001).conduct()
+    assert any("another agreement" in str(fields.get("error")) for fields in network.told)
+    assert "node 102 refused" in caplog.text
+    assert not (tmp_path / "clients" / "client-2" / "ledger.sqlite").exists()
+    assert world.coordinator.done
+
+
+def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    message = Message(RecordDict({RECORD: ConfigRecord(world.coordinator.offer())}), 100, "query.enrol")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
+    assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
+
+
+@pytest.mark.parametrize("fault", ["label", "shape", "bug"])
+def test_a_refusal_tells_the_server_nothing_about_records(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    clients = tmp_path / "clients"
+    file = clients / "client-0.npz"
+    with np.load(file) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(
+        file,
+        x=x[:, :, 1:] if fault == "shape" else x,
+        y=np.where(y == y[0], 4242, y) if fault == "label" else y,
+    )
+    if fault == "bug":
+
+        def broken(*_: object, **__: object) -> None:
+            raise RuntimeError(f"{file} has a record 4242")
+
+        monkeypatch.setattr(Member, "_records", broken)
+    network = Network(world, 1)
+    request = world.coordinator.request(0, "context")
+    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    network._deliver(message)
+    assert network.told == [{"error": "this client cannot answer: its own log says why"}]
+    log = (clients / "client-0" / "client.log").read_text()
+    assert "ERROR refused the context of round 0" in log
+    assert ("27" if fault == "shape" else "4242") in log
+
+
+def test_a_written_app_is_complete_and_never_overwritten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    app = write_app(world.agreement, tmp_path / "app", run_directory=tmp_path / "run")
+    names = {path.name for path in (app / "sottovoce_app").iterdir()}
+    assert names == {"__init__.py", "agreement.toml", "client_app.py", "server_app.py"}
+    assert "torch" not in (app / "pyproject.toml").read_text().split("dependencies = ")[1].split("]")[0]
+    with pytest.raises(SottovoceError, match="already holds an app"):
+        write_app(world.agreement, tmp_path / "app", run_directory=tmp_path / "run")

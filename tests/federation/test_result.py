@@ -1,0 +1,46 @@
+"""The run directory that a finished federation leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sottovoce.client import OWN_RECORDS
+from sottovoce.data import fingerprint
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.result import write_run
+from sottovoce.onboarding.personalization import personalize
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.report import write_report
+from sottovoce.simulation.training import evaluate
+
+from .world import World
+
+
+def test_a_federation_reports_the_epsilon_that_its_members_were_charged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    world.finish()
+    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    for index, name in enumerate(result["epsilon"]["per_client"]):
+        records = tmp_path / "clients" / f"client-{index}.npz"
+        with Ledger.open(records.with_suffix("") / "ledger.sqlite", scope=fingerprint(records)) as ledger:
+            charged = ledger.epsilon(OWN_RECORDS, result["delta"], "exact")
+        assert result["epsilon"]["per_client"][name] == pytest.approx(charged)
+    assert result["epsilon"]["spent_max"] <= world.agreement.plan.epsilon
+
+
+def test_its_model_serves_future_clients_and_only_its_clients_can_evaluate_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    world.finish()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    answer = personalize(tmp_path / "run", tmp_path / "clients" / "future-0.npz", tmp_path / "model")
+    assert answer["epsilon"] > 0
+    with pytest.raises(SottovoceError, match="keep their records"):
+        evaluate(tmp_path / "run")
+    with pytest.raises(SottovoceError, match="simulated run"):
+        write_report(tmp_path / "run")

@@ -1,0 +1,27 @@
+"""A finished run of a small federation, shared by the tests of the service."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sottovoce.federation.result import write_run
+from tests.federation.world import World
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A federation whose run directory is `folder / "run"`."""
+    world = World(tmp_path_factory.mktemp("finished"), context="labels")
+    world.enrol_all()
+    world.finish()
+    write_run(world.folder / "run", world.coordinator, world.store)
+    return world
+
+
+@pytest.fixture
+def run(finished: World, tmp_path: Path) -> Path:
+    """A fresh copy of the finished run, without tokens and contexts of other tests."""
+    return Path(shutil.copytree(finished.folder / "run", tmp_path / "run"))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sottovoce.errors import SottovoceError
+from sottovoce.simulation.directory import load_tensors
+from sottovoce.simulation.sweep import Job, run_batch
+from sottovoce.simulation.training import train
+from tests.small import small_plan
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"basis": "structured"}, {"basis": "unstructured"}, {"method": "full"}, {"method": "global"}],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_runs_in_a_batch_give_what_they_give_alone(tmp_path, changes) -> None:
+    plans = [
+        small_plan(seed=seed, epsilon=epsilon, **changes) for seed, epsilon in ((1, 2.0), (1, 8.0), (2, 8.0))
+    ]
+    results = {}
+    jobs = [Job(plan, tmp_path / f"batch-{i}") for i, plan in enumerate(plans)]
+    run_batch(jobs, on_run=lambda job, result: results.update({job.out.name: result}))
+    for i, plan in enumerate(plans):
+        alone = train(plan, tmp_path / f"alone-{i}")
+        together = results[f"batch-{i}"]
+        assert together["epsilon"] == alone["epsilon"]
+        assert together["sigma"] == alone["sigma"]
+        first, _ = load_tensors(tmp_path / f"alone-{i}" / "model.safetensors")
+        second, _ = load_tensors(tmp_path / f"batch-{i}" / "model.safetensors")
+        for name in first:
+            assert torch.allclose(first[name].double(), second[name].double(), atol=1e-5), name
+
+
+def test_finished_runs_are_left_alone_and_others_resumed(tmp_path) -> None:
+    jobs = [Job(small_plan(seed=seed), tmp_path / str(seed)) for seed in (1, 2)]
+    done = train(jobs[0].plan, jobs[0].out)
+
+    def stop(number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(jobs, on_round=stop)
+    seen = {}
+    run_batch(jobs, on_run=lambda job, result: seen.update({job.out.name: result}))
+    assert seen["1"] == done
+    assert seen["2"]["rounds"] == 4
+
+
+def test_runs_of_different_shapes_are_not_mixed(tmp_path) -> None:
+    jobs = [Job(small_plan(rounds=rounds), tmp_path / str(rounds)) for rounds in (3, 4)]
+    with pytest.raises(SottovoceError, match="must agree"):
+        run_batch(jobs)

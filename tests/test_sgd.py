@@ -1,0 +1,41 @@
+"""The server's steps beside torch's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from sottovoce.sgd import Descent
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_are_those_of_torchs_sgd_bit_for_bit(momentum: float) -> None:
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(7, 5), nn.Linear(7, 5)
+    theirs.load_state_dict(ours.state_dict())
+    descent = Descent(ours, 0.3, momentum)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=momentum)
+    for _ in range(20):
+        x = torch.randn(3, 7)
+        for module, forget, step in (
+            (ours, descent.zero, descent.step),
+            (theirs, optimizer.zero_grad, optimizer.step),
+        ):
+            forget()
+            module(x).square().sum().backward()
+            step()
+    assert all(ours.state_dict()[name].equal(value) for name, value in theirs.state_dict().items())
+
+
+def test_a_server_does_not_load_torchs_compiler() -> None:
+    code = (
+        "import sys; from sottovoce.blueprint import draw; from sottovoce.plan import Plan\n"
+        "from sottovoce.server import Server\n"
+        "plan = Plan.load(overrides={'gradient_records': 40, 'coefficients': 256, 'basis': 'unstructured'})\n"
+        "Server(draw(plan, (1, 28, 28), 10)); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
