@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import typer
 
-from sottovoce import planning
 from sottovoce.cli.display import (
     as_json,
     duration,
@@ -28,6 +27,7 @@ from sottovoce.onboarding.personalization import personalize as personalize_clie
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report import write_report, write_reproduction
 from sottovoce.report.tensorboard import round_scalars
+from sottovoce.simulation import cost
 from sottovoce.simulation import training as api
 from sottovoce.simulation.directory import RunDirectory
 
@@ -81,7 +81,7 @@ def plan(
                 {name: f"{text} ({default})" for name, default, text in rows},
             )
         return
-    costs = planning.outline(_plan(settings))
+    costs = cost.outline(_plan(settings))
     if json:
         as_json(costs)
         return
