@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sottovoce.gradients import bench
+from sottovoce.bench import gradients as bench
 
 
 def test_the_benchmark_names_its_ratios_and_leaves_the_threads_as_they_were() -> None:

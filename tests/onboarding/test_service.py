@@ -24,7 +24,7 @@ from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
 from sottovoce.models import open_model
-from sottovoce.onboarding import onboarding, service
+from sottovoce.onboarding import remote, service
 from sottovoce.onboarding.desk import CONTEXTS_FILE, Desk
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.personalization import personalize
@@ -46,7 +46,7 @@ def records(finished: World, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onboarding, "TRIES", 1)
+    monkeypatch.setattr(remote, "TRIES", 1)
 
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -94,13 +94,13 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
 def test_the_service_can_send_the_whole_model(run: Path, records: Path) -> None:
     captured: list[bytes] = []
 
-    class Spy(onboarding.Door):
+    class Spy(remote.Door):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             captured.append(body)
             return super().post(path, body, headers)
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(onboarding, "Door", Spy)
+        patch.setattr(remote, "Door", Spy)
         onboard(url, records, records.with_name("built"))
         status, model = post(url, captured[0], {**headers(url, ""), "Accept": "application/safetensors"})
     assert status == 200
@@ -141,13 +141,13 @@ def test_a_restored_ledger_pays_for_the_lost_context_and_encodes_under_a_new_key
 ) -> None:
     sent: list[bytes] = []
 
-    class Lost(onboarding.Door):
+    class Lost(remote.Door):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             sent.append(body)
             raise OnboardingError("lost on the way")
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(onboarding, "Door", Lost)
+        patch.setattr(remote, "Door", Lost)
         for _ in range(2):
             with pytest.raises(OnboardingError, match="lost on the way"):
                 onboard(url, records, records.with_name("model"))
@@ -191,7 +191,7 @@ def test_a_context_whose_key_is_gone_is_not_sent(run: Path, records: Path) -> No
 def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Path) -> None:
     honest, sent = Ledger.commit, list[bytes]()
 
-    class Spy(onboarding.Door):
+    class Spy(remote.Door):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             sent.append(body)
             return super().post(path, body, headers)
@@ -204,7 +204,7 @@ def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Pat
         onboard(url, records, records.with_name(out))
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(onboarding, "Door", Spy)
+        patch.setattr(remote, "Door", Spy)
         patch.setattr(Ledger, "commit", slowly)
         threads = [threading.Thread(target=ask, args=(out,)) for out in ("one", "two")]
         for thread in threads:
@@ -246,7 +246,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
     write_run(tmp_path / "other" / "run", other.coordinator, other.store)
     captured: list[bytes] = []
 
-    class Spy(onboarding.Door):
+    class Spy(remote.Door):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             captured.append(body)
             return super().post(path, body, headers)
@@ -255,7 +255,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
         pytest.MonkeyPatch.context() as patch,
         live(create_service(tmp_path / "other" / "run", open_to_all=True)) as url,
     ):
-        patch.setattr(onboarding, "Door", Spy)
+        patch.setattr(remote, "Door", Spy)
         onboard(url, records, records.with_name("one"))
     with live(create_service(run, open_to_all=True)) as url:
         code, answer = post(url, captured[0], headers(url, ""))
@@ -268,14 +268,14 @@ def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is
 ) -> None:
     for name, value in (("version", 2), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
         with live(create_service(run, open_to_all=True)) as url:
-            honest = onboarding.Door.get
+            honest = remote.Door.get
 
-            def lie(door: onboarding.Door, path: str, name: str = name, value: object = value) -> bytes:
+            def lie(door: remote.Door, path: str, name: str = name, value: object = value) -> bytes:
                 body = honest(door, path)  # noqa: B023
                 return json.dumps({**json.loads(body), name: value}).encode()
 
             with monkeypatch.context() as patch:
-                patch.setattr(onboarding.Door, "get", lie)
+                patch.setattr(remote.Door, "get", lie)
                 with pytest.raises(SpecificationError):
                     onboard(url, records, records.with_name("one"))
     assert not records.with_suffix(".ledger.sqlite").exists()

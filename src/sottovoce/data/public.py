@@ -8,6 +8,7 @@ MNIST, 50,000 of CIFAR-10), so those are what is kept.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import tarfile
@@ -24,6 +25,7 @@ from sottovoce.data import formats, sources
 from sottovoce.data.formats import Bytes
 from sottovoce.data.sources import Progress, Source
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.files import FileError, write_atomically
 
 
 class FetchError(SottovoceError):
@@ -173,20 +175,10 @@ def _intact(path: Path, sha256: str) -> bool:
 
 
 def _store(path: Path, x: Bytes, y: Bytes, public: PublicDataset) -> None:
-    """Write beside the target, then rename: a killed or failed write leaves nothing under the name."""
+    file = io.BytesIO()
+    np.savez(file, x=x, y=y, classes=public.classes, mean=public.mean, std=public.std)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.stem}-{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                np.savez(file, x=x, y=y, classes=public.classes, mean=public.mean, std=public.std)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise SottovoceError(
-            f"cannot write {path} ({error.strerror or error}): free some space, "
-            "or point SOTTOVOCE_DATA to another folder"
-        ) from error
+        write_atomically(path, file.getvalue())
+    except (OSError, FileError) as error:
+        raise SottovoceError(f"{error}, or point SOTTOVOCE_DATA to another folder") from None

@@ -16,7 +16,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import EXPERIMENTS, open_differences, read_table
 from sottovoce.experiments.index import read_index
 from sottovoce.experiments.summary import GAIN_EVERY
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 BEGIN = "<!-- tables: made by python -m sottovoce.experiments.document, do not edit -->"
 END = "<!-- end of tables -->"

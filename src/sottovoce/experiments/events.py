@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce.channel import CHANNELS, SeededRandomness, open_channel
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 SIZE = 16384
 SIGMA = 0.0152  # ε = 16, T_max = 43, m = 333

@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import EXPERIMENTS, Cell
 from sottovoce.experiments.grid import run_of
 from sottovoce.experiments.summary import united
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 PUBLISHED = (
     "seen_mean",

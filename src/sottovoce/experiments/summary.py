@@ -14,7 +14,8 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.grid import Run
-from sottovoce.simulation.directory import RunDirectory, write_atomically
+from sottovoce.files import write_atomically
+from sottovoce.simulation.directory import RunDirectory
 
 FILE = "summary.json"
 GAIN_EVERY = 25  # rounds between the recorded values of ‖h‖² and of the effective gain

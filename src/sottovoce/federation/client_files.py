@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sottovoce.data import Dataset, load, partition
 from sottovoce.federation.agreement import Agreement
+from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.simulation.directory import write_atomically
 from sottovoce.simulation.session import resolve
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import EnrolmentError
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 

@@ -32,9 +32,9 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
-from sottovoce.federation.lock import locked
 from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace
+from sottovoce.files import locked
 from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Kind, Ledger
 
 

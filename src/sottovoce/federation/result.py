@@ -16,7 +16,8 @@ from typing import Any
 from sottovoce.blueprint import participant_name
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
-from sottovoce.simulation.directory import RunDirectory, save_tensors, write_atomically
+from sottovoce.files import write_atomically
+from sottovoce.simulation.directory import RunDirectory, save_tensors
 from sottovoce.simulation.result import description
 
 

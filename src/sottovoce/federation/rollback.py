@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 _PROMPT = 5 * 10**9  # nanoseconds that writing a note may take; a slow disk only looks restored
 

@@ -8,56 +8,51 @@ under one stream.
 from __future__ import annotations
 
 import hashlib
-import os
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import Database
 
 
 class SecondContext(SottovoceError):
     """The client has released another context before."""
 
 
-class Contexts:
+class Contexts(Database):
     """Received contexts in an SQLite file that only its owner can read; used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        try:
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS context"
-                " (client TEXT PRIMARY KEY, digest BLOB NOT NULL, vector BLOB NOT NULL) WITHOUT ROWID"
-            )
-        except sqlite3.DatabaseError as error:
-            raise SottovoceError(f"{path} is damaged or not ours ({error}): restore a backup") from None
+        super().__init__(path, _explain, threads=True)
+        self.query("PRAGMA journal_mode = WAL")
+        self.query(
+            "CREATE TABLE IF NOT EXISTS context"
+            " (client TEXT PRIMARY KEY, digest BLOB NOT NULL, vector BLOB NOT NULL) WITHOUT ROWID"
+        )
+        self.restrict()
 
     def known(self, client: str, body: bytes) -> np.ndarray | None:
         """The decoded context that these bytes gave before; None for a client that is new."""
-        row = self._connection.execute(
-            "SELECT digest, vector FROM context WHERE client = ?", (client,)
-        ).fetchone()
-        if row is None:
+        rows = self.query("SELECT digest, vector FROM context WHERE client = ?", client)
+        if not rows:
             return None
-        if row[0] != _digest(body):
+        [(digest, vector)] = rows
+        if digest != _digest(body):
             raise SecondContext(
                 "this client has sent another context before: send that one again, it costs nothing new"
             )
-        return np.frombuffer(row[1], np.float64).copy()
+        return np.frombuffer(vector, np.float64).copy()
 
     def remember(self, client: str, body: bytes, vector: np.ndarray) -> None:
         """Keeps a context durably before it is answered."""
         row = (client, _digest(body), vector.astype(np.float64).tobytes())
-        self._connection.execute("INSERT INTO context VALUES (?, ?, ?)", row)
-
-    def close(self) -> None:
-        self._connection.close()
+        self.query("INSERT INTO context VALUES (?, ?, ?)", *row)
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).digest()
+
+
+def _explain(path: Path, error: Exception) -> SottovoceError:
+    return SottovoceError(f"{path} is damaged or not ours ({error}): restore a backup")

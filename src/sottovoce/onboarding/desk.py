@@ -6,7 +6,6 @@ the order of answers simple, and bounds what runs at a time.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,11 @@ from sottovoce.channel import ChannelError
 from sottovoce.client import release_stream
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
+from sottovoce.files import kept_secret
 from sottovoce.models import state_dict_at
 from sottovoce.onboarding.contexts import Contexts
 from sottovoce.onboarding.personalization import Personalizer
 from sottovoce.onboarding.specification import NAME, Specification
-from sottovoce.simulation.directory import write_atomically
 
 KEY_FILE = "service.key"
 CONTEXTS_FILE = "contexts.sqlite"
@@ -36,7 +35,7 @@ class Desk:
         self._personalizer = Personalizer.load(directory)
         blueprint = self._personalizer.blueprint
         self.blueprint = blueprint
-        self._key = _kept_key(directory / KEY_FILE)
+        self._key = kept_secret(directory / KEY_FILE, new_key)  # clients resend messages made for it
         self._contexts = Contexts(directory / CONTEXTS_FILE)
         agreement = Agreement(
             blueprint.plan,
@@ -88,11 +87,3 @@ class Desk:
         secret = agreed_secret(self._key, key, run=run, name=NAME)
         stream = release_stream(run, NAME, "context", 0)
         return self.blueprint.context_channel.decode(message, secret=secret, stream=stream)
-
-
-def _kept_key(path: Path) -> bytes:
-    """The service's private key: clients resend messages made for it, so it stays for ever."""
-    if not path.exists():
-        write_atomically(path, new_key(), mode=0o600)
-    os.chmod(path, 0o600)
-    return path.read_bytes()

@@ -15,8 +15,8 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.client import OWN_RECORDS
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import new_key, public_key
+from sottovoce.files import write_atomically
 from sottovoce.privacy.ledger import Budget, Charge, Ledger
-from sottovoce.simulation.directory import write_atomically
 
 log = logging.getLogger("sottovoce.onboarding")
 

@@ -21,11 +21,12 @@ from sottovoce.blueprint import Blueprint, draw
 from sottovoce.client import OWN_RECORDS, Client, release_stream
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
+from sottovoce.files import kept_secret, write_atomically
 from sottovoce.models import state_dict_at
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Budget, Ledger
 from sottovoce.server import Server
-from sottovoce.simulation.directory import RunDirectory, kept_secret, load_tensors, write_atomically
+from sottovoce.simulation.directory import RunDirectory, load_tensors
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
-from sottovoce.federation.lock import locked
+from sottovoce.files import locked
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.personalization import delivered, labelled, own_budget
 from sottovoce.onboarding.specification import NAME, VERSION, Specification

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 TOKENS_FILE = "tokens.txt"
 

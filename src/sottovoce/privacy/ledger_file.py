@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Self
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import Database, log_of, sync_folder
 
 log = logging.getLogger("sottovoce.privacy")
 
@@ -27,7 +27,6 @@ _CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotte
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SCHEMA = f"""
-PRAGMA page_size = {_PAGE};
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
 BEGIN;
@@ -69,49 +68,28 @@ class LedgerError(SottovoceError):
     """The ledger file cannot be used; nothing was charged."""
 
 
-class LedgerFile:
+class LedgerFile(Database):
     """An open file with the tables `release` (one row per charge) and `message` (bytes not yet forgotten)."""
-
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
-        self._connection = connection
 
     @classmethod
     def open(cls, path: Path, scope: str) -> Self:
         """Opens the ledger of these records, or creates it, readable by its owner only."""
-        with _explained(path):
+        try:
             if not path.exists():
                 _create(path, scope)
-            if path.stat().st_size % _PAGE and not _log(path).exists():
-                raise LedgerError(f"{path} is not a whole ledger: {_ANOTHER}")  # SQLite would read zeros
-            file = cls(path, _connect(path))
+            whole = path.stat().st_size % _PAGE == 0 or log_of(path).exists()
+        except OSError as error:
+            raise _explain(path, error) from error
+        if not whole:
+            raise LedgerError(f"{path} is not a whole ledger: {_ANOTHER}")  # SQLite would read zeros
+        file = cls(path, _explain, patience=_PATIENCE_SECONDS)
         try:
             file._inspect(scope)
-            file._restrict()
+            file.restrict()
         except BaseException:
             file.close()
             raise
         return file
-
-    def close(self) -> None:
-        """Ends the connection; everything written stays."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All statements of the block durably, when it ends; none of them if it raises."""
-        self.query("BEGIN IMMEDIATE")
-        try:
-            yield
-            self.query("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-
-    def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Runs one statement and returns all its rows, so that no read stays open."""
-        with _explained(self.path):
-            return self._connection.execute(statement, values).fetchall()
 
     def settle(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
@@ -124,8 +102,7 @@ class LedgerFile:
             return
         [(free,)] = self.query("PRAGMA freelist_count")
         if free > _SPARE_PAGES:
-            with _explained(self.path):  # `execute` would stop after the first page
-                self._connection.executescript("PRAGMA incremental_vacuum")
+            self.script("PRAGMA incremental_vacuum")  # `query` would stop after the first page
             self._checkpoint()
 
     def _checkpoint(self) -> bool:
@@ -136,16 +113,6 @@ class LedgerFile:
         finally:
             self.query(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_SECONDS)}")
         return not busy
-
-    def _restrict(self) -> None:
-        with _explained(self.path):
-            self.path.chmod(0o600)
-            for log in (
-                _log(self.path),
-                Path(f"{self.path}-shm"),
-            ):  # SQLite copies the mode when it creates them
-                with suppress(FileNotFoundError):
-                    log.chmod(0o600)
 
     def _inspect(self, scope: str) -> None:
         if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
@@ -169,38 +136,15 @@ def _create(path: Path, scope: str) -> None:
     """Makes a complete ledger appear at once: an empty or half-made file is then always a damaged one."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
-        with closing(_connect(draft)) as connection:
-            connection.executescript(_SCHEMA)
-            connection.execute("INSERT INTO ledger VALUES (?)", (scope,))
-        draft.chmod(0o600)
+        with closing(Database(draft, _explain, page_size=_PAGE)) as database:
+            database.script(_SCHEMA)
+            database.query("INSERT INTO ledger VALUES (?)", scope)
         with suppress(FileExistsError):  # another process was faster, and its ledger counts
             os.link(draft, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(path.parent)
 
 
-def _log(path: Path) -> Path:
-    """The write-ahead log: transactions that are not in the file yet."""
-    return Path(f"{path}-wal")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")
-    return connection
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise  # a mistake in the calling code, not a state of the file
-    except (sqlite3.Error, OSError) as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of an SQLite code is detail
-        advice = _ADVICE.get(code, "check that its folder exists and that you may write there")
-        raise LedgerError(f"ledger {path} cannot be used ({error}), nothing was charged: {advice}") from error
+def _explain(path: Path, error: Exception) -> LedgerError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of an SQLite code is detail
+    advice = _ADVICE.get(code, "check that its folder exists and that you may write there")
+    return LedgerError(f"ledger {path} cannot be used ({error}), nothing was charged: {advice}")

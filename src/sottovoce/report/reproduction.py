@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import write_atomically
 from sottovoce.report import page
 from sottovoce.report.cells import SETTINGS, SYMBOLS, Cell, column_name, read_cell
 from sottovoce.report.fields import Fields
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import THIN, UNKNOWN, number
 from sottovoce.report.reproduction_figures import figures
-from sottovoce.simulation.directory import write_atomically
 
 _DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 FULL_SHADE = 10.0  # points of difference at which a cell has its full color

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
 from sottovoce.report import page, run_figures
 from sottovoce.report.confusion import confusion
@@ -12,7 +13,6 @@ from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
 from sottovoce.report.reading import Accuracy, Run, natural, read_run
 from sottovoce.report.words import promise, warning, without_noise
-from sottovoce.simulation.directory import write_atomically
 
 
 def write_report(directory: Path) -> Path:

@@ -8,10 +8,8 @@ any moment can be resumed.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import kept_secret, write_atomically
 from sottovoce.plan import Plan
 
 FORMAT = "1"
@@ -164,34 +163,3 @@ def load_tensors(
         if metadata.get(key) != value:
             raise RunError(f"{path} belongs to another run, its {key} differs: put the right file there")
     return tensors, metadata
-
-
-def kept_secret(path: Path) -> bytes:
-    """The 32 secret bytes in a file, drawn when it is first asked for, readable by its owner only."""
-    if not path.exists():
-        write_atomically(path, secrets.token_bytes(32), mode=0o600)
-    secret = path.read_bytes()
-    if len(secret) != 32:
-        raise RunError(f"{path} does not hold 32 secret bytes: restore it from a backup")
-    return secret
-
-
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replaces `path` durably: after a crash it holds the old bytes or the new ones, nothing between."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # or a power cut could bring the old file back
-        finally:
-            os.close(directory)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
-        raise RunError(f"cannot write {path}: {error.strerror}; {advice}") from None

@@ -20,17 +20,12 @@ from torch import nn
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw, participant_name, seeded_master
 from sottovoce.data import Dataset, Federation, training_size
+from sottovoce.files import write_atomically
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.server import Server
-from sottovoce.simulation.directory import (
-    RunDirectory,
-    RunError,
-    load_tensors,
-    save_tensors,
-    write_atomically,
-)
+from sottovoce.simulation.directory import RunDirectory, RunError, load_tensors, save_tensors
 from sottovoce.simulation.result import assemble
 from sottovoce.simulation.rounds import Simulation
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Options
-from sottovoce.simulation.directory import write_atomically
+from sottovoce.files import write_atomically
 
 _PYPROJECT = """\
 [build-system]

@@ -1,0 +1,167 @@
+"""Files that survive a crash and open to their owner alone: atomic writes, secrets, one lock, one database.
+
+After a crash an atomically written file holds the old bytes or the new ones, and a transaction of a database
+has happened or has not. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import SottovoceError
+
+PRIVATE = 0o600
+"""The mode of a file that only its owner reads."""
+SECRET_BYTES = 32
+
+
+class FileError(SottovoceError):
+    """A file that cannot be written or used as asked."""
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replaces `path` durably: after a crash it holds the old bytes or the new ones, nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
+        raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable: without it a power cut could bring the old file back."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def kept_secret(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_bytes(SECRET_BYTES)) -> bytes:
+    """The 32 secret bytes in a file, drawn when it is first asked for, readable by its owner only."""
+    if not path.exists():
+        write_atomically(path, draw(), mode=PRIVATE)
+    os.chmod(path, PRIVATE)  # a restored file may have come back readable by all
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise FileError(f"{path} does not hold {SECRET_BYTES} secret bytes: restore it from a backup")
+    return secret
+
+
+@contextmanager
+def locked(path: Path, *, patience: float | None = None, busy: str = "") -> Iterator[None]:
+    """Holds the lock of a file, created for it and never changed; it ends with the process.
+
+    Waits for as long as it takes, or for `patience` seconds and then fails with the message `busy`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+    try:
+        deadline = None if patience is None else time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise FileError(busy) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Database:
+    """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
+
+    `explain` turns an error of SQLite's or of the operating system's into one that says what to do.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        explain: Callable[[Path, Exception], SottovoceError],
+        *,
+        patience: float = 60.0,
+        page_size: int = 4096,
+        threads: bool = False,
+    ) -> None:
+        self.path = path
+        self._explain = explain
+        with self.explained():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+            self._connection = sqlite3.connect(
+                path, timeout=patience, isolation_level=None, check_same_thread=not threads
+            )
+            self._connection.execute(f"PRAGMA page_size = {page_size}")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA secure_delete = ON")  # a message reveals more than its release
+
+    def close(self) -> None:
+        """Ends the connection; everything written stays."""
+        self._connection.close()
+
+    def query(self, statement: str, *values: object) -> list[Any]:
+        """Runs one statement and returns all its rows, so that no read stays open."""
+        with self.explained():
+            return self._connection.execute(statement, values).fetchall()
+
+    def script(self, statements: str) -> None:
+        """Runs several statements to their ends."""
+        with self.explained():
+            self._connection.executescript(statements)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements of the block durably, when it ends; none of them if it raises.
+
+        A block inside another one is part of it.
+        """
+        if self._connection.in_transaction:
+            yield
+            return
+        self.query("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.query("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def restrict(self) -> None:
+        """Makes the file and its log readable by their owner only, also where a restore left them open."""
+        with self.explained():
+            for path in (self.path, log_of(self.path), Path(f"{self.path}-shm")):
+                with suppress(FileNotFoundError):
+                    path.chmod(PRIVATE)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Errors of SQLite and the operating system become ours; mistakes of the calling code do not."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise self._explain(self.path, error) from error
+
+
+def log_of(path: Path) -> Path:
+    """The write-ahead log of a database: transactions that are not in the file yet."""
+    return Path(f"{path}-wal")
