@@ -133,7 +133,7 @@ def round_trip(channel: str) -> dict[str, Any]:
     """One round: two client processes, then the server's part, for k = 16,384, less the gradient."""
     import torch
 
-    from sottovoce.federation.client_files import agree, deal_files
+    from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.node import Member
     from sottovoce.federation.store import Store
@@ -143,7 +143,7 @@ def round_trip(channel: str) -> dict[str, Any]:
     agreement = agree(Plan.load(overrides={**PLAN, "channel": channel}))
     with tempfile.TemporaryDirectory() as folder:
         clients = Path(folder)
-        deal_files(agreement, clients)
+        write_client_files(agreement, clients)
         store = Store.open(clients / "server.sqlite", agreement)
         coordinator = Coordinator(agreement, store)
         members = {

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.channel import Channel
-from sottovoce.client import release_stream
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
 from sottovoce.onboarding.specification import NAME, Specification
 from sottovoce.plan import Plan
@@ -68,7 +67,7 @@ class Load:
         key, run = new_key(), self._specification.run
         secret = agreed_secret(key, self._specification.key, run=run, name=NAME)
         vector = self._rng.dirichlet(np.ones(self._channel.size))
-        message = self._channel.encode(vector, secret=secret, stream=release_stream(run, NAME, "context", 0))
+        message = self._channel.encode(vector, secret=secret, stream=(run, NAME, "context", 0))
         body = public_key(key) + message
         head = (
             "POST /v1/onboard HTTP/1.1\r\nHost: here\r\nSottovoce-Version: 1\r\n"
@@ -185,7 +184,7 @@ def _measure(port: int, process: int, seconds: float) -> None:
     blueprint = specification.agreement.blueprint()
     if (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {1})
-    load = Load(port, specification, blueprint.context_channel)
+    load = Load(port, specification, blueprint.releases["context"].channel)
 
     def requests(count: float) -> list[bytes]:
         return [load.request() for _ in range(int(count))]

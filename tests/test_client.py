@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.client import Client, release_stream
-from sottovoce.data import ClientRecords, Records
+from sottovoce.client import Client
+from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import Ledger, Overspent
 from tests.small import small_plan
@@ -15,7 +15,7 @@ SECRET = bytes(range(32))
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return draw(small_plan(gradient_records=40, **changes), (1, 28, 28), 10)
+    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
 
 
 def some_records(count: int, seed: int = 0) -> ClientRecords:
@@ -97,8 +97,9 @@ def test_what_the_server_decodes_is_the_statistic_plus_noise_of_the_stated_scale
     made = blueprint()
     sender = client(ledger, made)
     message = sender.release_gradient(1, torch.zeros(made.coefficients))
-    stream = release_stream("run", "participant-0", "gradient", 1)
-    decoded = made.gradient_channel.decode(message, secret=SECRET, stream=stream)
+    release = made.releases["gradient"]
+    stream = release.stream("run", "participant-0", 1)
+    decoded = release.decode(message, secret=SECRET, stream=stream)
     assert sender.signal is not None
     error = (decoded - sender.signal) / made.sigma
     # χ² with 800 degrees of freedom: outside these bounds with probability below 1e-6.
@@ -143,4 +144,4 @@ def test_a_context_of_predictions_depends_on_the_model_it_is_given(tmp_path) -> 
             sender.release_context(torch.full((made.coefficients,), shift))
             sent.append(sender.signal)
     assert not np.allclose(sent[0], sent[1])
-    assert made.context_sensitivity == pytest.approx(np.sqrt(2) / 50)
+    assert made.releases["context"].sensitivity == pytest.approx(np.sqrt(2) / 50)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.catalog import CONTEXTS
 from sottovoce.context import (
     ContextError,
     LabelHistogram,
@@ -16,6 +17,7 @@ from sottovoce.context import (
     block_groups,
     open_statistic,
 )
+from sottovoce.errors import SottovoceError
 
 CLASSES, RECORDS, SHAPE = 10, 25, (3, 4, 4)
 
@@ -92,12 +94,15 @@ def test_a_broken_record_contributes_zero_and_keeps_the_denominator() -> None:
     assert LabelHistogram(CLASSES).mean(x, y, 4)[0] == 3 / 4
 
 
+def test_every_context_of_the_catalog_can_be_opened_and_an_unknown_one_is_refused() -> None:
+    assert all(open_statistic(name, SHAPE, CLASSES).size for name in CONTEXTS)
+    with pytest.raises(SottovoceError, match="did you mean 'labels'"):
+        open_statistic("label", SHAPE, CLASSES)
+
+
 def test_only_the_label_histogram_uses_labels_and_only_predictions_a_model() -> None:
-    uses = {
-        name: open_statistic(name, SHAPE, CLASSES) for name in ("moments", "labels", "predictions", "public")
-    }
-    assert {name for name, s in uses.items() if s.uses_labels} == {"labels"}
-    assert {name for name, s in uses.items() if s.uses_model} == {"predictions"}
+    assert {name for name, traits in CONTEXTS.items() if traits.uses_labels} == {"labels"}
+    assert {name for name, traits in CONTEXTS.items() if traits.uses_model} == {"predictions"}
 
 
 def test_a_context_of_the_wrong_number_of_records_is_refused() -> None:

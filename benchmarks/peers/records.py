@@ -7,8 +7,8 @@ from functools import cache
 from torch import Tensor
 
 from sottovoce.bench.round import SETTINGS, made_up
+from sottovoce.data import divide
 from sottovoce.plan import Plan
-from sottovoce.simulation.session import deal
 
 CLIENTS: int = SETTINGS["participants"]
 CLIENTS_PER_ROUND: int = SETTINGS["clients_per_round"]
@@ -18,5 +18,5 @@ CLIENTS_PER_ROUND: int = SETTINGS["clients_per_round"]
 def clients() -> tuple[tuple[Tensor, Tensor], ...]:
     """Every client's training records, normalized, with their labels; kept by each process."""
     plan = Plan.load(overrides=SETTINGS)
-    federation = deal(plan, made_up(CLIENTS * SETTINGS["records_per_client"]))
+    federation = divide(made_up(CLIENTS * SETTINGS["records_per_client"]), plan)
     return tuple((client.train.x, client.train.y) for client in federation.participants)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
-    from sottovoce.onboarding.personalization import personalize
+    from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
     from sottovoce.simulation.training import evaluate, train
 
@@ -29,7 +29,7 @@ _HOME = {
     "evaluate": "simulation.training",
     "from_torch": "data",
     "load": "data",
-    "personalize": "onboarding.personalization",
+    "personalize": "onboarding.future_client",
     "train": "simulation.training",
 }
 

@@ -1,8 +1,7 @@
-"""The blueprint: everything that both ends derive from a plan without seeing a record.
+"""The blueprint: everything that both ends derive from a plan and the facts about records.
 
-Reference, basis, context statistic, schedule, noise and channels follow from the plan, the shape of a
-record and the number of classes alone; client, server and onboarding each rebuild the same blueprint.
-The noise model of a run is decided here, in `calibrated`, and nowhere else.
+Reference, basis, context statistic, schedule and releases follow from the plan and the facts alone; client,
+server and onboarding each rebuild the same blueprint.
 """
 
 from __future__ import annotations
@@ -10,28 +9,23 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.channel import Channel, open_channel
-from sottovoce.channel.noiseless import Noiseless
 from sottovoce.context import Statistic, open_statistic
-from sottovoce.errors import SottovoceError
-from sottovoce.gradients import sensitivity as gradient_sensitivity
-from sottovoce.models import flat_parameters, open_model
+from sottovoce.data import Facts
+from sottovoce.models import open_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
-from sottovoce.privacy.ledger import Budget
-from sottovoce.subspace import Basis, Kind, open_basis
-
-
-def derived_seed(seed: int, purpose: str) -> int:
-    """An independent 63-bit seed for one purpose of a public seed."""
-    return int.from_bytes(hashlib.sha256(f"sottovoce:{seed}:{purpose}".encode()).digest()[:8], "big") >> 1
+from sottovoce.privacy.ledger import Budget, Kind
+from sottovoce.release import Model, Release, open_releases, spending
+from sottovoce.seeding import derived_seed
+from sottovoce.subspace import Basis, open_basis
 
 
 def participant_name(index: int) -> str:
@@ -44,31 +38,40 @@ class Blueprint:
     """A resolved plan (`gradient_records` > 0) with the objects it stands for, all public."""
 
     plan: Plan
-    shape: tuple[int, ...]
-    classes: int
-    module: nn.Module
-    basis: Basis
+    facts: Facts
+    model: Model
     statistic: Statistic
     schedule: np.ndarray
-    sigma: float
-    sigma_context: float
 
     @cached_property
-    def reference(self) -> Tensor:
-        """θ_ref (d,)."""
-        return flat_parameters(self.module)
+    def releases(self) -> dict[Kind, Release]:
+        """The releases that a client makes, by kind; a public context is not among them."""
+        return open_releases(self.plan, self.statistic, self.model, self.releases_max)
+
+    @property
+    def module(self) -> nn.Module:
+        """The architecture of every personal model."""
+        return self.model.module
+
+    @property
+    def basis(self) -> Basis:
+        """P."""
+        return self.model.basis
 
     @cached_property
     def reference_digest(self) -> str:
         """A fingerprint of the module's parameters and their names: what a run's coefficients refer to."""
-        names = ",".join(name for name, _ in self.module.named_parameters())
-        digest = hashlib.sha256(names.encode())
-        digest.update(self.reference.cpu().numpy().tobytes())
+        named = dict(self.module.named_parameters())
+        digest = hashlib.sha256(",".join(named).encode())
+        digest.update(self.model.reference.cpu().numpy().tobytes())
+        fixed = {name: p for name, p in named.items() if not p.requires_grad}
+        for _, tensor in sorted({**fixed, **dict(self.module.named_buffers())}.items()):
+            digest.update(tensor.detach().cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
     @property
     def coefficients(self) -> int:
-        """Dimension of a gradient release: k, or the whole model for `global` and `full`."""
+        """Dimension of a gradient release: k, or the whole model for methods that adapt all of it."""
         return self.basis.coefficients
 
     @property
@@ -77,14 +80,19 @@ class Blueprint:
         return int(schedule.counts(self.schedule, self.plan.participants).max())
 
     @property
-    def gradient_sensitivity(self) -> float:
-        """Δ_g."""
-        return gradient_sensitivity(self.plan.clip, self.plan.gradient_records)
+    def contexts_after(self) -> int:
+        """Rounds after which contexts are released: 0, or where they are made with a model, those before."""
+        return self.plan.context_round - 1 if self.plan.context_traits.uses_model else 0
 
     @property
-    def context_sensitivity(self) -> float:
-        """Δ_c."""
-        return self.statistic.sensitivity(self.plan.context_records)
+    def sigma(self) -> float:
+        """σ of a gradient release."""
+        return self.releases["gradient"].sigma
+
+    @property
+    def sigma_context(self) -> float:
+        """σ of a context, also where the context is public and none is released."""
+        return self.sigma * self.plan.context_noise
 
     @property
     def budget(self) -> Budget:
@@ -92,87 +100,46 @@ class Blueprint:
         plan = self.plan
         return Budget(epsilon=plan.budget or plan.epsilon, delta=plan.delta, accounting=plan.accounting)
 
-    def epsilon(self, releases: int, *, context: bool) -> float:
-        """ε after so many gradient releases, with or without the context before them."""
-        spent = releases * (self.gradient_sensitivity / self.sigma) ** 2 if releases else 0.0
-        if context:
-            spent += (self.context_sensitivity / self.sigma_context) ** 2
-        return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
+    def epsilon(self, counts: Mapping[Kind, int]) -> float:
+        """ε after so many releases of each kind."""
+        return accounting.epsilon(spending(self.releases, counts), self.plan.delta, self.plan.accounting)
 
-    @cached_property
-    def gradient_channel(self) -> Channel | Noiseless:
-        return _channel(self.plan, self.coefficients, self.sigma)
+    def participant_counts(self, gradients: int) -> dict[Kind, int]:
+        """Releases of a participant that the schedule calls so often."""
+        return {"gradient": gradients, **self.future_counts}
 
-    @cached_property
-    def context_channel(self) -> Channel | Noiseless:
-        return _channel(self.plan, self.statistic.size, self.sigma_context)
+    @property
+    def future_counts(self) -> dict[Kind, int]:
+        """Releases of a future client: its context, if the plan has one."""
+        return {"context": 1} if self.plan.releases_context else {}
 
     def theta(self, coefficients: Tensor) -> Tensor:
         """Model parameters θ_ref + P a, (…, d)."""
-        return self.reference + self.basis.lift(coefficients)
+        return self.model.theta(coefficients)
 
     def to(self, device: str) -> Blueprint:
         """The same blueprint with module and basis on a device."""
-        return replace(self, module=self.module.to(torch.device(device)), basis=self.basis.to(device))
+        model = Model.of(self.module.to(torch.device(device)), self.basis.to(device))
+        return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule)
 
 
-def draw(plan: Plan, shape: tuple[int, ...], classes: int, module: nn.Module | None = None) -> Blueprint:
+def draw(plan: Plan, facts: Facts, module: nn.Module | None = None) -> Blueprint:
     """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python."""
     if module is None:
-        module = open_model(plan.model, shape, classes, derived_seed(plan.seed, "reference"))
+        module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     else:
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
-    size = sum(parameter.numel() for parameter in module.parameters())
-    full = plan.method in ("global", "full")
-    if not full and plan.coefficients > size:
-        raise SottovoceError(
-            f"coefficients={plan.coefficients} is more than the model's {size} parameters: "
-            f"set coefficients to at most {size}"
-        )
-    kind: Kind = "identity" if full else "structured" if plan.basis == "structured" else "unstructured"
+    kind = "identity" if plan.traits.whole_model else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
-    statistic = open_statistic(plan.context, shape, classes, plan.context_groups)
-    rounds = schedule.random if plan.schedule == "random" else schedule.balanced
-    order = rounds(
-        plan.participants, plan.clients_per_round, plan.rounds, seed=derived_seed(plan.seed, "schedule")
+    order = schedule.open_schedule(
+        plan.schedule,
+        clients=plan.participants,
+        per_round=plan.clients_per_round,
+        rounds=plan.rounds,
+        seed=derived_seed(plan.seed, "schedule"),
     )
-    sigma = calibrated(plan, statistic, int(schedule.counts(order, plan.participants).max()))
-    return Blueprint(
-        plan=plan,
-        shape=shape,
-        classes=classes,
-        module=module,
-        basis=basis,
-        statistic=statistic,
-        schedule=order,
-        sigma=sigma,
-        sigma_context=sigma * plan.context_noise,
-    )
-
-
-def calibrated(plan: Plan, statistic: Statistic, releases_max: int) -> float:
-    """σ of a gradient release such that the busiest participant spends the plan's ε (Eq. 16).
-
-    Controls with a public context get the σ they would have with one, so that they differ in one thing
-    only; `global` has no context to pay for.
-    """
-    if not plan.private:
-        return 0.0
-    squared = releases_max * gradient_sensitivity(plan.clip, plan.gradient_records) ** 2
-    if plan.method != "global":
-        squared += (statistic.sensitivity(plan.context_records) / plan.context_noise) ** 2
-    sigma = accounting.calibrate(
-        epsilon=plan.epsilon, delta=plan.delta, accounting=plan.accounting, squared_sensitivity=squared
-    )
-    # A ledger adds releases up one by one; the rounding of its sum must not pass the target.
-    return sigma * (1 + 1e-12)
-
-
-def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:
-    if not plan.private:
-        return Noiseless(size)
-    options = {"lattice": plan.lattice} if plan.channel.startswith("lrsuq") else {}
-    return open_channel(plan.channel, size=size, sigma=sigma, **options)
+    statistic = open_statistic(plan.context, facts.shape, facts.classes, plan.context_groups)
+    return Blueprint(plan, facts, Model.of(module, basis), statistic, order)
 
 
 def client_secret(master: bytes, client: str) -> bytes:

@@ -8,25 +8,19 @@ runs under every engine.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.blueprint import Blueprint, derived_seed
-from sottovoce.channel import Channel
-from sottovoce.channel.noiseless import Noiseless
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.blueprint import Blueprint
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
-from sottovoce.gradients import clipped_mean
 from sottovoce.models import logits
-from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
-
-Stream = tuple[str | int, ...]
+from sottovoce.privacy.ledger import Budget, Kind, Ledger
+from sottovoce.seeding import derived_seed
 
 OWN_RECORDS = "own records"
 """The one account of a ledger that lies with a client."""
@@ -66,22 +60,9 @@ class Client:
     def release_context(self, coefficients: Tensor | None = None) -> bytes:
         """The context as a channel message, charged once for ever.
 
-        `coefficients` (k,) of the model behind `context=predictions`, None for other statistics.
+        `coefficients` (k,) of the model behind a statistic that uses one, None for other statistics.
         """
-        blueprint = self._blueprint
-
-        def statistic() -> Tensor:
-            x, y = self._records.context.x, self._records.context.y
-            output = None
-            if coefficients is not None:
-                with torch.no_grad():
-                    theta = blueprint.theta(coefficients)
-                    output = logits(blueprint.module, theta, x.to(theta.device)).to(x.device)
-            return blueprint.statistic.mean(x, y, blueprint.plan.context_records, output)
-
-        return self._release(
-            "context", 0, statistic, blueprint.context_channel, blueprint.context_sensitivity
-        )
+        return self._release("context", 0, lambda: self._records.context, coefficients)
 
     def training_records(self, round_number: int) -> Records:
         """The m_g training records of a round, drawn without looking at them."""
@@ -98,25 +79,8 @@ class Client:
 
         `clipped` is that mean where an engine has computed it for many clients at once.
         """
-        blueprint, plan = self._blueprint, self._blueprint.plan
-
-        def statistic() -> Tensor:
-            if clipped is not None:
-                return clipped
-            theta = blueprint.theta(coefficients)
-            records = self.training_records(round_number)
-            return clipped_mean(
-                blueprint.module,
-                theta,
-                blueprint.basis,
-                records.x.to(theta.device),
-                records.y.to(theta.device),
-                clip=plan.clip,
-                denominator=plan.gradient_records,
-            )
-
         return self._release(
-            "gradient", round_number, statistic, blueprint.gradient_channel, blueprint.gradient_sensitivity
+            "gradient", round_number, lambda: self.training_records(round_number), coefficients, clipped
         )
 
     def evaluate(self, coefficients: Tensor) -> Evaluation:
@@ -124,7 +88,7 @@ class Client:
 
         Not a release: it is neither noised nor charged, and leaves the client only in a simulation.
         """
-        held_out, classes = self._records.held_out, self._blueprint.classes
+        held_out, classes = self._records.held_out, self._blueprint.facts.classes
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
             output = logits(self._blueprint.module, theta, held_out.x.to(theta.device))
@@ -138,43 +102,27 @@ class Client:
         self,
         kind: Kind,
         round_number: int,
-        statistic: Callable[[], Tensor],
-        channel: Channel | Noiseless,
-        sensitivity: float,
+        records: Callable[[], Records],
+        coefficients: Tensor | None,
+        given: Tensor | None = None,
     ) -> bytes:
+        """The one way out: what was charged before is sent as stored, all else is charged first."""
         self.signal = None
-        if self._ledger is None and self._blueprint.plan.private:
+        release, plan = self._blueprint.releases[kind], self._blueprint.plan
+        if self._ledger is None and release.place != "nowhere":
             raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
         if self._ledger is not None:
             stored = self._ledger.stored(self._run, self._account, kind, round_number)
             if stored is not None:
                 return stored
-        blueprint = self._blueprint
-        stream = release_stream(self._run, self.name, kind, round_number)
-        self.signal = statistic().double().cpu().numpy()
-        message = channel.encode(
-            self.signal, secret=self._secret, stream=stream, private=_private_draws(blueprint, stream)
+        u = release.statistic(records(), coefficients) if given is None else given
+        self.signal = u.double().cpu().numpy()
+        message = release.encode(
+            self.signal,
+            secret=self._secret,
+            stream=release.stream(self._run, self.name, round_number),
+            seed=plan.seed if plan.seeded else None,
         )
         if self._ledger is not None:
-            charge = Charge(
-                run=self._run,
-                client=self._account,
-                kind=kind,
-                round=round_number,
-                sensitivity=sensitivity,
-                sigma=channel.sigma,
-            )
-            self._ledger.commit(charge, message, self._budget)
+            self._ledger.commit(release.charge(self._run, self._account, round_number), message, self._budget)
         return message
-
-
-def release_stream(run: str, client: str, kind: str, round_number: int) -> Stream:
-    """The name of one release's randomness, used once for ever."""
-    return (run, client, kind, round_number)
-
-
-def _private_draws(blueprint: Blueprint, stream: Stream) -> SeededRandomness | None:
-    """The seeded draws of a simulation; None lets the channel ask the operating system."""
-    if not blueprint.plan.seeded:
-        return None
-    return SeededRandomness(hashlib.sha256(f"{blueprint.plan.seed}:{stream!r}".encode()).digest())

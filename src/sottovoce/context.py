@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from sottovoce.catalog import entry
 from sottovoce.errors import SottovoceError
 
 
@@ -27,8 +29,6 @@ class Statistic(ABC):
     """Length of the context vector."""
     spread: float
     """Largest distance between the vectors of any two records (a missing one counts as zero)."""
-    uses_labels: bool = False
-    uses_model: bool = False
 
     @property
     def neutral(self) -> Tensor:
@@ -98,8 +98,6 @@ class ClassShares(Statistic):
 class LabelHistogram(ClassShares):
     """Shares of the classes among the records, for clients that have labels."""
 
-    uses_labels = True
-
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         # A record whose input is not finite must vanish here as it does in every other statistic.
         finite = torch.isfinite(x.reshape(len(x), -1)).all(dim=1)
@@ -114,8 +112,6 @@ class MeanPrediction(ClassShares):
     that record's client through the release that is charged here, and through nothing else.
     """
 
-    uses_model = True
-
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         if logits is None:
             raise ContextError("context=predictions needs the model of its release round")
@@ -128,11 +124,14 @@ def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int 
 
     A `public` context has the shape of the moments, so that controls differ from the method in one thing.
     """
-    if name == "labels":
-        return LabelHistogram(classes)
-    if name == "predictions":
-        return MeanPrediction(classes)
-    return Moments(block_groups(shape, groups))
+    statistics: dict[str, Callable[[], Statistic]] = {
+        "moments": lambda: Moments(block_groups(shape, groups)),
+        "standardized": lambda: Moments(block_groups(shape, groups)),
+        "public": lambda: Moments(block_groups(shape, groups)),
+        "labels": lambda: LabelHistogram(classes),
+        "predictions": lambda: MeanPrediction(classes),
+    }
+    return entry("context", name, statistics)()
 
 
 def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:

@@ -7,9 +7,12 @@ K_ji = ⟨h_j, h_i⟩ I + W H_j H_iᵀ Wᵀ (Eq. 9) by which a release of client
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from sottovoce.catalog import entry
 from sottovoce.seeding import seeded
 
 
@@ -73,15 +76,28 @@ def open_generator(
     >>> generator(torch.rand(3, 6)).shape
     torch.Size([3, 32])
     """
-    with seeded(seed):
-        if method in ("global", "direct", "replay"):
-            return Direct(coefficients)
-        if method == "deep-linear":
-            return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
+
+    def shared() -> Direct:
+        return Direct(coefficients)
+
+    def linear() -> Generator:
+        return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
+
+    def factorized(radial: bool = False) -> Generator:
         stack: list[nn.Module] = []
         for width in (len(start), *[hidden] * (layers - 1)):
             stack += [nn.Linear(width, hidden), nn.ReLU()]
         trunk: nn.Module = nn.Sequential(*stack)
-        if method == "radial":
-            trunk = RadialTrunk(trunk, start)
-        return Generator(trunk, hidden, coefficients)
+        return Generator(RadialTrunk(trunk, start) if radial else trunk, hidden, coefficients)
+
+    generators: dict[str, Callable[[], Generator | Direct]] = {
+        "global": shared,
+        "direct": shared,
+        "replay": shared,
+        "deep-linear": linear,
+        "full": factorized,
+        "factorized": factorized,
+        "radial": lambda: factorized(radial=True),
+    }
+    with seeded(seed):
+        return entry("method", method, generators)()

@@ -1,19 +1,21 @@
 """Personal models: the paper's LeNet, and any `nn.Module` evaluated at a flat parameter vector.
 
-A client's model is θ_ref + P a (Eq. 3). Parameters are one flat vector in the order of `module.parameters()`;
-the reference θ_ref is the module's own initialization under a public seed, the same on every machine.
+A client's model is θ_ref + P a (Eq. 3). Trainable parameters are one flat vector in the order of
+`module.parameters()`, tied ones once and frozen ones not at all; the reference θ_ref is the module's own
+initialization under a public seed, the same on every machine.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, nearest
 from sottovoce.seeding import seeded
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -54,12 +56,16 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+MODELS: dict[str, ModelFactory] = {"lenet": lenet}
+"""Built-in models by name."""
+
+
 def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """The named model at its reference parameters; `seed` is public.
 
     The draw is made on the CPU in float32, so that every machine starts from the same θ_ref.
     """
-    factory = lenet if name == "lenet" else _imported(name)
+    factory = MODELS[name] if name in MODELS else _imported(name)
     with seeded(seed):
         module = factory(shape, classes)
     if not isinstance(module, nn.Module):
@@ -67,32 +73,79 @@ def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     return module.float().eval()
 
 
+@dataclass(frozen=True)
+class Place:
+    """A trainable parameter's shape, its slice of θ, and its number among them."""
+
+    number: int
+    span: slice
+    shape: torch.Size
+
+
+def places(module: nn.Module) -> dict[str, Place]:
+    """Where each trainable parameter lies in θ, by its first name, in the order of `module.parameters()`.
+
+    A tied parameter has one place; one that is frozen (`requires_grad=False`) has none: it is part of the
+    public reference.
+
+    >>> places(nn.Linear(4, 3))["bias"].span
+    slice(12, 15, None)
+    """
+    found, start = {}, 0
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    for number, (name, parameter) in enumerate(trainable):
+        found[name] = Place(number, slice(start, start + parameter.numel()), parameter.shape)
+        start += parameter.numel()
+    return found
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that θ is made of, in its order."""
+    return [module.get_parameter(name) for name in places(module)]
+
+
 def flat_parameters(module: nn.Module) -> Tensor:
-    """All parameters as one vector (d,), in the order of `module.parameters()`."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+    """All trainable parameters as one vector θ (d,)."""
+    parameters = trainable(module)
+    if not parameters:
+        raise ModelError("every parameter of the model is frozen: leave at least one to be trained")
+    return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+
+
+def parameters_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
+    """The one view of θ (..., d): parameters (..., *shape) by name, tied ones under all their names.
+
+    With `functional_call` pass `tie_weights=False`: its own way of tying leaves a layer that is used
+    twice with tensors in the place of its parameters (torch 2.13).
+    """
+    by_parameter = {id(module.get_parameter(name)): place for name, place in places(module).items()}
+    views = {}
+    for prefix, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) in by_parameter:
+                place = by_parameter[id(parameter)]
+                shape = (*theta.shape[:-1], *place.shape)
+                views[f"{prefix}.{name}" if prefix else name] = theta[..., place.span].reshape(shape)
+    return views
 
 
 def state_dict_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
-    """The module's state dict with its parameters read from `theta` (d,), as views; buffers are kept."""
-    state: dict[str, Tensor] = dict(module.named_buffers())
-    offset = 0
-    for name, parameter in module.named_parameters():
-        state[name] = theta[offset : offset + parameter.numel()].view_as(parameter)
-        offset += parameter.numel()
-    return state
+    """The state dict of the model at θ (d,): trainable parameters read from it, all else the module's own."""
+    return {**module.state_dict(), **parameters_at(module, theta)}
 
 
 def logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     """The module's output (m, classes) on records x (m, …) at the flat parameters `theta`."""
-    # Tying, the default, leaves plain tensors behind in a layer that is used twice (torch 2.13).
-    output: Tensor = functional_call(module, state_dict_at(module, theta), (x,), tie_weights=False)
+    output: Tensor = functional_call(module, parameters_at(module, theta), (x,), tie_weights=False)
     return output
 
 
 def _imported(name: str) -> ModelFactory:
     module_name, colon, attribute = name.partition(":")
     if not colon:
-        raise ModelError(f"model={name} is not known: use lenet or 'package.module:function'")
+        raise ModelError(
+            f"model={name} is not known: {nearest(name, MODELS)} or use 'package.module:function'"
+        )
     try:
         factory: ModelFactory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:

@@ -17,25 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sottovoce import catalog
+from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.presets import PRESETS, preset_values
 
-METHODS = ("global", "full", "deep-linear", "factorized", "direct", "radial", "replay")
-CONTEXTS = ("moments", "standardized", "labels", "predictions", "public")
-CHANNELS = ("direct", "direct-q12", "lrsuq", "lrsuq-elias", "polar")
 CHOICES: dict[str, tuple[str, ...]] = {
-    "preset": tuple(PRESETS),
-    "partition": ("dirichlet", "iid", "client"),
-    "basis": ("structured", "unstructured"),
-    "method": METHODS,
-    "context": CONTEXTS,
-    "channel": CHANNELS,
-    "lattice": ("Z4", "D4", "E8"),
-    "accounting": ("rdp", "exact"),
-    "schedule": ("random", "balanced"),
+    "preset": PRESETS,
+    "partition": catalog.PARTITIONS,
+    "basis": catalog.BASES,
+    "method": tuple(METHODS),
+    "context": tuple(CONTEXTS),
+    "channel": tuple(catalog.CHANNELS),
+    "lattice": catalog.LATTICES,
+    "accounting": catalog.ACCOUNTINGS,
+    "schedule": catalog.SCHEDULES,
 }
-# Controls that optimize one shared coefficient vector; a private context would not reach the model.
-CONTEXT_FREE = ("global", "direct", "radial", "replay")
 
 
 class PlanError(SottovoceError):
@@ -119,7 +116,8 @@ class Plan:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
         values = preset_values(preset, given.get("dataset", cls.dataset), given.get("context"))
         values.update(given)
-        if values.get("method") in CONTEXT_FREE and "context" not in given:
+        method = METHODS.get(values.get("method", cls.method))
+        if method is not None and method.context == "never" and "context" not in given:
             values["context"] = "public"
         return cls(**values)
 
@@ -145,7 +143,17 @@ class Plan:
     @property
     def releases_context(self) -> bool:
         """Whether clients release a context at all."""
-        return self.context != "public"
+        return self.context_traits.released
+
+    @property
+    def traits(self) -> catalog.Method:
+        """What the method is capable of."""
+        return METHODS[self.method]
+
+    @property
+    def context_traits(self) -> catalog.Context:
+        """What the context is capable of."""
+        return CONTEXTS[self.context]
 
 
 def keys() -> list[tuple[str, str, str]]:
@@ -184,7 +192,8 @@ def _check(plan: Plan) -> None:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
-    if plan.context in ("standardized", "predictions") and plan.participants < 2:
+    method, context = plan.traits, plan.context_traits
+    if context.rescaled != "no" and plan.participants < 2:
         raise PlanError(
             f"context={plan.context} is scaled by how participants differ: set participants above 1"
         )
@@ -205,17 +214,20 @@ def _check(plan: Plan) -> None:
             f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
             "lower it"
         )
-    if plan.method in CONTEXT_FREE and plan.context != "public":
+    if method.context == "never" and context.released:
         raise PlanError(f"method={plan.method} uses no context: set context=public")
-    if plan.method == "full" and plan.context == "public":
-        raise PlanError("method=full personalizes through a context: choose one, or use method=global")
-    if plan.context == "predictions" and not 1 <= plan.context_round <= plan.rounds:
-        raise PlanError(f"context=predictions needs context_round between 1 and rounds={plan.rounds}")
-    if (plan.method == "replay") != bool(plan.replay_gains):
-        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
-    if plan.method == "replay" and not plan.seeded:
+    if method.context == "always" and not context.released:
         raise PlanError(
-            "method=replay reuses gains of another run on the same records: simulation only, seeded=true"
+            f"method={plan.method} personalizes through a context: choose one, or use method=global"
+        )
+    if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
+        raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
+    if method.replays != bool(plan.replay_gains):
+        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
+    if method.replays and not plan.seeded:
+        raise PlanError(
+            f"method={plan.method} reuses gains of another run on the same records: "
+            "simulation only, seeded=true"
         )
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")

@@ -1,7 +1,11 @@
-"""Seeded initialization. Modules of torch draw from its one global generator, so threads must take turns."""
+"""Public seeds: one for each purpose, and initialization that depends on nothing else.
+
+Modules of torch draw from its one global generator, so threads must take turns.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +13,11 @@ from contextlib import contextmanager
 import torch
 
 _TURN = threading.RLock()
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """An independent 63-bit seed for one purpose of a public seed."""
+    return int.from_bytes(hashlib.sha256(f"sottovoce:{seed}:{purpose}".encode()).digest()[:8], "big") >> 1
 
 
 @contextmanager

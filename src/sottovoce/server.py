@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.blueprint import Blueprint, derived_seed
+from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Direct, Generator, open_generator
+from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
 
@@ -74,7 +75,7 @@ class Server:
         plan = self.blueprint.plan
         if not plan.releases_context or bool(self._known.all()):
             return False
-        return plan.context != "predictions" or self.round + 1 >= plan.context_round
+        return self.round >= self.blueprint.contexts_after
 
     def knows(self, participant: int) -> bool:
         """Whether this participant's context is cached."""
@@ -82,7 +83,7 @@ class Server:
 
     def open_contexts(self) -> Tensor | None:
         """Call before contexts are released: the shared coefficients behind predictions, else None."""
-        if self.blueprint.plan.context != "predictions":
+        if not self.blueprint.plan.context_traits.uses_model:
             return None
         if not bool(self._known.any()):
             with torch.no_grad():
@@ -100,11 +101,11 @@ class Server:
         Moments are standardized one by one. Mean predictions get one scale for all classes, since the shares
         of classes that a model seldom predicts are mostly noise. Both then have about unit norm.
         """
-        context, known = self.blueprint.plan.context, self._contexts[self._known]
-        if context in ("standardized", "predictions"):
+        rescaled, known = self.blueprint.plan.context_traits.rescaled, self._contexts[self._known]
+        if rescaled != "no":
             self._center = known.mean(dim=0)
             deviation = known.std(dim=0)
-            if context == "predictions":
+            if rescaled == "together":
                 deviation = deviation.square().mean().sqrt().expand_as(deviation)
             # Noise alone spreads contexts by σ_c; what spreads less would be blown up for nothing.
             floor = max(self.blueprint.sigma_context, 1e-6)

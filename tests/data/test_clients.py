@@ -9,18 +9,18 @@ import weakref
 import pytest
 import torch
 
-from sottovoce.data import Dataset, Federation, Records, federation, split_future, split_participant
+from sottovoce.data import Dataset, Facts, FederatedDataset, Records, divide, split_future, split_participant
 from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan
 
 
 def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
     """Record i is the number i, so that sets of records can be compared."""
-    return Dataset(
-        "numbered", torch.arange(records).float()[:, None], torch.arange(records) % 4, 4, client=owner
-    )
+    x, y = torch.arange(records).float()[:, None], torch.arange(records) % 4
+    return Dataset("numbered", x, y, Facts((1,), 4), client=owner)
 
 
-def dealt(data: Dataset, **changes: object) -> Federation:
+def dealt(data: Dataset, **changes: object) -> FederatedDataset:
     request: dict[str, object] = {
         "partition": "dirichlet",
         "participants": 6,
@@ -30,7 +30,7 @@ def dealt(data: Dataset, **changes: object) -> Federation:
         "context_records": 30,
         "seed": 41,
     }
-    return federation(data, **{**request, **changes})  # type: ignore[arg-type]
+    return divide(data, Plan.load(overrides={**request, "clients_per_round": 1, **changes}))
 
 
 def numbers(records: Records) -> set[int]:
@@ -95,7 +95,9 @@ def test_normalization_uses_the_stated_constants_whatever_the_records_are() -> N
     changed = bytes_.clone()
     changed[1:] = 255
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    one, two = (Dataset("d", x, torch.zeros(40).long(), 1, mean, std) for x in (bytes_, changed))
+    one, two = (
+        Dataset("d", x, torch.zeros(40).long(), Facts(x.shape[1:], 1, mean, std)) for x in (bytes_, changed)
+    )
     first = torch.tensor([0])
     assert torch.equal(one.records(first).x, two.records(first).x)
     expected = (bytes_[0].double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
@@ -105,7 +107,7 @@ def test_normalization_uses_the_stated_constants_whatever_the_records_are() -> N
 def test_records_that_are_not_finite_pass_through() -> None:
     x = torch.zeros(400, 2)
     x[7, 0], x[8, 1] = float("nan"), float("inf")
-    clients = dealt(Dataset("holes", x, torch.arange(400) % 4, 4))
+    clients = dealt(Dataset("holes", x, torch.arange(400) % 4, Facts(x.shape[1:], 4)))
     kept = torch.cat([part.x for c in clients.participants for part in (c.train, c.held_out)])
     kept = torch.cat([kept, *(part.x for c in clients.future for part in (c.context, c.held_out))])
     assert int((~kept.isfinite()).sum()) == 2
@@ -186,16 +188,14 @@ def test_a_future_client_cannot_give_more_context_than_it_has() -> None:
 
 
 def test_a_federation_may_have_no_future_clients() -> None:
-    clients = federation(
+    clients = dealt(
         numbered(100),
         partition="iid",
         participants=5,
         future_clients=0,
         records_per_client=20,
-        alpha=1,
         context_records=16,
-        seed=0,
     )
     assert len(clients.future) == 0
-    assert clients.shape == (1,)
-    assert clients.classes == 4
+    assert clients.facts.shape == (1,)
+    assert clients.facts.classes == 4

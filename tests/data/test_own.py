@@ -26,14 +26,14 @@ def saved(folder: Path, **arrays: Any) -> Path:
 
 def test_a_file_with_x_and_y_is_enough(tmp_path: Path) -> None:
     data = load(saved(tmp_path))
-    assert (len(data), data.shape, data.classes, data.client) == (6, (3, 4, 4), 3, None)
+    assert (len(data), data.facts.shape, data.facts.classes, data.client) == (6, (3, 4, 4), 3, None)
     assert data.x.dtype == torch.uint8
     assert torch.equal(data.records(torch.arange(6)).x, torch.from_numpy(X) / 255)
 
 
 def test_public_constants_come_from_the_file(tmp_path: Path) -> None:
     data = load(saved(tmp_path, classes=7, mean=[0.1, 0.2, 0.3], std=0.5))
-    assert (data.classes, data.mean, data.std) == (7, (0.1, 0.2, 0.3), (0.5,))
+    assert (data.facts.classes, data.facts.mean, data.facts.std) == (7, (0.1, 0.2, 0.3), (0.5,))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_torch_dataset_becomes_a_dataset() -> None:
     data = from_torch(
         TensorDataset(torch.rand(6, 3, 8, 8), torch.from_numpy(Y)), classes=4, mean=(0.5,), std=(0.5,)
     )
-    assert (len(data), data.shape, data.classes) == (6, (3, 8, 8), 4)
+    assert (len(data), data.facts.shape, data.facts.classes) == (6, (3, 8, 8), 4)
     assert float(data.records(torch.arange(6)).x.min()) >= -1
 
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import Dataset, load, partition
+from sottovoce.data import Dataset, Facts, load, partition
 from sottovoce.errors import SottovoceError
 
 
 def toy(labels: list[int] | torch.Tensor, classes: int, owner: torch.Tensor | None = None) -> Dataset:
     y = torch.as_tensor(labels)
-    return Dataset("toy", torch.zeros(len(y), 1), y, classes, client=owner)
+    return Dataset("toy", torch.zeros(len(y), 1), y, Facts((1,), classes), client=owner)
 
 
 def counts(data: Dataset, parts: list[torch.Tensor]) -> np.ndarray:
-    return np.array([torch.bincount(data.y[part], minlength=data.classes).tolist() for part in parts])
+    return np.array([torch.bincount(data.y[part], minlength=data.facts.classes).tolist() for part in parts])
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "iid"])

@@ -98,7 +98,7 @@ def test_a_mirror_fills_the_cache_once(tmp_path: Path, offer: Offer, serve: Serv
     data = load("mnist")
     assert torch.equal(data.x, torch.from_numpy(X))
     assert data.y.tolist() == Y.tolist()
-    assert (data.classes, data.mean, data.std) == (10, (0.1307,), (0.3081,))
+    assert (data.facts.classes, data.facts.mean, data.facts.std) == (10, (0.1307,), (0.3081,))
 
 
 def test_a_download_that_breaks_off_never_lands_in_the_cache(
@@ -204,7 +204,7 @@ def test_the_shipped_subset_is_small_and_has_every_class() -> None:
     assert file.stat().st_size <= 2_000_000
     assert len(data) == 10_000
     assert min(torch.bincount(data.y, minlength=10)) > 800
-    assert (data.mean, data.std) == ((0.1307,), (0.3081,))
+    assert (data.facts.mean, data.facts.std) == ((0.1307,), (0.3081,))
 
 
 @pytest.mark.network
@@ -224,11 +224,11 @@ def test_each_public_dataset_arrives_with_its_published_statistics(
     assert len(data) == (50_000 if name == "cifar10" else 60_000)
     if name != "mnist":
         assert torch.bincount(data.y).tolist() == [len(data) // 10] * 10
-    channels = data.x.numpy().swapaxes(0, 1).reshape(data.shape[0], -1)
+    channels = data.x.numpy().swapaxes(0, 1).reshape(data.facts.shape[0], -1)
     assert [float(c.mean() / 255) for c in channels] == pytest.approx(mean, abs=6e-5)
     assert [float(c.std() / 255) for c in channels] == pytest.approx(std, abs=6e-5)
-    assert list(data.mean) == mean
-    assert list(data.std) == std
+    assert list(data.facts.mean) == mean
+    assert list(data.facts.std) == std
 
 
 @pytest.mark.network

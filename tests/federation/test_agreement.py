@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_an_agreement_survives_its_file_and_every_key_counts(tmp_path: Path) -> 
     other = agree(small_plan(clip=0.5))
     assert other.digest() != agreement.digest()
     assert agreement.difference(other) == "clip is 1.0 here and 0.5 there"
-    rescaled = Agreement(agreement.plan, agreement.shape, agreement.classes, (0.5,), agreement.std)
+    rescaled = Agreement(agreement.plan, replace(agreement.facts, mean=(0.5,)))
     assert "mean" in (agreement.difference(rescaled) or "")
     assert rescaled.digest() != agreement.digest()
 

@@ -18,8 +18,8 @@ from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Charge, Overspent
-from sottovoce.simulation.directory import load_tensors
 from sottovoce.simulation.training import train
 
 from .world import World, charged, everyone_paid, ledger, same

@@ -13,12 +13,12 @@ import torch
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_files import agree, deal_files
+from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.flower.template import write_app
+from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.simulation.directory import load_tensors
 from sottovoce.simulation.training import train
 
 from .processes import Processes, free_port, write_certificates
@@ -27,7 +27,7 @@ from .world import same, small_plan
 
 def prepare(folder: Path, retry: float = 15.0, **changes: Any) -> Agreement:
     agreement = agree(small_plan(**changes))
-    deal_files(agreement, folder / "clients")
+    write_client_files(agreement, folder / "clients")
     write_app(agreement, folder / "app", run_directory=folder / "run", retry=retry)
     return agreement
 
@@ -158,7 +158,7 @@ def test_flowers_simulation_engine_gives_the_same_generator(tmp_path: Path) -> N
     pytest.importorskip("ray", reason="install sottovoce[simulation]")
     agreement = agree(small_plan())
     clients = tmp_path / "clients"
-    deal_files(agreement, clients)
+    write_client_files(agreement, clients)
     write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", simulated_clients=clients)
     with Processes(tmp_path, tls=False, environment={"RAY_USAGE_STATS_ENABLED": "0"}) as processes:
         processes.start_superlink("--simulation")

@@ -11,7 +11,7 @@ from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
-from sottovoce.onboarding.personalization import personalize
+from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.report import write_report
 from sottovoce.simulation.training import evaluate

@@ -10,7 +10,7 @@ from torch import Tensor
 from sottovoce.client import OWN_RECORDS
 from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_files import agree, deal_files
+from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.node import Member
 from sottovoce.federation.store import Store
@@ -46,7 +46,7 @@ class World:
     def __init__(self, folder: Path, *, options: Options | None = None, **changes: Any) -> None:
         self.folder = folder
         self.agreement = agree(small_plan(**changes))
-        self.files = deal_files(self.agreement, folder / "clients")
+        self.files = write_client_files(self.agreement, folder / "clients")
         self._options = options
         self.start()
 

@@ -25,10 +25,10 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
 from sottovoce.models import open_model
 from sottovoce.onboarding import remote, service
-from sottovoce.onboarding.desk import CONTEXTS_FILE, Desk
+from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.keys import Keys
-from sottovoce.onboarding.personalization import personalize
 from sottovoce.onboarding.remote import OnboardingError, onboard
+from sottovoce.onboarding.server import CONTEXTS_FILE, Onboarding
 from sottovoce.onboarding.service import Limits, create_service
 from sottovoce.onboarding.specification import SpecificationError
 from sottovoce.onboarding.tokens import new_token, read_tokens
@@ -94,13 +94,13 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
 def test_the_service_can_send_the_whole_model(run: Path, records: Path) -> None:
     captured: list[bytes] = []
 
-    class Spy(remote.Door):
+    class Spy(remote.Connection):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             captured.append(body)
             return super().post(path, body, headers)
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(remote, "Door", Spy)
+        patch.setattr(remote, "Connection", Spy)
         onboard(url, records, records.with_name("built"))
         status, model = post(url, captured[0], {**headers(url, ""), "Accept": "application/safetensors"})
     assert status == 200
@@ -141,13 +141,13 @@ def test_a_restored_ledger_pays_for_the_lost_context_and_encodes_under_a_new_key
 ) -> None:
     sent: list[bytes] = []
 
-    class Lost(remote.Door):
+    class Lost(remote.Connection):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             sent.append(body)
             raise OnboardingError("lost on the way")
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(remote, "Door", Lost)
+        patch.setattr(remote, "Connection", Lost)
         for _ in range(2):
             with pytest.raises(OnboardingError, match="lost on the way"):
                 onboard(url, records, records.with_name("model"))
@@ -191,7 +191,7 @@ def test_a_context_whose_key_is_gone_is_not_sent(run: Path, records: Path) -> No
 def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Path) -> None:
     honest, sent = Ledger.commit, list[bytes]()
 
-    class Spy(remote.Door):
+    class Spy(remote.Connection):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             sent.append(body)
             return super().post(path, body, headers)
@@ -204,7 +204,7 @@ def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Pat
         onboard(url, records, records.with_name(out))
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
-        patch.setattr(remote, "Door", Spy)
+        patch.setattr(remote, "Connection", Spy)
         patch.setattr(Ledger, "commit", slowly)
         threads = [threading.Thread(target=ask, args=(out,)) for out in ("one", "two")]
         for thread in threads:
@@ -246,7 +246,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
     write_run(tmp_path / "other" / "run", other.coordinator, other.store)
     captured: list[bytes] = []
 
-    class Spy(remote.Door):
+    class Spy(remote.Connection):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             captured.append(body)
             return super().post(path, body, headers)
@@ -255,7 +255,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
         pytest.MonkeyPatch.context() as patch,
         live(create_service(tmp_path / "other" / "run", open_to_all=True)) as url,
     ):
-        patch.setattr(remote, "Door", Spy)
+        patch.setattr(remote, "Connection", Spy)
         onboard(url, records, records.with_name("one"))
     with live(create_service(run, open_to_all=True)) as url:
         code, answer = post(url, captured[0], headers(url, ""))
@@ -268,14 +268,14 @@ def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is
 ) -> None:
     for name, value in (("version", 2), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
         with live(create_service(run, open_to_all=True)) as url:
-            honest = remote.Door.get
+            honest = remote.Connection.get
 
-            def lie(door: remote.Door, path: str, name: str = name, value: object = value) -> bytes:
+            def lie(door: remote.Connection, path: str, name: str = name, value: object = value) -> bytes:
                 body = honest(door, path)  # noqa: B023
                 return json.dumps({**json.loads(body), name: value}).encode()
 
             with monkeypatch.context() as patch:
-                patch.setattr(remote.Door, "get", lie)
+                patch.setattr(remote.Connection, "get", lie)
                 with pytest.raises(SpecificationError):
                     onboard(url, records, records.with_name("one"))
     assert not records.with_suffix(".ledger.sqlite").exists()
@@ -304,13 +304,13 @@ def test_one_client_cannot_ask_too_often(run: Path) -> None:
 def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
     run: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release, honest = threading.Event(), Desk.coefficients
+    release, honest = threading.Event(), Onboarding.coefficients
 
-    def slowly(desk: Desk, client: str, body: bytes) -> object:
+    def slowly(desk: Onboarding, client: str, body: bytes) -> object:
         release.wait(10)
         return honest(desk, client, body)
 
-    monkeypatch.setattr(Desk, "coefficients", slowly)
+    monkeypatch.setattr(Onboarding, "coefficients", slowly)
     with live(create_service(run, Limits(waiting=2), open_to_all=True)) as url:
         good, statuses = headers(url, ""), Counter[int]()
         threads = [

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.data import Dataset
+from sottovoce.data import Dataset, Facts, divide, resolve, scope
+from sottovoce.modelfile import load_tensors
 from sottovoce.plan import PlanError
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.simulation.directory import RunDirectory, RunError, load_tensors
-from sottovoce.simulation.session import Session, deal, recorded_gains, resolve, scope
+from sottovoce.simulation.directory import RunDirectory, RunError
+from sottovoce.simulation.session import Session, recorded_gains
 from sottovoce.simulation.training import Interrupted, train
 from tests.small import small_plan
 
@@ -27,7 +28,7 @@ def records() -> Dataset:
 
 
 def opened(plan, out, records, **options) -> Session:
-    return Session.open(plan, out, records=records, federation=deal(plan, records), **options)
+    return Session.open(plan, out, records=records, federation=divide(records, plan), **options)
 
 
 def ledger_rows(path: Path, plan, records) -> list[tuple]:
@@ -270,7 +271,8 @@ def test_a_refused_run_leaves_no_ledger_behind(tmp_path, records) -> None:
 def test_budgets_do_not_add_up_where_records_have_other_owners() -> None:
     x, y = torch.zeros(4, 1), torch.zeros(4).long()
     one, other = (
-        Dataset("own", x, y, 2, client=torch.tensor(owner)) for owner in ([0, 0, 1, 1], [0, 1, 0, 1])
+        Dataset("own", x, y, Facts(x.shape[1:], 2), client=torch.tensor(owner))
+        for owner in ([0, 0, 1, 1], [0, 1, 0, 1])
     )
     plan = small_plan(partition="client", records_per_client=0)
     assert scope(plan, one) != scope(plan, other)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sottovoce.errors import SottovoceError
-from sottovoce.simulation.directory import load_tensors
+from sottovoce.modelfile import load_tensors
 from sottovoce.simulation.sweep import Job, run_batch
 from sottovoce.simulation.training import train
 from tests.small import small_plan

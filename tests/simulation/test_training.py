@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.models import lenet
-from sottovoce.onboarding.personalization import personalize
+from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import evaluate, train
 from tests.small import small_plan, tiny
@@ -78,9 +78,7 @@ def test_global_pays_for_no_context_and_controls_get_the_same_noise(tmp_path, re
 
 
 def _scope(method: str, records: Dataset) -> str:
-    from sottovoce.simulation.session import scope
-
-    return scope(small_plan(method=method), records)
+    return data.scope(small_plan(method=method), records)
 
 
 def test_the_files_of_a_run_say_what_it_did(factorized_run) -> None:

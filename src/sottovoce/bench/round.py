@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from sottovoce.bench.interleaved import medians
-from sottovoce.data import Dataset
+from sottovoce.data import Dataset, Facts, divide
 from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan
-from sottovoce.simulation.session import Session, deal
+from sottovoce.simulation.session import Session
 
 RECORDS = 333
 SETTINGS: dict[str, Any] = {
@@ -61,7 +61,7 @@ def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
     """Records of noise: cost does not depend on what they show."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
-    return Dataset("made up", x, torch.randint(10, (count,), generator=generator), classes=10)
+    return Dataset("made up", x, torch.randint(10, (count,), generator=generator), Facts(shape, 10))
 
 
 def open_session(
@@ -73,7 +73,7 @@ def open_session(
         plan,
         out,
         records=records,
-        federation=deal(plan, records),
+        federation=divide(records, plan),
         module=module,
         checkpoint_seconds=float("inf"),
     )
@@ -93,7 +93,7 @@ def _gradients(session: Session) -> Callable[[], object]:
         for records in clients:
             clipped_mean(
                 blueprint.module,
-                blueprint.reference,
+                blueprint.model.reference,
                 blueprint.basis,
                 records.x,
                 records.y,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sottovoce.catalog import CHANNELS
 from sottovoce.channel.base import Channel
 from sottovoce.channel.direct import Direct, DirectQ12
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
@@ -59,14 +60,13 @@ def _polar(size: int, sigma: float) -> Channel:
     return Polar("polar", size, sigma)
 
 
-_OPENERS: dict[str, tuple[Callable[..., Channel], tuple[str, ...]]] = {
-    "direct": (_direct, ()),
-    "direct-q12": (_direct_q12, ()),
-    "lrsuq": (_lrsuq, ("lattice",)),
-    "lrsuq-elias": (_lrsuq_elias, ("lattice",)),
-    "polar": (_polar, ()),
+_OPENERS: dict[str, Callable[..., Channel]] = {
+    "direct": _direct,
+    "direct-q12": _direct_q12,
+    "lrsuq": _lrsuq,
+    "lrsuq-elias": _lrsuq_elias,
+    "polar": _polar,
 }
-CHANNELS = tuple(_OPENERS)
 
 
 def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
@@ -76,9 +76,9 @@ def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Chann
     """
     if name not in _OPENERS:
         raise ChannelError(f"no channel is called {name!r}; {nearest(name, _OPENERS)}")
-    opener, known = _OPENERS[name]
+    known = CHANNELS[name].options
     for option in options:
         if option not in known:
             hint = nearest(option, known) if known else "it takes none"
             raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
-    return opener(size, sigma, **options)
+    return _OPENERS[name](size, sigma, **options)

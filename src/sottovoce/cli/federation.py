@@ -51,7 +51,7 @@ def federate(
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes."""
     from sottovoce.federation.agreement import Agreement
-    from sottovoce.federation.client_files import agree, deal_files
+    from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app
@@ -74,7 +74,7 @@ def federate(
     else:
         agreement = agree(chosen)
     if deal is not None:
-        deal_files(agreement, deal)
+        write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
     written = write_app(
         agreement,

@@ -23,7 +23,7 @@ from sottovoce.cli.display import (
 )
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.experiments.index import read_index
-from sottovoce.onboarding.personalization import personalize as personalize_client
+from sottovoce.onboarding.future_client import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report import write_report, write_reproduction
 from sottovoce.report.tensorboard import round_scalars

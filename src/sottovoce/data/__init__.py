@@ -1,6 +1,6 @@
 """Records and who holds them: named datasets, your own data, and their partition into clients.
 
-`load` gives a `Dataset`, `federation` deals it out to participants and future clients. Normalization
+`load` gives a `Dataset`, `divide` hands it out to participants and future clients. Normalization
 constants are public and travel with the dataset; nothing in here releases anything about a record.
 """
 
@@ -13,15 +13,19 @@ from sottovoce.data.client_file import fingerprint, read_client
 from sottovoce.data.clients import (
     ClientRecords,
     Clients,
-    Federation,
+    FederatedDataset,
     check_sizes,
-    federation,
+    divide,
+    division,
+    resolve,
+    scope,
     split_future,
     split_participant,
     split_seeds,
     training_size,
 )
 from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.facts import Facts
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
@@ -34,12 +38,14 @@ __all__ = [
     "Clients",
     "DataError",
     "Dataset",
-    "Federation",
+    "Facts",
+    "FederatedDataset",
     "FetchError",
     "Records",
     "cache_folder",
     "check_sizes",
-    "federation",
+    "divide",
+    "division",
     "fetch",
     "fetched",
     "fingerprint",
@@ -48,6 +54,8 @@ __all__ = [
     "partition",
     "read_client",
     "read_npz",
+    "resolve",
+    "scope",
     "split_future",
     "split_participant",
     "split_seeds",
@@ -63,7 +71,7 @@ def load(name_or_path: str | Path) -> Dataset:
     `mnist-small` ships with the package; the other names are fetched into the cache at first use.
 
     >>> data = load("mnist-small")
-    >>> len(data), data.shape, data.classes
+    >>> len(data), data.facts.shape, data.facts.classes
     (10000, (1, 28, 28), 10)
     """
     name = str(name_or_path)

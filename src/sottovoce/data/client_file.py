@@ -9,30 +9,27 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Records
+from sottovoce.data.facts import Facts
 from sottovoce.data.own import DataError, read_npz
 
 
 def read_client(
     path: Path,
     *,
-    shape: tuple[int, ...],
-    classes: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    facts: Facts,
     needed: int,
     labels: bool = True,
 ) -> Records:
     """At least `needed` records from an .npz, normalized with the run's constants, in the file's order."""
     own = read_npz(path, labels=labels)
-    if own.shape != shape:
-        raise DataError(f"{path} holds records of shape {own.shape}, the run is about {shape}")
-    if int(own.y.max()) >= classes:
-        raise DataError(f"{path} has label {int(own.y.max())}, the run knows 0 to {classes - 1}")
+    if own.facts.shape != facts.shape:
+        raise DataError(f"{path} holds records of shape {own.facts.shape}, the run is about {facts.shape}")
+    if int(own.y.max()) >= facts.classes:
+        raise DataError(f"{path} has label {int(own.y.max())}, the run knows 0 to {facts.classes - 1}")
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
-    public = Dataset(own.name, own.x, own.y, classes, mean, std)
-    return Records(public.normalize(own.x), own.y)
+    return Records(facts.normalize(own.x), own.y)
 
 
 def fingerprint(path: Path) -> str:

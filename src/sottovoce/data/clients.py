@@ -8,6 +8,7 @@ costs what its own clients hold, whether the federation has 50 clients or 100,00
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.partitions import partition as deal
+from sottovoce.data.facts import Facts
+from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan, PlanError
 
 # Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
 CACHE_BYTES = 512 * 2**20
@@ -64,7 +67,7 @@ def split_future(records: Records, context_records: int, seed: int) -> ClientRec
 
 def split_seeds(clients: int, seed: int) -> list[int]:
     """The seeds with which `clients` clients, participants first, split their records."""
-    # The stream for splitting must not be the one that dealt the records.
+    # The stream for splitting must not be the one that divided the records.
     seeds: list[int] = np.random.default_rng([seed, clients]).integers(2**63, size=clients).tolist()
     return seeds
 
@@ -85,7 +88,7 @@ class Clients(Sequence[ClientRecords]):
         def materialize(i: int) -> ClientRecords:
             return split(dataset.records(index[i]), context_records, seeds[i])
 
-        largest = 4 * int(np.prod(dataset.shape)) * max(self.sizes, default=1)
+        largest = 4 * int(np.prod(dataset.facts.shape)) * max(self.sizes, default=1)
         self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
 
     @property
@@ -107,54 +110,65 @@ class Clients(Sequence[ClientRecords]):
 
 
 @dataclass(frozen=True)
-class Federation:
-    """All clients of a run. `participants[i]` is client i of the schedule; `shape` is that of one record."""
+class FederatedDataset:
+    """All clients of a run with their records; `participants[i]` is client i of the schedule."""
 
     participants: Clients
     future: Clients
-    classes: int
-    shape: tuple[int, ...]
+    facts: Facts
 
 
-def federation(
-    dataset: Dataset,
-    *,
-    partition: str,
-    participants: int,
-    future_clients: int,
-    records_per_client: int,
-    alpha: float,
-    context_records: int,
-    seed: int,
-) -> Federation:
-    """Deal `dataset` to participants and future clients and fix everyone's context set.
+def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
+    """The dataset's records in the hands of the plan's clients, everyone's context set fixed.
 
     The last `future_clients` of the shuffled partition become the future clients. All sizes are checked
     here, so that nothing fails in the middle of a run.
 
     >>> from sottovoce.data import load
-    >>> clients = federation(load("mnist-small"), partition="dirichlet", participants=16, future_clients=4,
-    ...                      records_per_client=500, alpha=0.5, context_records=300, seed=41)
+    >>> clients = divide(load("mnist-small"), Plan.load(overrides={"context_records": 300}))
     >>> mine = clients.participants[0]
     >>> tuple(mine.train.x.shape), len(mine.held_out), len(clients.future[0].held_out)
     ((400, 1, 28, 28), 100, 200)
     """
-    if participants < 1 or future_clients < 0:
-        raise SottovoceError(
-            f"a federation of {participants} participants and {future_clients} future clients: "
-            "set participants to 1 or more and future_clients to 0 or more"
-        )
-    clients = participants + future_clients
-    index = deal(dataset, kind=partition, clients=clients, records=records_per_client, alpha=alpha, seed=seed)
-    seen, unseen = index[:participants], index[participants:]
-    check_sizes(context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
-    seeds = split_seeds(clients, seed)
-    return Federation(
-        Clients(dataset, seen, split_participant, context_records, seeds[:participants]),
-        Clients(dataset, unseen, split_future, context_records, seeds[participants:]),
-        dataset.classes,
-        dataset.shape,
+    index = division(dataset, plan)
+    seen, unseen = index[: plan.participants], index[plan.participants :]
+    check_sizes(plan.context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
+    seeds = split_seeds(len(index), plan.seed)
+    return FederatedDataset(
+        Clients(dataset, seen, split_participant, plan.context_records, seeds[: plan.participants]),
+        Clients(dataset, unseen, split_future, plan.context_records, seeds[plan.participants :]),
+        dataset.facts,
     )
+
+
+def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
+    """Which records fall to which client of a plan, participants first: index tensors."""
+    return partition(
+        dataset,
+        kind=plan.partition,
+        clients=plan.participants + plan.future_clients,
+        records=plan.records_per_client,
+        alpha=plan.alpha,
+        seed=plan.seed,
+    )
+
+
+def scope(plan: Plan, dataset: Dataset) -> str:
+    """A fingerprint of which records each client holds: budgets add up only where it is equal."""
+    divided = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
+    return hashlib.sha256(repr((dataset.digest, *divided, plan.seed)).encode()).hexdigest()[:32]
+
+
+def resolve(plan: Plan, smallest_client: int) -> Plan:
+    """The plan with `gradient_records` settled, for a smallest participant of so many records."""
+    available = training_size(smallest_client)
+    wanted = plan.gradient_records or available
+    if wanted > available:
+        raise PlanError(
+            f"gradient_records={wanted}, but the smallest participant has {available} training records: "
+            f"set gradient_records to at most {available}, or 0 for all"
+        )
+    return plan.replace(gradient_records=wanted)
 
 
 def check_sizes(context_records: int, participant: int, future: int | None) -> None:

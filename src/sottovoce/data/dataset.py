@@ -11,8 +11,9 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
+
+from sottovoce.data.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,11 @@ class Records:
 class Dataset:
     """N records and the public facts about them.
 
-    `x` is uint8 or float32 of shape (N, channels, ...), `y` int64 (N,) with values below `classes`;
-    `mean` and `std` hold one public constant, or one for each channel, on the scale where bytes have been
-    divided by 255; `client` is the natural owner of each record, 0 ≤ client < number of clients, or None.
+    `x` is uint8 or float32 of shape (N, channels, ...), `y` int64 (N,) with values below the number of
+    classes; `client` is the natural owner of each record, 0 ≤ client < number of clients, or None.
 
     >>> gray = Dataset("gray", torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(2).long(),
-    ...                classes=10, mean=(0.5,), std=(0.25,))
+    ...                Facts((1, 4, 4), classes=10, mean=(0.5,), std=(0.25,)))
     >>> gray.records(torch.tensor([1])).x.unique()
     tensor([2.])
     """
@@ -47,18 +47,11 @@ class Dataset:
     name: str
     x: Tensor
     y: Tensor
-    classes: int
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    facts: Facts
     client: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one record, for example (1, 28, 28)."""
-        return tuple(self.x.shape[1:])
 
     @cached_property
     def digest(self) -> str:
@@ -70,18 +63,10 @@ class Dataset:
             digest.update(self.client.cpu().numpy().data)
         return digest.hexdigest()
 
-    def normalize(self, x: Tensor) -> Tensor:
-        """Stored values (n, channels, ...) to float32 (x − mean)/std, bytes divided by 255 first."""
-        per_channel = (-1,) + (1,) * (x.ndim - 2)
-        mean = torch.tensor(self.mean, device=x.device).view(per_channel)
-        std = torch.tensor(self.std, device=x.device).view(per_channel)
-        scaled = x / 255 if x.dtype == torch.uint8 else x.float()
-        return (scaled - mean).div_(std)
-
     def to(self, device: str) -> Dataset:
         """The same dataset with its records on a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def records(self, index: Tensor) -> Records:
         """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""
-        return Records(self.normalize(self.x[index]), self.y[index])
+        return Records(self.facts.normalize(self.x[index]), self.y[index])

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sottovoce.data.dataset import Dataset
+from sottovoce.data.facts import Facts
 from sottovoce.errors import SottovoceError
 
 Array = npt.NDArray[Any]
@@ -60,7 +61,7 @@ def from_torch(
     `mean` and `std` are public constants for `x` as the items give it (bytes: after division by 255).
 
     >>> from torch.utils.data import TensorDataset
-    >>> from_torch(TensorDataset(torch.rand(6, 3, 8, 8), torch.arange(6)), classes=10).shape
+    >>> from_torch(TensorDataset(torch.rand(6, 3, 8, 8), torch.arange(6)), classes=10).facts.shape
     (3, 8, 8)
     """
     try:
@@ -96,7 +97,8 @@ def from_arrays(
     means, stds = _constants(name, "mean", mean, x.shape[1]), _constants(name, "std", std, x.shape[1])
     if min(stds) <= 0:
         raise DataError(f"{name}: std is {min(stds)}: give positive numbers")
-    return Dataset(name, torch.from_numpy(x), labels, known, means, stds, _owners(name, client, len(x)))
+    facts = Facts(x.shape[1:], known, means, stds)
+    return Dataset(name, torch.from_numpy(x), labels, facts, _owners(name, client, len(x)))
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sottovoce.catalog import PARTITIONS
 from sottovoce.data.dataset import Dataset
 from sottovoce.errors import SottovoceError, nearest
 
 Ints = npt.NDArray[np.int64]
-
-KINDS = ("dirichlet", "iid", "client")
 
 
 def partition(
@@ -30,13 +29,14 @@ def partition(
     the same for all); `client` gives `clients` of the natural owners all they have, and wants `records=0`.
     `alpha` matters for `dirichlet` only.
 
-    >>> data = Dataset("toy", torch.zeros(100, 1), torch.arange(100) % 4, classes=4)
+    >>> from sottovoce.data.facts import Facts
+    >>> data = Dataset("toy", torch.zeros(100, 1), torch.arange(100) % 4, Facts((1,), classes=4))
     >>> parts = partition(data, kind="dirichlet", clients=5, records=20, alpha=0.5, seed=0)
     >>> [len(part) for part in parts], len(torch.cat(parts).unique())
     ([20, 20, 20, 20, 20], 100)
     """
-    if kind not in KINDS:
-        raise SottovoceError(f"unknown partition '{kind}': {nearest(kind, KINDS)}")
+    if kind not in PARTITIONS:
+        raise SottovoceError(f"unknown partition '{kind}': {nearest(kind, PARTITIONS)}")
     if clients < 1 or records < 0:
         raise SottovoceError(f"cannot deal {records} records to {clients} clients: use positive numbers")
     rng = np.random.default_rng(seed)
@@ -83,7 +83,7 @@ def _dirichlet(dataset: Dataset, clients: int, records: int, alpha: float, rng: 
         raise SottovoceError(f"alpha={alpha} is no Dirichlet concentration: use a positive number, e.g. 0.5")
     order = rng.permutation(len(dataset))
     label = dataset.y.cpu().numpy()[order]
-    pools = np.bincount(label, minlength=dataset.classes)
+    pools = np.bincount(label, minlength=dataset.facts.classes)
     counts = _class_counts(pools, clients, records, alpha, rng)
     rng.shuffle(counts)
     by_class = np.split(order[np.argsort(label, kind="stable")], np.cumsum(pools)[:-1])

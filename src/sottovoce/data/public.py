@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.data import formats, sources
+from sottovoce.data.facts import Facts
 from sottovoce.data.formats import Bytes
 from sottovoce.data.sources import Progress, Source
 from sottovoce.errors import SottovoceError, nearest
@@ -37,10 +38,7 @@ class PublicDataset:
     """A published dataset: how to read its files, what must come out, and where to look."""
 
     records: int
-    shape: tuple[int, ...]
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    facts: Facts
     sha256: str  # of x (N, C, H, W) followed by y (N,), all uint8
     files: tuple[str, ...]
     read: Callable[[Path], tuple[Bytes, Bytes]]
@@ -53,10 +51,7 @@ _IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
 PUBLIC = {
     "mnist": PublicDataset(
         records=60_000,
-        shape=(1, 28, 28),
-        classes=10,
-        mean=(0.1307,),
-        std=(0.3081,),
+        facts=Facts((1, 28, 28), 10, mean=(0.1307,), std=(0.3081,)),
         sha256="edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
         files=_IDX_GZ,
         read=formats.read_idx_folder,
@@ -68,10 +63,7 @@ PUBLIC = {
     ),
     "cifar10": PublicDataset(
         records=50_000,
-        shape=(3, 32, 32),
-        classes=10,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
+        facts=Facts((3, 32, 32), 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
         sha256="1e91790dbaf241617ca1f29a9aba08eb9a62df84cc90676b47edd05ad2ab3c94",
         files=(formats.CIFAR_ARCHIVE,),
         read=formats.read_cifar_folder,
@@ -82,10 +74,7 @@ PUBLIC = {
     ),
     "fashion-mnist": PublicDataset(
         records=60_000,
-        shape=(1, 28, 28),
-        classes=10,
-        mean=(0.2860,),
-        std=(0.3530,),
+        facts=Facts((1, 28, 28), 10, mean=(0.2860,), std=(0.3530,)),
         sha256="16d82e2b505296aa2b78bd5ea0992634f30419a4c97def7c907d154a35ac6157",
         files=_IDX_GZ,
         read=formats.read_idx_folder,
@@ -176,7 +165,7 @@ def _intact(path: Path, sha256: str) -> bool:
 
 def _store(path: Path, x: Bytes, y: Bytes, public: PublicDataset) -> None:
     file = io.BytesIO()
-    np.savez(file, x=x, y=y, classes=public.classes, mean=public.mean, std=public.std)
+    np.savez(file, x=x, y=y, classes=public.facts.classes, mean=public.facts.mean, std=public.facts.std)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, file.getvalue())

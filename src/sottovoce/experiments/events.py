@@ -27,7 +27,7 @@ NORM = 0.3  # of a clipped mean in the middle of such a run
 EVENTS = 21
 
 
-def measure_events(channels: Sequence[str] = CHANNELS, events: int = EVENTS) -> dict[str, float]:
+def measure_events(channels: Sequence[str] = tuple(CHANNELS), events: int = EVENTS) -> dict[str, float]:
     """Median milliseconds of an event, by channel."""
     direction = np.random.default_rng(0).standard_normal(SIZE)
     statistic = direction * (NORM / np.linalg.norm(direction))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.data import Dataset
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
@@ -26,13 +26,10 @@ class AgreementError(SottovoceError):
 
 @dataclass(frozen=True)
 class Agreement:
-    """A resolved plan, and shape, classes and normalization constants of the records it is about."""
+    """A resolved plan, and the facts about the records it is about."""
 
     plan: Plan
-    shape: tuple[int, ...]
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    facts: Facts
 
     def __post_init__(self) -> None:
         if not self.plan.gradient_records:
@@ -42,11 +39,6 @@ class Agreement:
             )
         if not self.plan.private:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
-
-    @classmethod
-    def about(cls, plan: Plan, dataset: Dataset) -> Agreement:
-        """For records like those of `dataset`, of which only the public facts are used."""
-        return cls(plan, dataset.shape, dataset.classes, dataset.mean, dataset.std)
 
     @classmethod
     def load(cls, path: str | Path) -> Agreement:
@@ -66,16 +58,12 @@ class Agreement:
     def parse(cls, text: str) -> Agreement:
         """From the text of that file."""
         values = tomllib.loads(text)
-        facts = values.pop("records")
-        mean, std = (tuple(float(value) for value in facts[name]) for name in ("mean", "std"))
-        return cls(Plan.load(overrides=values), tuple(facts["shape"]), int(facts["classes"]), mean, std)
+        facts = Facts.parse(values.pop("records"))
+        return cls(Plan.load(overrides=values), facts)
 
     def to_toml(self) -> str:
         """The file; `load` of it gives the same agreement back."""
-        facts = {name: list(getattr(self, name)) for name in ("shape", "mean", "std")}
-        lines = [
-            f"{name} = {json.dumps(value)}" for name, value in {**facts, "classes": self.classes}.items()
-        ]
+        lines = [f"{name} = {json.dumps(value)}" for name, value in self.facts.fields().items()]
         return self.plan.to_toml() + "\n[records]\n" + "\n".join(lines) + "\n"
 
     def digest(self) -> str:
@@ -92,8 +80,8 @@ class Agreement:
 
     def blueprint(self) -> Blueprint:
         """Everything that follows from the agreement."""
-        return draw(self.plan, self.shape, self.classes)
+        return draw(self.plan, self.facts)
 
     def _values(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self)
-        return {**values.pop("plan"), **values}
+        facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
+        return {**dataclasses.asdict(self.plan), **facts}

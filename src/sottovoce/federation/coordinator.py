@@ -18,7 +18,6 @@ import numpy as np
 from torch import Tensor
 
 from sottovoce.blueprint import participant_name
-from sottovoce.client import release_stream
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
@@ -163,8 +162,8 @@ class Coordinator:
 
     def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
-        if kind not in ("context", "gradient") or not (isinstance(body, bytes) or answer.get("left_out")):
-            raise SottovoceError(f"{participant_name(participant)} sent something that is no release")
+        if kind not in self.blueprint.releases or not (isinstance(body, bytes) or answer.get("left_out")):
+            raise SottovoceError(f"{participant_name(participant)} sent something other than a release")
         if self.done or round_number != self._round_of(kind):
             raise SottovoceError(
                 f"{participant_name(participant)} sent a release of round {shown(round_number)}, which is "
@@ -178,10 +177,11 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        size = self.blueprint.coefficients if kind == "gradient" else self.blueprint.statistic.size
-        if len(body) > 8 * size + 4096 + self.options.bucket:
+        release = self.blueprint.releases[kind]
+        if len(body) > release.largest_message + self.options.bucket:
             raise SottovoceError(
-                f"{participant_name(participant)} sent {len(body)} bytes for {size} numbers: refused unread"
+                f"{participant_name(participant)} sent {len(body)} bytes for {release.size} numbers: "
+                "refused unread"
             )
         message = unpad(body, self.options.bucket)
         decoded = self._decode(participant, kind, round_number, message)
@@ -231,8 +231,7 @@ class Coordinator:
 
     def _begin(self, *, contexts_closed: bool = False) -> None:
         """Opens what comes next: the contexts, in the round before which they are due, or that round."""
-        plan, current = self.agreement.plan, self.server.round
-        due = plan.context_round - 1 if plan.context == "predictions" else 0
+        current, due = self.server.round, self.blueprint.contexts_after
         self._contexts_open = current == due and self.server.contexts_due and not contexts_closed
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
@@ -251,10 +250,9 @@ class Coordinator:
         )
 
     def _decode(self, participant: int, kind: Kind, round_number: int, message: bytes) -> np.ndarray:
-        blueprint = self.blueprint
-        channel = blueprint.context_channel if kind == "context" else blueprint.gradient_channel
-        stream = release_stream(self.run, participant_name(participant), kind, round_number)
-        return channel.decode(message, secret=self._register.secret(participant), stream=stream)
+        release = self.blueprint.releases[kind]
+        stream = release.stream(self.run, participant_name(participant), round_number)
+        return release.decode(message, secret=self._register.secret(participant), stream=stream)
 
     def _diagnose(
         self, participant: int, kind: Kind, message: bytes, decoded: np.ndarray, answer: Mapping[str, Any]

@@ -35,7 +35,7 @@ from sottovoce.federation.keys import (
 from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace
 from sottovoce.files import locked
-from sottovoce.privacy.ledger import AlreadyDelivered, Charge, Kind, Ledger
+from sottovoce.privacy.ledger import AlreadyDelivered, Kind, Ledger
 
 
 class Declined(SottovoceError):
@@ -165,7 +165,11 @@ class Member:
             # What the server asked for may have left and been lost on its way.
             unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
             ledger.commit_many(
-                [(_charge(blueprint, run, kind, number), b"") for kind, number in unknown], blueprint.budget
+                [
+                    (blueprint.releases[kind].charge(run, OWN_RECORDS, number), b"")
+                    for kind, number in unknown
+                ],
+                blueprint.budget,
             )
             self._journal.note(
                 "this directory or its ledger was restored from a backup: charged for "
@@ -209,10 +213,7 @@ class Member:
         agreement, plan = self._agreement, self._agreement.plan
         records = read_client(
             self._records_file,
-            shape=agreement.shape,
-            classes=agreement.classes,
-            mean=agreement.mean,
-            std=agreement.std,
+            facts=agreement.facts,
             needed=-(-plan.gradient_records * 5 // 4),
         )
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
@@ -262,18 +263,6 @@ class Member:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self._lock_file):
             yield
-
-
-def _charge(blueprint: Blueprint, run: str, kind: Kind, round_number: int) -> Charge:
-    gradient = kind == "gradient"
-    return Charge(
-        run=run,
-        client=OWN_RECORDS,
-        kind=kind,
-        round=round_number,
-        sensitivity=blueprint.gradient_sensitivity if gradient else blueprint.context_sensitivity,
-        sigma=blueprint.sigma if gradient else blueprint.sigma_context,
-    )
 
 
 def _charged(ledger: Ledger, run: str, kind: Kind, round_number: int) -> bool:

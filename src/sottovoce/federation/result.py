@@ -7,7 +7,6 @@ releases that the server received.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,8 @@ from sottovoce.blueprint import participant_name
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
 from sottovoce.files import write_atomically
-from sottovoce.simulation.directory import RunDirectory, save_tensors
+from sottovoce.modelfile import GeneratorFile
+from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.result import description
 
 
@@ -30,18 +30,7 @@ def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[
     lines = store.lines()
     write_atomically(directory.rounds_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
     server.finish()
-    metadata = {
-        "run": store.run,
-        "reference": coordinator.blueprint.reference_digest,
-        "plan": json.dumps(dataclasses.asdict(agreement.plan)),
-        "shape": json.dumps(agreement.shape),
-        "classes": str(agreement.classes),
-        "mean": json.dumps(agreement.mean),
-        "std": json.dumps(agreement.std),
-    }
-    passing = ("momentum.", "average.")
-    final = {name: value for name, value in server.state().items() if not name.startswith(passing)}
-    save_tensors(directory.model_file, final, metadata)
+    GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
     result = _result(coordinator, store, lines)
     write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
     return result
@@ -51,10 +40,8 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
     blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
     spent = {}
     for participant in sorted(coordinator.enrolled):
-        kinds = Counter(kind for kind, _ in store.received(participant))
-        spent[participant_name(participant)] = blueprint.epsilon(
-            kinds["gradient"], context=kinds["context"] > 0
-        )
+        counts = Counter(kind for kind, _ in store.received(participant))
+        spent[participant_name(participant)] = blueprint.epsilon(counts)
     return {
         **description(blueprint),
         "engine": "flower",
@@ -66,7 +53,7 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
             "spent_max": max(spent.values(), default=0.0),
             "accounting": plan.accounting,
             "per_client": spent,
-            "future_context": blueprint.epsilon(0, context=plan.releases_context),
+            "future_context": blueprint.epsilon(blueprint.future_counts),
         },
         "delta": plan.delta,
         "sigma": blueprint.sigma,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sottovoce.gradients.clipping import blank, clip_scales
 from sottovoce.gradients.layers import Convolution, Linear, by_client
-from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
+from sottovoce.models import places
 
 
 def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip: float) -> Tensor:

@@ -16,10 +16,10 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import identity, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
-from sottovoce.gradients.layout import unflatten
 from sottovoce.gradients.stack import capture, stack
 from sottovoce.gradients.structured import Structured
 from sottovoce.gradients.unstructured import Unstructured
+from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
@@ -86,7 +86,7 @@ def clipped_means(
     def work(chunk: tuple[slice, slice]) -> Tensor:
         clients, records = chunk
         xs, ys = x[clients, records], y[clients, records]
-        parameters = unflatten(module, thetas[clients])
+        parameters = parameters_at(module, thetas[clients])
         captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten())
         losses = losses.view_as(ys)
         if gradients is None:
@@ -147,7 +147,7 @@ def _floats_per_record(
     layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
 ) -> int | None:
     """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
-    parameters, h = unflatten(module, thetas[:1]), x[0, :1]
+    parameters, h = parameters_at(module, thetas[:1]), x[0, :1]
     outputs, patches, written = 0, 0, 0
     for layer in layers:
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):

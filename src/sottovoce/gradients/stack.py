@@ -2,7 +2,7 @@
 
 One forward and one backward pass over a batch give, for every layer, its inputs and the loss gradients of its
 outputs; each record's parameter gradient is a product of the two. Only nested `nn.Sequential`s of well-known
-layers, each used once, are taken for a stack: everything else is left to the oracle.
+layers, each used once, are taken for a stack: everything else is left to `vmap`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Parameters, Parametric, Plain, Scale
 from sottovoce.gradients.patches import Window
+from sottovoce.models import trainable
 
 _RECORDWISE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity,
@@ -59,7 +60,7 @@ def stack(module: nn.Module) -> tuple[Layer, ...] | None:
     """The layers of `module` in order, or None where it is no such stack."""
     flat = list(_flattened(module, ""))
     parameters = [id(p) for layer, _ in flat for p in layer.parameters()]
-    once = sorted(parameters) == sorted(id(p) for p in module.parameters())
+    once = sorted(parameters) == sorted(id(p) for p in trainable(module))  # none tied, none frozen
     if not once or any(_hooked(m) for m in module.modules()):
         return None
     layers = [_layer(layer, prefix) for layer, prefix in flat]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients.layers import Convolution, record_last
-from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
+from sottovoce.models import places
 from sottovoce.subspace import Share, StructuredPartition
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients.layers import Convolution, Linear, record_last
-from sottovoce.gradients.layout import places
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
+from sottovoce.models import places, trainable
 from sottovoce.subspace import SignedPartition
 
 
@@ -27,7 +27,7 @@ class Unstructured:
     def __init__(self, module: nn.Module, bases: tuple[SignedPartition, ...], device: torch.device) -> None:
         self._places = places(module)
         convolutions = {id(m.weight) for m in module.modules() if isinstance(m, nn.Conv2d)}
-        order = tuple((p.shape, id(p) in convolutions) for p in module.parameters())
+        order = tuple((p.shape, id(p) in convolutions) for p in trainable(module))
         self._sums = _sums(bases, order, device)
         self._local = threading.local()  # chunks may be worked on in threads
 

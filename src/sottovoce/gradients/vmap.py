@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from sottovoce.gradients.clipping import sum_clipped
-from sottovoce.gradients.layout import unflatten
+from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis
 
 
@@ -25,7 +25,7 @@ def record_gradients(
     """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
 
     def loss(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
-        logits = functional_call(module, unflatten(module, flat), (xi.unsqueeze(0),), tie_weights=False)
+        logits = functional_call(module, parameters_at(module, flat), (xi.unsqueeze(0),), tie_weights=False)
         return F.cross_entropy(logits, yi.unsqueeze(0))
 
     each = vmap(grad_and_value(loss), in_dims=(None, 0, 0))

@@ -11,12 +11,12 @@ import logging
 import os
 from pathlib import Path
 
-from sottovoce.blueprint import Blueprint
 from sottovoce.client import OWN_RECORDS
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.files import write_atomically
-from sottovoce.privacy.ledger import Budget, Charge, Ledger
+from sottovoce.privacy.ledger import Budget, Ledger
+from sottovoce.release import Release
 
 log = logging.getLogger("sottovoce.onboarding")
 
@@ -30,20 +30,12 @@ class Keys:
         self._kept = ledger.with_name(f"{ledger.name}.{run}.key")
         self._draft = ledger.with_name(f"{ledger.name}.{run}.key.draft")
 
-    def renew(self, ledger: Ledger, blueprint: Blueprint, budget: Budget) -> None:
+    def renew(self, ledger: Ledger, release: Release, budget: Budget) -> None:
         """Drafts a key for a context to be made; one that was lost from the ledger is charged before."""
         if self._kept.exists():
             name = f"{self._run}/{public_key(self._kept.read_bytes()).hex()[:16]}"
-            lost = Charge(
-                run=name,
-                client=OWN_RECORDS,
-                kind="context",
-                round=0,
-                sensitivity=blueprint.context_sensitivity,
-                sigma=blueprint.sigma_context,
-            )
             if not ledger.releases(OWN_RECORDS, run=name):
-                ledger.commit(lost, b"", budget)
+                ledger.commit(release.charge(name, OWN_RECORDS, 0), b"", budget)
                 log.warning("%s was restored from a backup: charged for a context that left", self._ledger)
         write_atomically(self._draft, new_key(), mode=0o600)
 
@@ -53,7 +45,7 @@ class Keys:
             if path.exists():
                 return path.read_bytes()
         raise SottovoceError(
-            f"the context in {self._ledger} was made without this service, or its key {self._kept} is gone: "
+            f"the context in {self._ledger} was made by an earlier version, or its key {self._kept} is gone: "
             "restore the key, or give another --ledger and add up what both have spent"
         )
 

@@ -1,8 +1,8 @@
-"""The future client at home: fetch the specification, make one context, charge it, send it, build the model.
+"""A service over the network, as a future client reaches it.
 
 Nothing is charged before the service has been reached over a trusted connection, the token accepted and the
 specification checked against what its plan means. After the charge only the stored bytes are sent, however
-often the connection breaks. A ledger that was restored from a backup is charged for the lost context first.
+often the connection breaks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce import data
 from sottovoce.blueprint import Blueprint
-from sottovoce.client import OWN_RECORDS, Client
-from sottovoce.data import ClientRecords
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import agreed_secret, new_key, public_key
-from sottovoce.files import locked
-from sottovoce.onboarding.keys import Keys
-from sottovoce.onboarding.personalization import delivered, labelled, own_budget
+from sottovoce.federation.keys import agreed_secret, public_key
+from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.specification import NAME, VERSION, Specification
-from sottovoce.privacy.ledger import Ledger
 
 TRIES = 6
 TIMEOUT = 30.0
@@ -39,7 +33,7 @@ class OnboardingError(SottovoceError):
     """The service could not be used; what was charged stays sendable."""
 
 
-class Door:
+class Connection:
     """The service at a URL, with a token and the authority that vouches for it."""
 
     def __init__(self, url: str, token: str = "", authority: str | Path | None = None) -> None:
@@ -50,7 +44,7 @@ class Door:
         try:
             self._tls = ssl.create_default_context(cafile=None if authority is None else str(authority))
         except (OSError, ssl.SSLError) as error:
-            raise OnboardingError(f"{authority} is no certificate of an authority: {error}") from None
+            raise OnboardingError(f"{authority} is not the certificate of an authority: {error}") from None
 
     def get(self, path: str) -> bytes:
         return self._open(urllib.request.Request(self._url + path, headers=self._headers))
@@ -83,6 +77,35 @@ class Door:
         raise AssertionError("the last attempt returns or raises")
 
 
+class Service:
+    """A service that was reached over a trusted connection, and whose specification means what it says."""
+
+    def __init__(self, connection: Connection) -> None:
+        stated = _json(connection.get("/v1/specification"))
+        self._connection = connection
+        self._specification = Specification.parse(stated)
+        self.run = self._specification.run
+        self.blueprint = self._specification.agreement.blueprint()
+        self._specification.check(stated, self.blueprint)
+        connection.get("/v1/access")
+
+    def context_model(self) -> Tensor | None:
+        if not self.blueprint.plan.context_traits.uses_model:
+            return None
+        return _coefficients(self._connection.get("/v1/context-model"), self.blueprint)
+
+    def channel_secret(self, private: bytes) -> bytes:
+        return agreed_secret(private, self._specification.key, run=self.run, name=NAME)
+
+    def coefficients(self, private: bytes, message: bytes) -> Tensor:
+        headers = {
+            "Sottovoce-Version": str(VERSION),
+            "Sottovoce-Specification": self._specification.digest(),
+        }
+        body = self._connection.post("/v1/onboard", public_key(private) + message, headers)
+        return _coefficients(body, self.blueprint)
+
+
 def onboard(
     url: str,
     records_file: str | Path,
@@ -93,55 +116,9 @@ def onboard(
     ledger: str | Path | None = None,
     budget: float | None = None,
 ) -> dict[str, Any]:
-    """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
-
-    The context is made of the first m_c records of the file; where there are more, with labels, the model's
-    accuracy on the others is returned too. It stays here. `budget` is the ε that the client's ledger may
-    reach, by default the run's own.
-    """
-    source = Path(records_file)
-    door = Door(url, token, authority)
-    stated = _json(door.get("/v1/specification"))
-    specification = Specification.parse(stated)
-    agreement, plan = specification.agreement, specification.agreement.plan
-    blueprint = agreement.blueprint()
-    specification.check(stated, blueprint)
-    door.get("/v1/access")
-    model = _coefficients(door.get("/v1/context-model"), blueprint) if plan.context == "predictions" else None
-    records = data.read_client(
-        source,
-        shape=agreement.shape,
-        classes=agreement.classes,
-        mean=agreement.mean,
-        std=agreement.std,
-        needed=plan.context_records,
-        labels=blueprint.statistic.uses_labels,
-    )
-    split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
-    ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
-    run, allowed = specification.run, own_budget(plan, budget)
-    keys, lock = Keys(ledger_file, run), ledger_file.with_name(f"{ledger_file.name}.lock")
-    with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book, locked(lock):
-        if plan.releases_context and book.stored(run, OWN_RECORDS, "context", 0) is None:
-            keys.renew(book, blueprint, allowed)
-        key = keys.private() if plan.releases_context else new_key()
-        client = Client(
-            NAME,
-            split,
-            blueprint,
-            book,
-            run=run,
-            secret=agreed_secret(key, specification.key, run=run, name=NAME),
-            account=OWN_RECORDS,
-            budget=allowed,
-        )
-        message = client.release_context(model) if plan.releases_context else b""
-        keys.keep()
-        total = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
-    headers = {"Sottovoce-Version": str(VERSION), "Sottovoce-Specification": specification.digest()}
-    coefficients = _coefficients(door.post("/v1/onboard", public_key(key) + message, headers), blueprint)
-    accuracy = client.evaluate(coefficients).accuracy if labelled(source) and split.held_out else None
-    return delivered(blueprint, coefficients, Path(out), ledger_file, len(message), total, accuracy)
+    """Writes a future client's model from the service at `url`; see `obtain_model`."""
+    service = Service(Connection(url, token, authority))
+    return obtain_model(service, records_file, out, ledger=ledger, budget=budget)
 
 
 def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:

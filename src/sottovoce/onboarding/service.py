@@ -1,8 +1,8 @@
 """The web application: specification, onboarding, health and metrics of one run.
 
-Requests are checked from cheap to dear (load, token, rate, size, specification) before anything is decoded,
-and what cannot be done soon is shed with 503 at once, so that memory and waiting time stay bounded. Refusals
-are JSON with one sentence, and store nothing.
+The cheapest checks of a request come first (load, token, rate, size, specification), then it is decoded, and
+what cannot be done soon is shed with 503 at once, so that memory and waiting time stay bounded. Refusals are
+JSON with one sentence, and store nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import KEY_BYTES
 from sottovoce.onboarding.contexts import SecondContext
-from sottovoce.onboarding.desk import Desk
 from sottovoce.onboarding.metrics import Metrics
+from sottovoce.onboarding.server import Onboarding
 from sottovoce.onboarding.specification import VERSION
 from sottovoce.onboarding.tokens import Rate, read_tokens, token_hash
 
@@ -53,21 +53,21 @@ class Limits:
 
 def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all: bool = False) -> FastAPI:
     """The application of a finished run; `open_to_all` needs no tokens and is for trying out."""
-    desk, metrics, chosen = Desk(run), Metrics(), limits or Limits()
+    server, metrics, chosen = Onboarding(run), Metrics(), limits or Limits()
     tokens = read_tokens(Path(run))
     if not tokens and not open_to_all:
         raise SottovoceError(f"nobody has a token: make one with 'sottovoce serve {run} --new-token NAME'")
     gate = _Gate(chosen, tokens, open_to_all)
-    specification = desk.specification.fields(desk.blueprint)
-    context_model = desk.context_model()
+    specification = server.specification.fields(server.blueprint)
+    context_model = server.context_model()
     logged = Rate(LOGGED_PER_SECOND, LOGGED_AT_ONCE)
-    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
+    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onboarding")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         worker.shutdown()
-        desk.close()
+        server.close()
 
     service = FastAPI(
         title="Sottovoce onboarding",
@@ -125,13 +125,13 @@ def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all
                         409, "your specification is another run's or outdated: fetch it again"
                     )
                 gate.check(authorization)
-                body = await _body(request, desk.largest_body)
+                body = await _body(request, server.largest_body)
                 client = gate.client(authorization, body)
                 wants_model = MODEL in accept
 
                 def work() -> tuple[bytes, bool]:
-                    coefficients, again = desk.coefficients(client, body)
-                    return (desk.model(coefficients) if wants_model else desk.packed(coefficients)), again
+                    coefficients, again = server.coefficients(client, body)
+                    return (server.model(coefficients) if wants_model else server.packed(coefficients)), again
 
                 answer, again = await asyncio.get_running_loop().run_in_executor(worker, work)
                 metrics.retries += again
@@ -151,7 +151,7 @@ def create_service(run: str | Path, limits: Limits | None = None, *, open_to_all
 
     @service.get("/health", summary="Whether the service is up")
     async def health() -> JSONResponse:
-        return JSONResponse({"status": "ok", "run": desk.specification.run})
+        return JSONResponse({"status": "ok", "run": server.specification.run})
 
     @service.get("/metrics", summary="For Prometheus", response_class=PlainTextResponse)
     async def get_metrics() -> PlainTextResponse:

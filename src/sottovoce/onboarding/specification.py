@@ -11,9 +11,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.blueprint import Blueprint, derived_seed
+from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.seeding import derived_seed
 
 VERSION = 1
 NAME = "future client"
@@ -51,12 +52,12 @@ class Specification:
                 "records": plan.context_records,
                 "sigma": blueprint.sigma_context,
                 "channel": plan.channel,
-                "sensitivity": blueprint.context_sensitivity,
-                "uses_labels": blueprint.statistic.uses_labels,
-                "uses_model": blueprint.statistic.uses_model,
+                "sensitivity": blueprint.statistic.sensitivity(plan.context_records),
+                "uses_labels": plan.context_traits.uses_labels,
+                "uses_model": plan.context_traits.uses_model,
                 "released": plan.releases_context,
             },
-            "epsilon": blueprint.epsilon(0, context=plan.releases_context),
+            "epsilon": blueprint.epsilon(blueprint.future_counts),
             "delta": plan.delta,
             "accounting": plan.accounting,
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, nearest
 
 Schedule = NDArray[np.int64]
 
@@ -48,6 +48,16 @@ def balanced(clients: int, per_round: int, rounds: int, seed: int) -> Schedule:
         calls[start : start + clients] = order[: calls.size - start]
         start += clients
     return calls.reshape(rounds, per_round)
+
+
+def open_schedule(name: str, *, clients: int, per_round: int, rounds: int, seed: int) -> Schedule:
+    """The schedule of that name."""
+    if name not in _SCHEDULES:
+        raise SottovoceError(f"no schedule is called '{name}': {nearest(name, _SCHEDULES)}")
+    return _SCHEDULES[name](clients, per_round, rounds, seed)
+
+
+_SCHEDULES = {"random": random, "balanced": balanced}
 
 
 def counts(schedule: Schedule, clients: int) -> NDArray[np.int64]:

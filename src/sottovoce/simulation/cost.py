@@ -15,11 +15,9 @@ import torch
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import COEFFICIENT_BYTES
-from sottovoce.simulation.session import deal, resolve
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3
@@ -27,19 +25,19 @@ TYPICAL_NORM = 0.3
 
 def blueprint_for(plan: Plan) -> Blueprint:
     """The blueprint of a plan; the dataset is read only where its facts are not public knowledge."""
-    facts = data.PUBLIC.get(plan.dataset)
-    if facts is not None and plan.partition != "client":
+    public = data.PUBLIC.get(plan.dataset)
+    if public is not None and plan.partition != "client":
         clients = plan.participants + plan.future_clients
-        size = plan.records_per_client or facts.records // clients
-        if clients * size > facts.records or size == 0:
+        size = plan.records_per_client or public.records // clients
+        if clients * size > public.records or size == 0:
             raise PlanError(
-                f"{clients} clients × {max(size, 1)} records is more than the {facts.records} of "
+                f"{clients} clients × {max(size, 1)} records is more than the {public.records} of "
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(resolve(plan, size), facts.shape, facts.classes)
-    federation = deal(plan, data.load(plan.dataset))
-    return draw(resolve(plan, min(federation.participants.sizes)), federation.shape, federation.classes)
+        return draw(data.resolve(plan, size), public.facts)
+    federation = data.divide(data.load(plan.dataset), plan)
+    return draw(data.resolve(plan, min(federation.participants.sizes)), federation.facts)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
@@ -49,8 +47,7 @@ def outline(plan: Plan) -> dict[str, Any]:
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
-    context = resolved.releases_context
-    private = resolved.private
+    private, least = resolved.private, int(counts.min())
     return {
         "model_parameters": blueprint.basis.size,
         "coefficients": blueprint.coefficients,
@@ -58,11 +55,13 @@ def outline(plan: Plan) -> dict[str, Any]:
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "releases": releases,
-        "releases_min": int(counts.min()),
+        "releases_min": least,
         "releases_max": blueprint.releases_max,
-        "epsilon": blueprint.epsilon(blueprint.releases_max, context=context) if private else None,
-        "epsilon_min": blueprint.epsilon(int(counts.min()), context=context) if private else None,
-        "epsilon_future": blueprint.epsilon(0, context=context) if private else None,
+        "epsilon": blueprint.epsilon(blueprint.participant_counts(blueprint.releases_max))
+        if private
+        else None,
+        "epsilon_min": blueprint.epsilon(blueprint.participant_counts(least)) if private else None,
+        "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
         "delta": resolved.delta,
         "accounting": resolved.accounting,
         "uplink_bytes": releases * message,
@@ -75,25 +74,17 @@ def outline(plan: Plan) -> dict[str, Any]:
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
-    plan = blueprint.plan
+    plan, release = blueprint.plan, blueprint.releases["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
-    x = torch.randn(plan.gradient_records, *blueprint.shape, generator=generator)
-    y = torch.randint(blueprint.classes, (plan.gradient_records,), generator=generator)
-    u = np.random.default_rng(plan.seed).normal(size=blueprint.coefficients)
+    x = torch.randn(plan.gradient_records, *blueprint.facts.shape, generator=generator)
+    y = torch.randint(blueprint.facts.classes, (plan.gradient_records,), generator=generator)
+    u = np.random.default_rng(plan.seed).normal(size=release.size)
     u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
     secret = secrets.token_bytes(32)
     for attempt in ("warm-up", "measured"):
         started = time.perf_counter()
-        clipped_mean(
-            blueprint.module,
-            blueprint.reference,
-            blueprint.basis,
-            x,
-            y,
-            clip=plan.clip,
-            denominator=plan.gradient_records,
-        )
-        message = blueprint.gradient_channel.encode(u, secret=secret, stream=(attempt,))
-        blueprint.gradient_channel.decode(message, secret=secret, stream=(attempt,))
+        release.statistic(data.Records(x, y), torch.zeros(release.size))
+        message = release.encode(u, secret=secret, stream=(attempt,))
+        release.decode(message, secret=secret, stream=(attempt,))
         seconds = time.perf_counter() - started
     return len(message), seconds

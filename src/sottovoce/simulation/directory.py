@@ -14,15 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
 from sottovoce.errors import SottovoceError
 from sottovoce.files import kept_secret, write_atomically
 from sottovoce.plan import Plan
-
-FORMAT = "1"
 
 
 class RunError(SottovoceError):
@@ -134,32 +128,3 @@ class RunDirectory:
         kept = [line for line in self.rounds() if line["round"] <= rounds]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.rounds_file, text.encode())
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file of ours, written atomically."""
-    data = save(dict(tensors), {"format": "sottovoce", "version": FORMAT, **metadata})
-    write_atomically(path, data)
-
-
-def load_tensors(
-    path: Path, expected: Mapping[str, str] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file of ours; a damaged or foreign one is refused.
-
-    `expected` metadata must agree, so that the file of another run is not taken for this one's.
-    """
-    if not path.exists():
-        raise RunError(f"{path} is missing: the run has not come that far")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged or no safetensors file: {error}") from None
-    if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:
-        raise RunError(f"{path} was not written by this version of sottovoce: use the one that wrote it")
-    for key, value in (expected or {}).items():
-        if metadata.get(key) != value:
-            raise RunError(f"{path} belongs to another run, its {key} differs: put the right file there")
-    return tensors, metadata

@@ -65,7 +65,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "seed": plan.seed,
         "preset": plan.preset,
         "context": plan.context,
-        "uses_future_labels": plan.releases_context and blueprint.statistic.uses_labels,
+        "uses_future_labels": plan.context_traits.uses_labels,
         "channel": plan.channel,
         "basis": blueprint.basis.kind,
         "seeded": plan.seeded,
@@ -104,5 +104,5 @@ def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Eva
         "spent_max": max(per_client.values()),
         "accounting": plan.accounting,
         "per_client": per_client,
-        "future_context": blueprint.epsilon(0, context=plan.releases_context),
+        "future_context": blueprint.epsilon(blueprint.future_counts),
     }

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret, participant_name
-from sottovoce.channel import Channel
-from sottovoce.channel.noiseless import Noiseless
-from sottovoce.client import Client, release_stream
-from sottovoce.data import Federation
+from sottovoce.client import Client
+from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Kind, Ledger
 from sottovoce.server import Server
@@ -43,7 +41,7 @@ class Simulation:
     def __init__(
         self,
         blueprint: Blueprint,
-        federation: Federation,
+        federation: FederatedDataset,
         server: Server,
         ledger: Ledger | None,
         *,
@@ -85,13 +83,13 @@ class Simulation:
 
         `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
         """
-        channel, gain = self.blueprint.gradient_channel, self.server.gain(opened.participants)
+        gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, [], []
         for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
             given = None if clipped is None else clipped[i]
             message = client.release_gradient(opened.number, opened.coefficients[i], given)
             sent += len(message)
-            decoded = self._decode(channel, message, client.name, "gradient", opened.number)
+            decoded = self._decode("gradient", message, client.name, opened.number)
             releases[participant] = decoded
             if client.signal is not None:
                 signals.append(float(np.linalg.norm(client.signal)))
@@ -136,11 +134,6 @@ class Simulation:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
         return state
 
-    def final_state(self) -> dict[str, Tensor]:
-        """What a finished run is used with later: no momentum, no running average."""
-        passing = ("momentum.", "average.")
-        return {name: value for name, value in self.state().items() if not name.startswith(passing)}
-
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
@@ -154,12 +147,12 @@ class Simulation:
             client = self._participant(participant)
             message = client.release_context(model)
             total += len(message)
-            self.server.receive_context(participant, self._decode_context(message, client.name))
+            self.server.receive_context(participant, self._decode("context", message, client.name))
         self.server.close_contexts()
         decoded = []
         for index in range(len(self.federation.future)):
             client = self._future(index)
-            decoded.append(self._decode_context(client.release_context(model), client.name))
+            decoded.append(self._decode("context", client.release_context(model), client.name))
         self._future_contexts = np.array(decoded).reshape(len(decoded), self.blueprint.statistic.size)
         return total
 
@@ -169,18 +162,11 @@ class Simulation:
     def _future(self, index: int) -> Client:
         return self._client(f"future-{index}", self.federation.future[index])
 
-    def _client(self, name: str, records: Any) -> Client:
+    def _client(self, name: str, records: ClientRecords) -> Client:
         secret = client_secret(self._master, name)
         return Client(name, records, self.blueprint, self._ledger, run=self._run, secret=secret)
 
-    def _decode_context(self, message: bytes, name: str) -> np.ndarray:
-        return self._decode(self.blueprint.context_channel, message, name, "context", 0)
-
-    def _decode(
-        self, channel: Channel | Noiseless, message: bytes, name: str, kind: Kind, round_number: int
-    ) -> np.ndarray:
-        return channel.decode(
-            message,
-            secret=client_secret(self._master, name),
-            stream=release_stream(self._run, name, kind, round_number),
-        )
+    def _decode(self, kind: Kind, message: bytes, name: str, round_number: int = 0) -> np.ndarray:
+        release = self.blueprint.releases[kind]
+        stream = release.stream(self._run, name, round_number)
+        return release.decode(message, secret=client_secret(self._master, name), stream=stream)

@@ -6,8 +6,6 @@ logged after they are applied, and messages are forgotten only when a checkpoint
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import secrets
 import time
@@ -19,13 +17,15 @@ from torch import nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw, participant_name, seeded_master
-from sottovoce.data import Dataset, Federation, training_size
+from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.files import write_atomically
+from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.release import spending
 from sottovoce.server import Server
-from sottovoce.simulation.directory import RunDirectory, RunError, load_tensors, save_tensors
+from sottovoce.simulation.directory import RunDirectory, RunError
 from sottovoce.simulation.result import assemble
 from sottovoce.simulation.rounds import Simulation
 
@@ -59,17 +59,17 @@ class Session:
         out: str | Path,
         *,
         records: Dataset,
-        federation: Federation,
+        federation: FederatedDataset,
         ledger: str | Path | None = None,
         resume: bool = False,
         module: nn.Module | None = None,
         device: str = "cpu",
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Session:
-        """Starts a run in the directory `out`, or goes on from its last checkpoint."""
-        plan = resolve(plan, min(federation.participants.sizes))
-        blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
-        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.method == "replay" else None
+        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        plan = data.resolve(plan, min(federation.participants.sizes))
+        blueprint = draw(plan, federation.facts, module).to(device)
+        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
         if resume:
@@ -85,7 +85,7 @@ class Session:
             book = None
             if plan.private:
                 fresh = not path.exists()
-                book = Ledger.open(path, scope=scope(plan, records))
+                book = Ledger.open(path, scope=data.scope(plan, records))
                 stack.callback(_leave, book, path if fresh else None)
                 if not resume:
                     _check_budget(blueprint, book)
@@ -101,7 +101,7 @@ class Session:
         return session
 
     def _load(self) -> None:
-        """Goes on from the checkpoint, or from the model of a run whose result was lost."""
+        """Continues from the checkpoint, or from the model of a run whose result was lost."""
         for path in (self.directory.checkpoint_file, self.directory.model_file):
             if path.exists():
                 self.simulation.load_state(load_tensors(path, self._identity())[0])
@@ -138,15 +138,8 @@ class Session:
         simulation.server.finish()
         seen, future = simulation.evaluate()
         result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
-        metadata = {
-            **self._identity(),
-            "plan": json.dumps(dataclasses.asdict(blueprint.plan)),
-            "shape": json.dumps(blueprint.shape),
-            "classes": str(blueprint.classes),
-            "mean": json.dumps(self._records.mean),
-            "std": json.dumps(self._records.std),
-        }
-        save_tensors(self.directory.model_file, simulation.final_state(), metadata)
+        file = GeneratorFile.of(blueprint, self._run, simulation.state())
+        file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
         self.directory.checkpoint_file.unlink(missing_ok=True)
         return result
@@ -154,38 +147,6 @@ class Session:
     def close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
-
-
-def deal(plan: Plan, dataset: Dataset) -> Federation:
-    """The dataset's records in the hands of the plan's clients."""
-    return data.federation(
-        dataset,
-        partition=plan.partition,
-        participants=plan.participants,
-        future_clients=plan.future_clients,
-        records_per_client=plan.records_per_client,
-        alpha=plan.alpha,
-        context_records=plan.context_records,
-        seed=plan.seed,
-    )
-
-
-def resolve(plan: Plan, smallest_client: int) -> Plan:
-    """The plan with `gradient_records` settled, for a smallest participant of so many records."""
-    available = training_size(smallest_client)
-    wanted = plan.gradient_records or available
-    if wanted > available:
-        raise PlanError(
-            f"gradient_records={wanted}, but the smallest participant has {available} training records: "
-            f"set gradient_records to at most {available}, or 0 for all"
-        )
-    return plan.replace(gradient_records=wanted)
-
-
-def scope(plan: Plan, records: Dataset) -> str:
-    """A fingerprint of which records each client holds: budgets add up only where it is equal."""
-    dealt = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
-    return hashlib.sha256(repr((records.digest, *dealt, plan.seed)).encode()).hexdigest()[:32]
 
 
 def recorded_gains(path: str, rounds: int) -> list[float]:
@@ -201,9 +162,9 @@ def recorded_gains(path: str, rounds: int) -> list[float]:
 
 
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
-    """A run goes on with the ledger it was started with: a new one would forget what was spent."""
+    """A run continues with the ledger it was started with: a new one would forget what was spent."""
     if given is not None and given.absolute() != path.absolute():
-        raise RunError(f"the run was started with the ledger {path}: leave --ledger away, or name that one")
+        raise RunError(f"the run was started with the ledger {path}: omit --ledger, or name that one")
     if plan.private and not path.exists():
         raise RunError(
             f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
@@ -220,13 +181,9 @@ def _leave(book: Ledger, created: Path | None) -> None:
 def _check_budget(blueprint: Blueprint, book: Ledger) -> None:
     """Refuses a run that could not be finished, before its first release."""
     plan = blueprint.plan
-    per_gradient = (blueprint.gradient_sensitivity / blueprint.sigma) ** 2
-    per_context = (
-        (blueprint.context_sensitivity / blueprint.sigma_context) ** 2 if plan.releases_context else 0.0
-    )
     for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
         name = participant_name(participant)
-        total = book.spent(name) + int(count) * per_gradient + per_context
+        total = book.spent(name) + spending(blueprint.releases, blueprint.participant_counts(int(count)))
         if not blueprint.budget.covers(total):
             raise Overspent(
                 f"{name} has spent ε={book.epsilon(name, plan.delta, plan.accounting):.3f} in {book.path}; "

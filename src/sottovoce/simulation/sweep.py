@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
-from sottovoce.data import Dataset, Federation
+from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
 from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.rounds import Round
-from sottovoce.simulation.session import Session, deal
+from sottovoce.simulation.session import Session
 
 SHAPE = (
     "dataset",
@@ -77,7 +77,7 @@ def run_batch(
     if not open_jobs:
         return
     records = data.load(jobs[0].plan.dataset).to(device)
-    federations: dict[tuple[Any, ...], Federation] = {}
+    federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []
         for job in open_jobs:
@@ -132,9 +132,11 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
     return means.cpu()
 
 
-def _open(job: Job, records: Dataset, federations: dict[tuple[Any, ...], Federation], device: str) -> Session:
+def _open(
+    job: Job, records: Dataset, federations: dict[tuple[Any, ...], FederatedDataset], device: str
+) -> Session:
     plan = job.plan
-    dealt = (
+    divided = (
         plan.partition,
         plan.alpha,
         plan.participants,
@@ -143,13 +145,13 @@ def _open(job: Job, records: Dataset, federations: dict[tuple[Any, ...], Federat
         plan.context_records,
         plan.seed,
     )
-    if dealt not in federations:
-        federations[dealt] = deal(plan, records)
+    if divided not in federations:
+        federations[divided] = data.divide(records, plan)
     return Session.open(
         plan,
         job.out,
         records=records,
-        federation=federations[dealt],
+        federation=federations[divided],
         resume=RunDirectory(job.out).plan_file.exists(),
         device=device,
         checkpoint_seconds=CHECKPOINT_SECONDS,

@@ -17,12 +17,13 @@ from sottovoce import data
 from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
+from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.server import Server
-from sottovoce.simulation.directory import RunDirectory, load_tensors
+from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.result import accuracies
 from sottovoce.simulation.rounds import Simulation
-from sottovoce.simulation.session import Session, deal, resolve
+from sottovoce.simulation.session import Session
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -50,9 +51,9 @@ def train(
     """
     directory = RunDirectory(out)
     records = dataset if dataset is not None else data.load(plan.dataset)
-    federation = deal(plan, records)
+    federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
-        directory.check_same_plan(resolve(plan, min(federation.participants.sizes)))
+        directory.check_same_plan(data.resolve(plan, min(federation.participants.sizes)))
         return directory.result()
     session = Session.open(
         plan,
@@ -74,7 +75,7 @@ def train(
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
-                f"go on with 'sottovoce train --resume --out {out}'"
+                f"continue with 'sottovoce train --resume --out {out}'"
             ) from None
 
 
@@ -86,8 +87,8 @@ def evaluate(
     plan = directory.plan()
     if directory.result().get("engine") == "flower":
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    federation = deal(plan, dataset if dataset is not None else data.load(plan.dataset))
-    blueprint = draw(plan, federation.shape, federation.classes, module).to(device)
+    federation = data.divide(dataset if dataset is not None else data.load(plan.dataset), plan)
+    blueprint = draw(plan, federation.facts, module).to(device)
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)

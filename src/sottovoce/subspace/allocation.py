@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from sottovoce.models import trainable
+
 Role = Literal["linear", "conv", "unshared"]
 
 
@@ -112,7 +114,7 @@ def _least(shares: list[Share], coefficients: int) -> list[int]:
 def _roles(module: nn.Module) -> list[tuple[Role, tuple[int, ...]]] | None:
     owners = {id(p): m for m in module.modules() for p in m.parameters(recurse=False)}
     roles: list[tuple[Role, tuple[int, ...]]] = []
-    for parameter in module.parameters():
+    for parameter in trainable(module):
         owner, shape = owners[id(parameter)], tuple(parameter.shape)
         if isinstance(owner, nn.Linear) and parameter is owner.weight:
             roles.append(("linear", shape))

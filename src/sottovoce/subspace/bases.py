@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.models import trainable
 from sottovoce.subspace.allocation import Share, allocate
 
 Kind = Literal["structured", "unstructured", "identity"]
@@ -120,7 +121,7 @@ class Identity:
         return self
 
 
-def open_basis(kind: Kind, module: nn.Module, coefficients: int, seed: int) -> SignedPartition | Identity:
+def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> SignedPartition | Identity:
     """The basis of `kind` with `coefficients` columns for the parameters of `module`, from a public seed.
 
     The parameters are taken in the order of `torch.nn.utils.parameters_to_vector`. `identity` ignores
@@ -130,7 +131,7 @@ def open_basis(kind: Kind, module: nn.Module, coefficients: int, seed: int) -> S
     >>> open_basis("identity", nn.Linear(4, 3), coefficients=0, seed=0).coefficients
     15
     """
-    size = sum(p.numel() for p in module.parameters())
+    size = sum(parameter.numel() for parameter in trainable(module))
     if kind == "identity":
         return Identity(size)
     if kind not in KINDS:

@@ -21,7 +21,7 @@ from sottovoce.federation.flower.client_app import RECORD, client_app
 from sottovoce.federation.flower.server_app import Conductor
 from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Member
-from sottovoce.simulation.directory import load_tensors
+from sottovoce.modelfile import load_tensors
 from sottovoce.simulation.training import train
 from tests.federation.world import World, same
 

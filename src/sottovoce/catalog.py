@@ -1,0 +1,98 @@
+"""What a plan may name, and what each name is capable of; code asks for capabilities, never for names.
+
+Everything else about a method, context, channel or basis lies where it is implemented, under the same name.
+Nothing here imports anything, so the command line can complete and check names at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from sottovoce.errors import SottovoceError, nearest
+
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is learned from the releases (`generator`)."""
+
+    context: Literal["never", "optional", "always"]
+    """Whether a private context reaches the model."""
+    whole_model: bool = False
+    """Every parameter adapts, instead of k coefficients."""
+    replays: bool = False
+    """Repeats the gains of another run on the same records: a simulation only."""
+    calibrated_with_context: bool = True
+    """Gets the noise of a plan that pays for a context, so that controls differ in one thing only."""
+
+
+METHODS = {
+    "global": Method("never", whole_model=True, calibrated_with_context=False),
+    "full": Method("always", whole_model=True),
+    "deep-linear": Method("optional"),
+    "factorized": Method("optional"),
+    "direct": Method("never"),
+    "radial": Method("never"),
+    "replay": Method("never", replays=True),
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The statistic that a client releases once (`context`)."""
+
+    released: bool = True
+    uses_labels: bool = False
+    uses_model: bool = False
+    """Made with the private model of `context_round`, and released then."""
+    rescaled: Literal["no", "each", "together"] = "no"
+    """How the server rescales contexts: not, each coordinate by its own spread, or all by one."""
+
+
+CONTEXTS = {
+    "moments": Context(),
+    "standardized": Context(rescaled="each"),
+    "labels": Context(uses_labels=True),
+    "predictions": Context(uses_model=True, rescaled="together"),
+    "public": Context(released=False),
+}
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How a release becomes bytes (`channel`)."""
+
+    options: tuple[str, ...] = ()
+    """Plan keys that it takes beside size and σ."""
+    compiled: bool = False
+    """Needs numba."""
+
+
+CHANNELS = {
+    "direct": Channel(),
+    "direct-q12": Channel(),
+    "lrsuq": Channel(options=("lattice",), compiled=True),
+    "lrsuq-elias": Channel(options=("lattice",), compiled=True),
+    "polar": Channel(compiled=True),
+}
+
+BASES = ("structured", "unstructured")
+PARTITIONS = ("dirichlet", "iid", "client")
+LATTICES = ("Z4", "D4", "E8")
+ACCOUNTINGS = ("rdp", "exact")
+SCHEDULES = ("random", "balanced")
+
+
+def entry(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    """The entry of a registry; an unknown name is an error that names the nearest one.
+
+    >>> entry("method", "factorised", METHODS)
+    Traceback (most recent call last):
+    sottovoce.errors.SottovoceError: no method is called 'factorised': did you mean 'factorized'?
+    """
+    if name not in entries:
+        raise SottovoceError(f"no {what} is called '{name}': {nearest(name, entries)}")
+    return entries[name]

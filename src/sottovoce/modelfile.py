@@ -1,0 +1,104 @@
+"""Tensors of ours on disk: the generator of a run, its checkpoints, and personal models, all safetensors.
+
+A generator's file explains itself: plan, facts about records, the run and the reference that its coefficients
+refer to. A personal model is a state dict θ_ref + P a that any torch module of that architecture loads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from sottovoce.blueprint import Blueprint
+from sottovoce.data import Facts
+from sottovoce.errors import SottovoceError
+from sottovoce.files import write_atomically
+from sottovoce.models import state_dict_at
+from sottovoce.plan import Plan
+
+FORMAT = "1"
+_PASSING = ("momentum.", "average.")
+"""What only training needs."""
+
+
+class ModelFileError(SottovoceError):
+    """A file of tensors that is missing, damaged or about something else."""
+
+
+@dataclass(frozen=True)
+class GeneratorFile:
+    """What `model.safetensors` of a run holds."""
+
+    run: str
+    reference: str
+    plan: Plan
+    facts: Facts
+    state: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, blueprint: Blueprint, run: str, state: Mapping[str, Tensor]) -> GeneratorFile:
+        """The file of a finished run: no momentum, no running average."""
+        final = {name: value for name, value in state.items() if not name.startswith(_PASSING)}
+        return cls(run, blueprint.reference_digest, blueprint.plan, blueprint.facts, final)
+
+    def write(self, path: Path) -> None:
+        """Writes it atomically."""
+        plan = json.dumps(dataclasses.asdict(self.plan))
+        metadata = {"run": self.run, "reference": self.reference, "plan": plan, **self.facts.metadata()}
+        save_tensors(path, self.state, metadata)
+
+    @classmethod
+    def read(cls, path: Path) -> GeneratorFile:
+        """From the file of a finished run, checked."""
+        state, metadata = load_tensors(path)
+        try:
+            plan = Plan.load(overrides=json.loads(metadata["plan"]))
+            return cls(metadata["run"], metadata["reference"], plan, Facts.from_metadata(metadata), state)
+        except (KeyError, ValueError, AttributeError) as error:
+            raise ModelFileError(f"{path} holds an incomplete model: {error!r}") from None
+
+
+def personal_model(blueprint: Blueprint, coefficients: Tensor) -> bytes:
+    """The model θ_ref + P a as the bytes of a safetensors state dict; tied parameters under all names."""
+    state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
+    return save({name: value.detach().clone().contiguous() for name, value in state.items()})
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file of ours, written atomically."""
+    data = save(dict(tensors), {"format": "sottovoce", "version": FORMAT, **metadata})
+    write_atomically(path, data)
+
+
+def load_tensors(
+    path: Path, expected: Mapping[str, str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file of ours; a damaged or foreign one is refused.
+
+    `expected` metadata must agree, so that the file of another run is not taken for this one's.
+    """
+    if not path.exists():
+        raise ModelFileError(f"{path} is missing: the run has not come that far")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFileError(f"{path} is damaged or not a safetensors file: {error}") from None
+    if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:
+        raise ModelFileError(
+            f"{path} was not written by this version of sottovoce: use the one that wrote it"
+        )
+    for key, value in (expected or {}).items():
+        if metadata.get(key) != value:
+            raise ModelFileError(
+                f"{path} belongs to another run, its {key} differs: put the right file there"
+            )
+    return tensors, metadata

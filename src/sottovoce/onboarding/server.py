@@ -1,0 +1,133 @@
+"""A finished run that onboards: decodes a future client's context and answers with coefficients.
+
+`FinishedRun` is all that `personalize` needs, in the client's own process. `Onboarding` adds what a service
+keeps: its key, the contexts it has received, and the specification it publishes. Plain functions without
+HTTP, used by one thread, which keeps SQLite, torch and the order of answers simple.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from sottovoce.blueprint import Blueprint, draw
+from sottovoce.channel import ChannelError
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
+from sottovoce.files import kept_secret
+from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.onboarding.contexts import Contexts
+from sottovoce.onboarding.specification import NAME, Specification
+from sottovoce.server import Server
+from sottovoce.simulation.directory import RunDirectory
+
+KEY_FILE = "service.key"
+CONTEXTS_FILE = "contexts.sqlite"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The blueprint and the trained server of a run."""
+
+    run: str
+    blueprint: Blueprint
+    server: Server
+    key: bytes
+    """The private key with which contexts of this run are decoded."""
+
+    @classmethod
+    def load(cls, directory: str | Path, module: nn.Module | None = None) -> FinishedRun:
+        """From the run directory of a finished run; `module` if it was trained with one of the user's own."""
+        file = GeneratorFile.read(RunDirectory(directory).model_file)
+        plan = file.plan
+        if not plan.private or plan.traits.replays:
+            raise SottovoceError(
+                f"{directory} is an ablation without privacy of its own: it personalizes nobody"
+            )
+        # A future client's records are real even where the run was a simulation: its noise is never seeded.
+        blueprint = draw(plan.replace(seeded=False), file.facts, module)
+        if file.reference != blueprint.reference_digest:
+            raise SottovoceError(
+                f"{directory} was trained with another model than model={plan.model} gives: "
+                "pass its own module"
+            )
+        server = Server(blueprint)
+        server.load_state(file.state)
+        key_file = Path(directory) / KEY_FILE
+        # A run that was never served has no key to keep: whoever reads this one is the client itself.
+        unserved = hashlib.sha256(b"sottovoce unserved run:" + file.run.encode()).digest()
+        return cls(file.run, blueprint, server, kept_secret(key_file) if key_file.exists() else unserved)
+
+    def context_model(self) -> Tensor | None:
+        """The shared coefficients behind contexts that use a model, None for other statistics."""
+        return self.server.open_contexts()
+
+    def channel_secret(self, private: bytes) -> bytes:
+        """The channel secret that a client with this private key shares with the run."""
+        return agreed_secret(private, public_key(self.key), run=self.run, name=NAME)
+
+    def decode(self, body: bytes) -> np.ndarray:
+        """The context in a body of public key and message."""
+        key, message = body[:KEY_BYTES], body[KEY_BYTES:]
+        if not message:
+            raise ChannelError(f"{len(body)} bytes are not a context: send the public key, then the message")
+        release = self.blueprint.releases["context"]
+        secret = agreed_secret(self.key, key, run=self.run, name=NAME)
+        return release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
+
+    def coefficients(self, private: bytes, message: bytes) -> Tensor:
+        """Coefficients (k,) for a client of this process."""
+        released = self.blueprint.plan.releases_context
+        return self.server.personalize(self.decode(public_key(private) + message) if released else None)
+
+
+class Onboarding:
+    """A finished run, ready to serve."""
+
+    def __init__(self, run: str | Path) -> None:
+        directory = Path(run)
+        # Clients resend messages that were made for this key, so it stays for ever.
+        kept_secret(directory / KEY_FILE, new_key)
+        self._run = FinishedRun.load(directory)
+        self.blueprint = self._run.blueprint
+        self._contexts = Contexts(directory / CONTEXTS_FILE)
+        agreement = Agreement(self.blueprint.plan, self.blueprint.facts)
+        self.specification = Specification(self._run.run, agreement, public_key(self._run.key))
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes beyond which a request cannot be a context of this run."""
+        context = self.blueprint.releases.get("context")
+        return KEY_BYTES + (0 if context is None else context.largest_message)
+
+    def context_model(self) -> bytes | None:
+        """The shared coefficients behind contexts that use a model, float32, or None."""
+        model = self._run.context_model()
+        return None if model is None else self.packed(model)
+
+    def coefficients(self, client: str, body: bytes) -> tuple[Tensor, bool]:
+        """Coefficients (k,) for a body of public key and message; whether the context was known before."""
+        if not self.blueprint.plan.releases_context:
+            return self._run.server.personalize(None), True
+        known = self._contexts.known(client, body)
+        context = self._run.decode(body) if known is None else known
+        if known is None:
+            self._contexts.remember(client, body, context)
+        return self._run.server.personalize(context), known is not None
+
+    @staticmethod
+    def packed(coefficients: Tensor) -> bytes:
+        """Coefficients as they travel: float32, little-endian."""
+        return coefficients.numpy().astype("<f4").tobytes()
+
+    def model(self, coefficients: Tensor) -> bytes:
+        """The personal model as a safetensors state dict."""
+        return personal_model(self.blueprint, coefficients)
+
+    def close(self) -> None:
+        self._contexts.close()

@@ -1,0 +1,181 @@
+"""What a release is, for every kind: statistic, Δ, this client's σ, channel, stream, charge, decoding.
+
+A client asks a `Release` for the bounded statistic of its records and for the message that carries it, the
+ledger is given the charge it states, and the server decodes with the very same object. Its noise is added
+by the channel, at the client; `place` says so, or says that there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sottovoce.catalog import CHANNELS
+from sottovoce.channel import Channel, open_channel
+from sottovoce.channel.noiseless import Noiseless
+from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import Stream
+from sottovoce.context import Statistic
+from sottovoce.data import Records
+from sottovoce.gradients import clipped_mean, sensitivity
+from sottovoce.models import flat_parameters, logits
+from sottovoce.plan import Plan
+from sottovoce.privacy import accounting
+from sottovoce.privacy.ledger import Charge, Kind
+from sottovoce.subspace import Basis
+
+OVERHEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The public half of every personal model: a module at θ_ref, and the basis P in which models differ."""
+
+    module: nn.Module
+    basis: Basis
+    reference: Tensor
+
+    @classmethod
+    def of(cls, module: nn.Module, basis: Basis) -> Model:
+        return cls(module, basis, flat_parameters(module))
+
+    def theta(self, coefficients: Tensor) -> Tensor:
+        """Model parameters θ_ref + P a, (…, d)."""
+        return self.reference + self.basis.lift(coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """One kind of release of one client.
+
+    `statistic` maps records, and coefficients (k,) where the statistic depends on a model, to a float64
+    vector (size,) that replacing one record moves by at most `sensitivity` in ‖·‖₂.
+    """
+
+    kind: Kind
+    statistic: Callable[[Records, Tensor | None], Tensor]
+    sensitivity: float
+    channel: Channel | Noiseless
+
+    @property
+    def size(self) -> int:
+        """Numbers in the released vector."""
+        return self.channel.size
+
+    @property
+    def sigma(self) -> float:
+        """σ, the scale of the noise in each of them."""
+        return self.channel.sigma
+
+    @property
+    def place(self) -> Literal["client", "nowhere"]:
+        """Where the noise is added; nowhere in the ablation `epsilon=inf`."""
+        return "nowhere" if isinstance(self.channel, Noiseless) else "client"
+
+    @property
+    def mu_squared(self) -> float:
+        """(Δ/σ)², what one such release adds to its client's spending; nothing where there is no ledger."""
+        return 0.0 if self.place == "nowhere" else (self.sensitivity / self.sigma) ** 2
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes beyond which nothing can be a message of this release."""
+        return 8 * self.size + OVERHEAD_BYTES
+
+    def charge(self, run: str, account: str, round_number: int) -> Charge:
+        """What the ledger records of it."""
+        return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma)
+
+    def stream(self, run: str, client: str, round_number: int) -> Stream:
+        """The name of one release's randomness, used once for ever."""
+        return (run, client, self.kind, round_number)
+
+    def encode(self, u: np.ndarray, *, secret: bytes, stream: Stream, seed: int | None = None) -> bytes:
+        """The message of one release; `seed` draws reproducible noise, in simulations that say so."""
+        private = None
+        if seed is not None:
+            private = SeededRandomness(hashlib.sha256(f"{seed}:{stream!r}".encode()).digest())
+        return self.channel.encode(u, secret=secret, stream=stream, private=private)
+
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> np.ndarray:
+        """The private vector, float64 (size,)."""
+        return self.channel.decode(message, secret=secret, stream=stream)
+
+
+def open_releases(plan: Plan, statistic: Statistic, model: Model, releases_max: int) -> dict[Kind, Release]:
+    """The releases that a plan's clients make, by kind; the noise of a run is decided here and nowhere else.
+
+    σ is such that the busiest participant, with `releases_max` gradients, spends the plan's ε (Eq. 16).
+    """
+    contexts = statistic.sensitivity(plan.context_records)
+    gradients = sensitivity(plan.clip, plan.gradient_records)
+    sigma = _calibrated(plan, releases_max * gradients**2, contexts)
+    releases = {"gradient": _gradient(plan, model, gradients, sigma)}
+    if plan.releases_context:
+        releases["context"] = _context(plan, statistic, model, contexts, sigma * plan.context_noise)
+    return {release.kind: release for release in releases.values()}
+
+
+def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
+    """Σ (Δ/σ)² of so many releases of each kind."""
+    return sum(count * releases[kind].mu_squared for kind, count in counts.items() if count)
+
+
+def _context(plan: Plan, statistic: Statistic, model: Model, bound: float, sigma: float) -> Release:
+    """The context (Eqs. 1 and 2): released once, of exactly m_c records."""
+
+    def mean(records: Records, coefficients: Tensor | None) -> Tensor:
+        output = None
+        if coefficients is not None:
+            with torch.no_grad():
+                theta = model.theta(coefficients)
+                output = logits(model.module, theta, records.x.to(theta.device)).to(records.x.device)
+        return statistic.mean(records.x, records.y, plan.context_records, output)
+
+    return Release("context", mean, bound, _channel(plan, statistic.size, sigma))
+
+
+def _gradient(plan: Plan, model: Model, bound: float, sigma: float) -> Release:
+    """The clipped mean of m_g records' coefficient gradients (Eqs. 4 and 5), once a round."""
+
+    def mean(records: Records, coefficients: Tensor | None) -> Tensor:
+        assert coefficients is not None
+        theta = model.theta(coefficients)
+        return clipped_mean(
+            model.module,
+            theta,
+            model.basis,
+            records.x.to(theta.device),
+            records.y.to(theta.device),
+            clip=plan.clip,
+            denominator=plan.gradient_records,
+        )
+
+    return Release("gradient", mean, bound, _channel(plan, model.basis.coefficients, sigma))
+
+
+def _calibrated(plan: Plan, gradients_squared: float, context: float) -> float:
+    """σ of a gradient release, for Σ Δ² of a client's gradients and Δ of its context."""
+    if not plan.private:
+        return 0.0
+    squared = gradients_squared
+    if plan.traits.calibrated_with_context:
+        squared += (context / plan.context_noise) ** 2
+    sigma = accounting.calibrate(
+        epsilon=plan.epsilon, delta=plan.delta, accounting=plan.accounting, squared_sensitivity=squared
+    )
+    # A ledger adds releases up one by one; the rounding of its sum must not pass the target.
+    return sigma * (1 + 1e-12)
+
+
+def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:
+    if not plan.private:
+        return Noiseless(size)
+    options = {name: getattr(plan, name) for name in CHANNELS[plan.channel].options}
+    return open_channel(plan.channel, size=size, sigma=sigma, **options)
