@@ -33,8 +33,8 @@ def test_steps_are_those_of_torchs_sgd_bit_for_bit(momentum: float) -> None:
 
 def test_a_server_does_not_load_torchs_compiler() -> None:
     code = (
-        "import sys; from sottovoce.blueprint import draw; from sottovoce.plan import Plan; from sottovoce.data import Facts\n"
-        "from sottovoce.server import Server\n"
+        "import sys; from sottovoce.blueprint import draw; from sottovoce.plan import Plan\n"
+        "from sottovoce.data import Facts; from sottovoce.server import Server\n"
         "plan = Plan.load(overrides={'gradient_records': 40, 'coefficients': 256, 'basis': 'unstructured'})\n"
         "Server(draw(plan, Facts((1, 28, 28), 10))); sys.exit('torch._dynamo' in sys.modules)"
     )

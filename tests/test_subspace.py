@@ -130,7 +130,7 @@ def test_identity_lifts_and_projects_to_itself() -> None:
 
 @pytest.mark.parametrize("k", [0, 16, -1])
 def test_impossible_sizes_are_refused_in_one_line(k: int) -> None:
-    with pytest.raises(SottovoceError, match="choose 1 to 15"):
+    with pytest.raises(SottovoceError, match="at most 15"):
         open_basis("unstructured", nn.Linear(4, 3), k, seed=0)
 
 

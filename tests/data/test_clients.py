@@ -154,10 +154,10 @@ def test_clients_index_like_a_list() -> None:
     ("changes", "says"),
     [
         ({"context_records": 41}, "context_records=41, but there are 40 training records"),
-        ({"context_records": -1}, "context_records=-1"),
-        ({"participants": 0}, "set participants to 1 or more"),
-        ({"future_clients": -1}, "future_clients to 0 or more"),
-        ({"records_per_client": 1, "context_records": 0}, "it needs 2"),
+        ({"context_records": -1}, "context_records must be above 0"),
+        ({"participants": 0}, "participants must be above 0"),
+        ({"future_clients": -1}, "future_clients must be 0 or more"),
+        ({"records_per_client": 1, "context_records": 1}, "it needs 2"),
         ({"records_per_client": 51}, "8 clients × 51 records is more than the 400"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_future_client_keeps_at_least_one_query_record() -> None:
     seeds = [
         seed
         for seed in range(20)
-        if dealt(numbered(70, small), **both, context_records=0, seed=seed).future.sizes == [20]
+        if dealt(numbered(70, small), **both, context_records=1, seed=seed).future.sizes == [20]
     ]
     with pytest.raises(SottovoceError, match="there are 19 records that the smallest future"):
         dealt(numbered(70, small), **both, context_records=20, seed=seeds[0])

@@ -57,7 +57,7 @@ def test_floating_point_records_become_float32(tmp_path: Path, kind: type) -> No
 
 
 def test_three_dimensions_are_gray_images(tmp_path: Path) -> None:
-    assert load(saved(tmp_path, x=X[:, 0])).shape == (1, 4, 4)
+    assert load(saved(tmp_path, x=X[:, 0])).facts.shape == (1, 4, 4)
 
 
 @pytest.mark.parametrize(

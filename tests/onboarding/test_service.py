@@ -183,7 +183,7 @@ def test_a_client_killed_before_its_charge_pays_once(run: Path, records: Path) -
 def test_a_context_whose_key_is_gone_is_not_sent(run: Path, records: Path) -> None:
     personalize(run, records, records.with_name("at-home"))
     with live(create_service(run, open_to_all=True)) as url:
-        with pytest.raises(SottovoceError, match="was made without this service"):
+        with pytest.raises(SottovoceError, match="was made for another key"):
             onboard(url, records, records.with_name("model"))
         assert b'sottovoce_requests_total{status="422"}' not in get(f"{url}/metrics")
 

@@ -13,7 +13,7 @@ import torch
 
 from sottovoce import data
 from sottovoce.data import Dataset, Facts, divide, resolve, scope
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.simulation.directory import RunDirectory, RunError
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, records) -> None:
     session.close()
     checkpoint = RunDirectory(tmp_path / "run").checkpoint_file
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(RunError, match="damaged"):
+    with pytest.raises(ModelFileError, match="damaged"):
         opened(small_plan(), tmp_path / "run", records, resume=True)
 
 
@@ -233,7 +233,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, records) -> None:
         session.close()
     foreign = RunDirectory(tmp_path / "1").checkpoint_file.read_bytes()
     RunDirectory(tmp_path / "2").checkpoint_file.write_bytes(foreign)
-    with pytest.raises(RunError, match="belongs to another run"):
+    with pytest.raises(ModelFileError, match="belongs to another run"):
         opened(small_plan(seed=2), tmp_path / "2", records, resume=True)
 
 

@@ -19,7 +19,7 @@ from sottovoce import data
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
-from sottovoce.federation.keys import new_key
+from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import locked, write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
@@ -35,11 +35,12 @@ class Reached(Protocol):
     def run(self) -> str: ...
     @property
     def blueprint(self) -> Blueprint: ...
+    @property
+    def key(self) -> bytes:
+        """Its X25519 public key."""
+
     def context_model(self) -> Tensor | None:
         """The shared coefficients behind contexts that use a model, None for other statistics."""
-
-    def channel_secret(self, private: bytes) -> bytes:
-        """The channel secret that a client with this private key shares with the server."""
 
     def coefficients(self, private: bytes, message: bytes) -> Tensor:
         """Coefficients (k,) for the context in a message."""
@@ -82,7 +83,7 @@ def obtain_model(
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
     allowed = Budget(budget or plan.epsilon, plan.delta, plan.accounting)
-    keys, lock = Keys(ledger_file, server.run), ledger_file.with_name(f"{ledger_file.name}.lock")
+    keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
     with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book, locked(lock):
         private = new_key()
         if plan.releases_context:
@@ -95,7 +96,7 @@ def obtain_model(
             blueprint,
             book,
             run=server.run,
-            secret=server.channel_secret(private),
+            secret=agreed_secret(private, server.key, run=server.run, name=NAME),
             account=OWN_RECORDS,
             budget=allowed,
         )

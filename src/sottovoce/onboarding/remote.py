@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import agreed_secret, public_key
+from sottovoce.federation.keys import public_key
 from sottovoce.onboarding.future_client import obtain_model
-from sottovoce.onboarding.specification import NAME, VERSION, Specification
+from sottovoce.onboarding.specification import VERSION, Specification
 
 TRIES = 6
 TIMEOUT = 30.0
@@ -84,7 +84,7 @@ class Service:
         stated = _json(connection.get("/v1/specification"))
         self._connection = connection
         self._specification = Specification.parse(stated)
-        self.run = self._specification.run
+        self.run, self.key = self._specification.run, self._specification.key
         self.blueprint = self._specification.agreement.blueprint()
         self._specification.check(stated, self.blueprint)
         connection.get("/v1/access")
@@ -93,9 +93,6 @@ class Service:
         if not self.blueprint.plan.context_traits.uses_model:
             return None
         return _coefficients(self._connection.get("/v1/context-model"), self.blueprint)
-
-    def channel_secret(self, private: bytes) -> bytes:
-        return agreed_secret(private, self._specification.key, run=self.run, name=NAME)
 
     def coefficients(self, private: bytes, message: bytes) -> Tensor:
         headers = {

@@ -37,8 +37,8 @@ class FinishedRun:
     run: str
     blueprint: Blueprint
     server: Server
-    key: bytes
-    """The private key with which contexts of this run are decoded."""
+    private_key: bytes
+    """With it contexts of this run are decoded."""
 
     @classmethod
     def load(cls, directory: str | Path, module: nn.Module | None = None) -> FinishedRun:
@@ -67,9 +67,10 @@ class FinishedRun:
         """The shared coefficients behind contexts that use a model, None for other statistics."""
         return self.server.open_contexts()
 
-    def channel_secret(self, private: bytes) -> bytes:
-        """The channel secret that a client with this private key shares with the run."""
-        return agreed_secret(private, public_key(self.key), run=self.run, name=NAME)
+    @property
+    def key(self) -> bytes:
+        """The public key for which contexts of this run are made."""
+        return public_key(self.private_key)
 
     def decode(self, body: bytes) -> np.ndarray:
         """The context in a body of public key and message."""
@@ -77,7 +78,7 @@ class FinishedRun:
         if not message:
             raise ChannelError(f"{len(body)} bytes are not a context: send the public key, then the message")
         release = self.blueprint.releases["context"]
-        secret = agreed_secret(self.key, key, run=self.run, name=NAME)
+        secret = agreed_secret(self.private_key, key, run=self.run, name=NAME)
         return release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
 
     def coefficients(self, private: bytes, message: bytes) -> Tensor:
@@ -97,7 +98,7 @@ class Onboarding:
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
         agreement = Agreement(self.blueprint.plan, self.blueprint.facts)
-        self.specification = Specification(self._run.run, agreement, public_key(self._run.key))
+        self.specification = Specification(self._run.run, agreement, self._run.key)
 
     @property
     def largest_body(self) -> int:

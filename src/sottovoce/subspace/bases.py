@@ -138,7 +138,8 @@ def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> Si
         raise SottovoceError(f"unknown basis '{kind}': {nearest(kind, KINDS)}")
     if not 1 <= coefficients <= size:
         raise SottovoceError(
-            f"{coefficients} coefficients do not fit a model of {size} parameters: choose 1 to {size}"
+            f"coefficients={coefficients} does not fit a model of {size} parameters: "
+            f"set coefficients to at most {size}"
         )
     bits = _PublicBits(seed)
     if kind == "structured":
