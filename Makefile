@@ -41,3 +41,4 @@ bench: .venv/installed
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	find src tools -name '*.nb[ic]' -delete

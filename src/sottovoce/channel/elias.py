@@ -13,7 +13,7 @@ from sottovoce.channel import rangecoder
 from sottovoce.channel.dithers import Dithers, Integers, Reals, accept, in_blocks
 from sottovoce.channel.kernel import kernel
 from sottovoce.channel.lattice import DIMENSION, dither, unit
-from sottovoce.channel.lrsuq import Lrsuq, folded, unfolded
+from sottovoce.channel.lrsuq import Lrsuq, put_point, take_point
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.rangecoder import Bytes, Words, put_number, take_number
 from sottovoce.channel.wire import ChannelError
@@ -67,8 +67,7 @@ def _encode_blocks(
         dither(lattice, words[at], 0, v, point, other)
         if accept(lattice, u[block], radii[block], v, x, point, other):
             put_number(state, out, progress[1], 0)
-            for j in range(b):
-                put_number(state, out, folded(point[j]), 0)
+            put_point(state, out, point, 0)
             progress[0] += 1
             progress[1] = 0
             if progress[0] == u.shape[0]:
@@ -101,11 +100,10 @@ def _decode_blocks(
             progress[1] -= 1
             continue
         dither(lattice, words[at], 0, v, point, other)
+        if not take_point(state, data, point, 0):
+            return False
         for j in range(b):
-            value = take_number(state, data, 0)
-            if value < 0:
-                return False
-            y[block, j] = (unfolded(value) + v[j]) * (unit(lattice) * radii[block])
+            y[block, j] = (point[j] + v[j]) * (unit(lattice) * radii[block])
         progress[0] += 1
         progress[1] = -1
         if progress[0] == y.shape[0]:

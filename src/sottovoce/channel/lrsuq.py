@@ -89,15 +89,21 @@ def _accepts() -> Integers:
 
 
 @kernel
-def folded(value: int) -> int:
-    """0, −1, 1, −2, 2, … as 0, 1, 2, 3, 4, …"""
-    return 2 * value if value >= 0 else -2 * value - 1
+def put_point(state: Words, out: Bytes, point: Integers, shift: int) -> None:
+    """Code the coordinates of a lattice point, 0, −1, 1, −2, 2, … as the numbers 0, 1, 2, 3, 4, …"""
+    for j in range(point.size):
+        put_number(state, out, 2 * point[j] if point[j] >= 0 else -2 * point[j] - 1, shift)
 
 
 @kernel
-def unfolded(value: int) -> int:
-    """The inverse of `folded`."""
-    return -((value + 1) >> 1) if value & 1 else value >> 1
+def take_point(state: Words, data: Bytes, point: Integers, shift: int) -> bool:
+    """The mirror of `put_point`: fills `point`; False where a forged payload names none."""
+    for j in range(point.size):
+        value = take_number(state, data, shift)
+        if value < 0:
+            return False
+        point[j] = -((value + 1) >> 1) if value & 1 else value >> 1
+    return True
 
 
 @kernel
@@ -170,9 +176,7 @@ def _encode_blocks(
             start += int(squares[row])
         if chosen < 0 and accepted:
             put(state, out, start, unlisted, _BITS)
-            shift = _magnitude_bits(s / (unit(lattice) * radius))
-            for j in range(b):
-                put_number(state, out, folded(point[j]), shift)
+            put_point(state, out, point, _magnitude_bits(s / (unit(lattice) * radius)))
         elif chosen < 0:
             start += unlisted
             put(state, out, start, (1 << _BITS) - start, _BITS)
@@ -217,12 +221,8 @@ def _decode_blocks(
                 point[j] = points[row, j]
         elif mark < start + unlisted:
             take(state, data, start, unlisted, _BITS)
-            shift = _magnitude_bits(s / length)
-            for j in range(b):
-                value = take_number(state, data, shift)
-                if value < 0:
-                    return -1
-                point[j] = unfolded(value)
+            if not take_point(state, data, point, _magnitude_bits(s / length)):
+                return -1
         else:
             start += unlisted
             take(state, data, start, (1 << _BITS) - start, _BITS)

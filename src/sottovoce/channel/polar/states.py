@@ -101,7 +101,7 @@ def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRan
 @kernel
 def uniform(word: np.uint64) -> float:
     """The state that a shared word stands for."""
-    return (np.float64(word >> np.uint64(11)) + 0.5) * 2.0**-53
+    return raw_state(word >> np.uint64(11))
 
 
 @kernel
@@ -117,6 +117,12 @@ def uniforms(words: NDArray[np.uint64]) -> Reals:
 def raw_word(x: float) -> int:
     """The 53-bit integer that sends a state raw."""
     return min(max(int(x * 2.0**53), 0), (1 << 53) - 1)
+
+
+@kernel
+def raw_state(word: int | np.uint64) -> float:
+    """The state that a 53-bit integer stands for: the middle of what `raw_word` maps to it."""
+    return (np.float64(word) + 0.5) * 2.0**-53
 
 
 @kernel
@@ -154,7 +160,7 @@ def _screen_private(
         sizes[j] = abs(v[j] + sizes[j]) / c
     folded = fold(sizes, folds)
     for j in range(v.size):
-        x[j] = (np.float64(raw_word(folded[j])) + 0.5) * 2.0**-53
+        x[j] = raw_state(raw_word(folded[j]))
     value, error = np.empty(v.size), np.empty(v.size)
     guess(x, squares, rows, value, error)
     for block in range(edges.size - 1):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
-from sottovoce.channel.polar.states import RAW, raw_word
+from sottovoce.channel.polar.states import RAW, raw_state, raw_word
 from sottovoce.channel.rangecoder import (
     Bytes,
     Words,
@@ -49,7 +49,7 @@ def take_raw(state: Words, data: Bytes) -> float:
     take(state, data, high, 1, 26)
     low = peek(state, 27)
     take(state, data, low, 1, 27)
-    return (np.float64(high << 27 | low) + 0.5) * 2.0**-53
+    return raw_state(high << 27 | low)
 
 
 @kernel
