@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.report import write_report
 from sottovoce.report.numbers import data_size
+from sottovoce.report.run import write_report
 from sottovoce.report.scale import logarithmic
 
 from .example import example_result, example_rounds, write_example

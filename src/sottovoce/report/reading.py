@@ -51,7 +51,7 @@ class Uplink:
 
 
 @dataclass(frozen=True)
-class Round:
+class ReportedRound:
     """One round; norms are means over its clients, accuracies are None where it was not evaluated."""
 
     number: int
@@ -67,7 +67,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Everything that the report of a run shows."""
 
     facts: dict[str, str | None]  # method, dataset, preset, context, channel, basis, created, sottovoce
@@ -84,7 +84,7 @@ class Run:
     downlink_bytes: float
     seconds: float
     confusion: dict[str, list[list[int]]]
-    rounds: list[Round]
+    rounds: list[ReportedRound]
     plan: dict[str, str]
 
 
@@ -110,7 +110,7 @@ _COUNTS = (
 )
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path) -> ReportedRun:
     """The run stored in `directory`; raises SottovoceError when a file is missing or damaged."""
     path = directory / "result.json"
     result = Fields(path, read_object(path, read_text(path)))
@@ -130,7 +130,7 @@ def read_run(directory: Path) -> Run:
         result.section("epsilon"),
         result.section("uplink"),
     )
-    return Run(
+    return ReportedRun(
         facts={key: result.maybe_text(key) for key in _FACTS},
         counts={key: result.whole(key) for key in _COUNTS},
         seeded=result.flag("seeded"),
@@ -171,12 +171,12 @@ def _accuracy(fields: Fields, group: str) -> Accuracy:
     )
 
 
-def _rounds(path: Path) -> list[Round]:
+def _rounds(path: Path) -> list[ReportedRound]:
     rounds = []
     for line_number, line in enumerate(read_text(path).splitlines(), start=1):
         fields = Fields(path, read_object(path, line, line_number), f"line {line_number}: ")
         rounds.append(
-            Round(
+            ReportedRound(
                 number=fields.whole("round"),
                 clients=len(fields.names("clients")),
                 bytes=fields.number("bytes"),

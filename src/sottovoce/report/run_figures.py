@@ -6,23 +6,22 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
+from sottovoce.report.chart import Chart, Group, Series, columns, strip, trend
 from sottovoce.report.fields import PerClient
-from sottovoce.report.figures import Group, Series, columns, strip, trend
-from sottovoce.report.markup import Html
 from sottovoce.report.numbers import data_size, equals, number, percent
-from sottovoce.report.reading import Run
+from sottovoce.report.reading import ReportedRun
 from sottovoce.report.scale import Scale, linear, logarithmic
 
 
-def accuracy(run: Run) -> list[Html]:
+def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
     over_rounds = [
-        _series("Participants", "seen", ((r.number, r.seen) for r in run.rounds), dots=True),
-        _series("Future clients", "future", ((r.number, r.future) for r in run.rounds), dots=True),
+        _series("Participants", "blue", ((r.number, r.seen) for r in run.rounds), dots=True),
+        _series("Future clients", "orange", ((r.number, r.future) for r in run.rounds), dots=True),
     ]
     groups = [
-        Group("Participants", "seen", _known(run.seen.per_client)),
-        Group("Future clients", "future", _known(run.future.per_client)),
+        Group("Participants", "blue", _known(run.seen.per_client)),
+        Group("Future clients", "orange", _known(run.future.per_client)),
     ]
     values = [value for group in groups for value in group.values.values()]
     note = "Mean over clients, unmasked, where it was evaluated."
@@ -48,12 +47,12 @@ def accuracy(run: Run) -> list[Html]:
     ]
 
 
-def epsilon(run: Run) -> Html:
+def epsilon(run: ReportedRun) -> Chart:
     """ε of every client against the target."""
     context = _known({"each future client": run.epsilon.future_context})
     groups = [
-        Group("Participants", "seen", _known(run.epsilon.per_client)),
-        Group("Each future client, for its context", "future", context if run.future.per_client else {}),
+        Group("Participants", "blue", _known(run.epsilon.per_client)),
+        Group("Each future client, for its context", "orange", context if run.future.per_client else {}),
     ]
     target = run.epsilon.target
     aim = ("target", target) if target is not None and math.isfinite(target) else None
@@ -68,15 +67,15 @@ def epsilon(run: Run) -> Html:
     )
 
 
-def noise(run: Run) -> list[Html]:
+def noise(run: ReportedRun) -> list[Chart]:
     """Norm of the noise against that of the signal, and the generator's gain where it has one."""
     norms = [
-        _series("Signal", "signal", ((r.number, r.signal_norm) for r in run.rounds), positive=True),
-        _series("Noise", "noise", ((r.number, r.noise_norm) for r in run.rounds), positive=True),
+        _series("Signal", "green", ((r.number, r.signal_norm) for r in run.rounds), positive=True),
+        _series("Noise", "violet", ((r.number, r.noise_norm) for r in run.rounds), positive=True),
     ]
     gains = [
-        _series("Gain ‖h‖²", "plain", ((r.number, r.gain) for r in run.rounds)),
-        _series("Effective gain", "signal", ((r.number, r.effective_gain) for r in run.rounds)),
+        _series("Gain ‖h‖²", "gray", ((r.number, r.gain) for r in run.rounds)),
+        _series("Effective gain", "green", ((r.number, r.effective_gain) for r in run.rounds)),
     ]
     figures = [
         trend(
@@ -103,7 +102,7 @@ def noise(run: Run) -> list[Html]:
     return figures
 
 
-def communication(run: Run) -> list[Html]:
+def communication(run: ReportedRun) -> list[Chart]:
     """Bytes so far against the same releases in FP32, and bytes of every round."""
     numbers = [r.number for r in run.rounds]
     so_far = accumulate(r.bytes for r in run.rounds)
@@ -111,9 +110,9 @@ def communication(run: Run) -> list[Html]:
     fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
     total = [
         _series("FP32", "dashed", zip(numbers, fp32, strict=False), positive=True),
-        _series("Sent", "plain", zip(numbers, so_far, strict=True), positive=True),
+        _series("Sent", "gray", zip(numbers, so_far, strict=True), positive=True),
     ]
-    each = [_series("Sent", "plain", ((r.number, r.bytes) for r in run.rounds))]
+    each = [_series("Sent", "gray", ((r.number, r.bytes) for r in run.rounds))]
     return [
         trend(
             "Bytes so far",
