@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.bench import channel
+from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, Series, bars, svg, trend
-from sottovoce.report.scale import Scale, linear, logarithmic
 
 OUT = Path(__file__).parent / "out"
 OURS, ALSO, PEER, PLAIN = "Sottovoce", "Sottovoce, otherwise", "others", "an ordinary step"
@@ -104,7 +104,7 @@ def scaling(quantity: str, rows: list[dict[str, Any]]) -> str:
     """Time above memory, over one quantity."""
     title, x_name, magnitudes = AXES[quantity]
     values = sorted({row[quantity] for row in rows})
-    x = Scale(values[0], values[-1], tuple(values), log=True)
+    x = Axis(values[0], values[-1], tuple(values), log=True)
     x_show = short if quantity == "parameters" else "{:,.0f}".format
     charts = []
     for key, name in (

@@ -8,7 +8,6 @@ is promised. A plan is a flat TOML table; every key can be overridden as `key=va
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import tomllib
@@ -142,6 +141,8 @@ class Plan:
 
         Of the file whose gains are replayed only the run's name counts, not where its folder lies.
         """
+        import hashlib  # loads OpenSSL, which a plan on the command line does without
+
         values = dataclasses.asdict(self)
         for field in dataclasses.fields(self):
             if field.metadata["since"] != "0.1" and values[field.name] == field.default:

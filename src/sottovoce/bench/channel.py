@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.wire import ChannelError
+from sottovoce.report.axis import Axis, logarithmic
 from sottovoce.report.chart import Series, svg, trend
 from sottovoce.report.numbers import number
-from sottovoce.report.scale import Scale, logarithmic
 
 # σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.
 EVENT = {"events": 21, "size": 16384, "sigma": 0.0152, "norm": 0.3}
@@ -120,7 +120,7 @@ def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
     lines: dict[str, set[tuple[float, float]]] = {}
     for row in rows:
         lines.setdefault(row["channel"], set()).add((row["norm"], row["bits_per_coefficient"]))
-        lines.setdefault("limit", set()).add((row["norm"], row["limit"]))
+    lines["limit"] = {(row["norm"], row["limit"]) for row in rows}
     tones = cycle(("blue", "orange", "green", "violet", "gray"))
     series = []
     for name, found in lines.items():
@@ -128,7 +128,7 @@ def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
         tone = "dashed" if name == "limit" else next(tones)
         series.append(Series(name, tone, [x for x, _ in points], [y for _, y in points], dots=True))
     norms = sorted({x for line in series for x in line.x})
-    across = Scale(norms[0], norms[-1], tuple(norms), log=True) if len(norms) > 1 else None
+    across = Axis(norms[0], norms[-1], tuple(norms), log=True) if len(norms) > 1 else None
     rates = logarithmic(y for line in series for y in line.y)
     chart = trend("", "", series, x_name="norm of the statistic", y=rates, show=number, x=across)
     note = f"σ = {rows[0]['sigma']:g}, n = {rows[0]['size']:,}; real bytes, and the limit of exact channels"

@@ -9,7 +9,6 @@ import typer
 from sottovoce.cli.display import as_json, err, facts, out
 from sottovoce.cli.options import JSON
 from sottovoce.plan import CHANNELS
-from sottovoce.report.table import Table
 
 app = typer.Typer(help="Measure channels, gradients and rounds on this machine.", no_args_is_help=True)
 
@@ -31,6 +30,7 @@ def channel(
 ) -> None:
     """Bits per coefficient from real bytes, against the limit, and milliseconds to encode and decode."""
     from sottovoce.bench import channel as channel_bench
+    from sottovoce.report.table import Table
 
     with err.status("measuring channels"):
         rows = channel_bench.measure(channel, sigma, norm, size, messages)

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from sottovoce.report.numbers import data_size, number, percent
-from sottovoce.report.table import Table
 
 out = Console()
 err = Console(stderr=True)
@@ -39,6 +38,8 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
 
 def facts(title: str, rows: Mapping[str, str]) -> None:
     """Names and values, aligned."""
+    from sottovoce.report.table import Table
+
     out.print(Table([], [list(row) for row in rows.items()], title).terminal())
 
 

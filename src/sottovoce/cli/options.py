@@ -16,7 +16,7 @@ VALUES = {**CHOICES, **dict.fromkeys(FLAGS, ("true", "false")), "dataset": tuple
 def complete_setting(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Keys of a plan, and after `=` the values of one that has names for them.
 
-    A shell that breaks words at `=`, as bash does, asks for what comes after it alone: after `key`, or `key =`.
+    A shell that breaks words at `=`, as bash does, asks for the value alone, after `key` or `key =`.
     """
     known = {name: text for name, _, text in keys()}
     *_, before, last = "", "", *(str(word) for word in ctx.params.get("settings") or [])

@@ -9,9 +9,9 @@ from typing import Any
 from sottovoce.experiments.index import Indexed
 from sottovoce.experiments.summary import GAIN_EVERY
 from sottovoce.experiments.tables import SYMBOLS, across_of, rows_of
+from sottovoce.report.axis import Axis, linear
 from sottovoce.report.chart import Chart, Series, bars, trend
 from sottovoce.report.numbers import number
-from sottovoce.report.scale import Scale, linear
 
 _TONES = ("gray", "blue", "violet", "orange", "green")
 Row = Mapping[Any, Indexed]
@@ -110,5 +110,5 @@ def _drawn(
     values = [value for line in lines for value in line.y]
     bounds = (0.0, 100.0 if show is _percent else float("inf"))
     y = linear(values, bounds=bounds, zero=True) if values else None
-    x = Scale(columns[0], columns[-1], tuple(columns), log=True)
+    x = Axis(columns[0], columns[-1], tuple(columns), log=True)
     return trend(title, note, lines, x_name=SYMBOLS[across], y=y, show=show, x=x)

@@ -16,7 +16,7 @@ from sottovoce.experiments.index import Indexed
 from sottovoce.experiments.tables import DATASETS, FULL_SHADE, SETTINGS, accuracy, by_dataset, details, uplink
 from sottovoce.report import page
 from sottovoce.report.markup import Html, tag
-from sottovoce.report.table import Entry, Table
+from sottovoce.report.table import Table, TableEntry
 from sottovoce.simulation.directory import write_atomically
 
 ORIGIN = ("command", "version", "device", "time")
@@ -78,7 +78,7 @@ def _titled(table: Table) -> Html:
 
 def _origins(index: Sequence[Indexed]) -> Html:
     names = ["Cell", "Seeds", "Command", "Version", "Device", "Time"]
-    rows: list[list[str | Entry]] = [
+    rows: list[list[str | TableEntry]] = [
         [entry["id"], str(len(entry["seeds"])), *(str(entry[key]) for key in ORIGIN)] for entry in index
     ]
     return page.folded(Table(names, rows, "How every cell was made", words=6))

@@ -9,7 +9,7 @@ from sottovoce.experiments.cells import EXPERIMENTS, open_differences, read_tabl
 from sottovoce.experiments.index import Indexed
 from sottovoce.experiments.summary import GAIN_EVERY
 from sottovoce.report.numbers import UNKNOWN, count, measured, signed
-from sottovoce.report.table import Entry, Table
+from sottovoce.report.table import Table, TableEntry
 
 ROLES = {"future": "future clients", "seen": "participants"}
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
@@ -60,7 +60,7 @@ def accuracy(entries: Sequence[Indexed]) -> list[Table]:
     for role, clients in ROLES.items():
         body = [
             [
-                Entry(label, small=_settings(next(iter(found.values())), entries, across)),
+                TableEntry(label, small=_settings(next(iter(found.values())), entries, across)),
                 "used" if next(iter(found.values()))["uses_future_labels"] else UNKNOWN,
                 *(_beside(found[column], role) if column in found else UNKNOWN for column in columns),
             ]
@@ -97,7 +97,7 @@ def details(experiment: str, entries: Sequence[Indexed]) -> list[Table]:
     if experiment == "codecs":
         return [_codecs(entries)]
     if experiment == "dimension":
-        rows: list[list[str | Entry]] = [
+        rows: list[list[str | TableEntry]] = [
             [
                 f"{e['coefficients']:,}",
                 _beside(e, "future"),
@@ -159,23 +159,23 @@ def _codecs(entries: Sequence[Indexed]) -> Table:
     return Table(head, rows)
 
 
-def _beside(entry: Indexed, role: str) -> Entry:
+def _beside(entry: Indexed, role: str) -> TableEntry:
     """Ours, the published value, and the difference in points."""
     mean, published = entry[f"{role}_mean"], entry[f"published_{role}_mean"]
     seeds = len(entry["seeds"])
     ours = measured(mean, entry[f"{role}_std"]) + ("" if seeds >= 5 else f", {count(seeds, 'seed')}")
     if published is None or mean is None:
-        return Entry(ours, value=mean)
+        return TableEntry(ours, value=mean)
     points = mean - published
     theirs = f"{measured(published, entry.get(f'published_{role}_std'))}, {signed(points, 1)}"
     share = min(abs(points) / FULL_SHADE, 1.0)
-    return Entry(ours, theirs, better=points >= 0, share=share, value=mean)
+    return TableEntry(ours, theirs, better=points >= 0, share=share, value=mean)
 
 
-def _measure(entry: Indexed, measure: str, digits: int) -> Entry:
+def _measure(entry: Indexed, measure: str, digits: int) -> TableEntry:
     """A measure and, beside it, the published one."""
     theirs = entry[f"published_{measure}"]
-    return Entry(measured(entry[measure], digits=digits), "" if theirs is None else f"{theirs:g}")
+    return TableEntry(measured(entry[measure], digits=digits), "" if theirs is None else f"{theirs:g}")
 
 
 def _settings(entry: Indexed, entries: Sequence[Indexed], across: str) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from sottovoce.report.axis import Axis, counting
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import number
-from sottovoce.report.scale import Scale, counting
 
 Format = Callable[[float], str]
 STYLE = (files(__package__) / "chart.css").read_text(encoding="utf-8")
@@ -56,8 +56,8 @@ class Chart:
     stops: Sequence[tuple[float, str]] = ()
     legend: Sequence[tuple[str, str]] = ()
     labels: Sequence[tuple[float, str]] = ()
-    x: Scale | None = None
-    y: Scale | None = None
+    x: Axis | None = None
+    y: Axis | None = None
     x_name: str = ""
     x_show: Format = number
     y_show: Format = number
@@ -117,7 +117,7 @@ class Chart:
         width, bottom = WIDTH - PAD - LEFT, top + self.height
         place = {"x": str(LEFT), "y": f"{top:g}", "width": str(width), "height": str(self.height)}
         parts.append(tag("svg", *self.marks, overflow="visible", **place))
-        parts += [_text(name, LEFT, bottom - self.height * up / 100, "label") for up, name in self.labels]
+        parts += [_text(name, LEFT, bottom - self.height * up / 100 - 3, "label") for up, name in self.labels]
         for tick in self.y.ticks if self.y else ():
             at = bottom - self.height * self.y.at(tick) / 100 + 4 if self.y else 0
             parts.append(_text(self.y_show(tick), LEFT - 10, at, "tick end"))
@@ -156,9 +156,9 @@ def trend(
     series: Sequence[Series],
     *,
     x_name: str,
-    y: Scale | None,
+    y: Axis | None,
     show: Format,
-    x: Scale | None = None,
+    x: Axis | None = None,
     x_show: Format = "{:g}".format,
 ) -> Chart:
     """Lines over rounds, or over the scale `x`. Without `y` nothing was recorded."""
@@ -179,7 +179,7 @@ def trend(
     return Chart(title, note, marks, texts, names, x=x, y=y, x_name=x_name, x_show=x_show, y_show=show)
 
 
-def strip(title: str, note: str, groups: Sequence[Group], *, x: Scale, x_name: str, show: Format) -> Chart:
+def strip(title: str, note: str, groups: Sequence[Group], *, x: Axis, x_name: str, show: Format) -> Chart:
     """One dot a client, a row a group; a box spans the middle half and a line marks the median."""
     rows = [group for group in groups if group.values]
     marks = _upright(x)
@@ -204,7 +204,7 @@ def columns(
     note: str,
     groups: Sequence[Group],
     *,
-    y: Scale,
+    y: Axis,
     target: tuple[str, float] | None,
     show: Format,
 ) -> Chart:
@@ -233,7 +233,7 @@ def bars(
     rows: Mapping[str, Mapping[str, float]],
     tones: Mapping[str, str],
     *,
-    x: Scale,
+    x: Axis,
     show: Format,
     target: tuple[str, float] | None = None,
 ) -> Chart:
@@ -262,7 +262,7 @@ def _points(line: Series) -> list[tuple[float, float]]:
     return list(zip(line.x, line.y, strict=True))
 
 
-def _polyline(line: Series, x: Scale, y: Scale) -> Html:
+def _polyline(line: Series, x: Axis, y: Axis) -> Html:
     points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in _points(line))
     path = tag("polyline", points=points, class_=f"line {line.tone}", vector_effect="non-scaling-stroke")
     return tag("svg", path, viewBox="0 0 100 100", preserveAspectRatio="none")
@@ -278,11 +278,11 @@ def _line(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
     return tag("line", class_=tone, **ends)
 
 
-def _grid(y: Scale) -> list[Html]:
+def _grid(y: Axis) -> list[Html]:
     return [_line("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
 
 
-def _upright(x: Scale) -> list[Html]:
+def _upright(x: Axis) -> list[Html]:
     return [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
 
 
@@ -292,7 +292,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float, words: str
     return tag("rect", label, class_=kind, **place)
 
 
-def _box(group: Group, x: Scale, middle: float, half: float) -> list[Html]:
+def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
     values = sorted(group.values.values())
     lower, median, upper = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3

@@ -11,7 +11,7 @@ from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
 from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
-from sottovoce.report.table import Entry, Table
+from sottovoce.report.table import Table, TableEntry
 from sottovoce.report.words import promise, warning, without_noise
 from sottovoce.simulation.directory import write_atomically
 
@@ -151,7 +151,7 @@ def _rounds_table(run: ReportedRun) -> Html:
 
 def _plan_table(run: ReportedRun) -> Html:
     meaning = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(Plan)}
-    rows: list[list[str | Entry]] = [
-        [Entry(key, small=meaning.get(key, "")), value] for key, value in run.plan.items()
+    rows: list[list[str | TableEntry]] = [
+        [TableEntry(key, small=meaning.get(key, "")), value] for key, value in run.plan.items()
     ]
     return page.folded(Table(["Key", "Value"], rows, "The resolved plan", words=2))

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
+from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, Group, Series, columns, strip, trend
 from sottovoce.report.fields import PerClient
 from sottovoce.report.numbers import data_size, equals, number, percent
 from sottovoce.report.reading import ReportedRun
-from sottovoce.report.scale import Scale, linear, logarithmic
 
 
 def accuracy(run: ReportedRun) -> list[Chart]:
@@ -160,6 +160,6 @@ def _known(values: PerClient) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _scale(series: list[Series], make: Callable[[list[float]], Scale]) -> Scale | None:
+def _scale(series: list[Series], make: Callable[[list[float]], Axis]) -> Axis | None:
     values = [y for line in series for y in line.y]
     return make(values) if values else None

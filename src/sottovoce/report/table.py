@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """What stands in one place of a table: a text, and in brackets what is to be seen `beside` it.
 
     `better` colors it where it is not None, by `share` of the full color on a page, where there is also room
@@ -33,7 +33,7 @@ class Entry:
 class Table:
     """Named columns, of which the first `words` are text and the others figures; without names, facts.
 
-    >>> print(Table(["k", "ours"], [["1,024", Entry("48.0", "50.1")]], title="Accuracy").markdown())
+    >>> print(Table(["k", "ours"], [["1,024", TableEntry("48.0", "50.1")]], title="Accuracy").markdown())
     Accuracy:
     <BLANKLINE>
     | k | ours |
@@ -43,7 +43,7 @@ class Table:
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | Entry]]
+    rows: Sequence[Sequence[str | TableEntry]]
     title: str = ""
     words: int = 1
 
@@ -64,7 +64,7 @@ class Table:
         table = tag("table", tag("thead", head), tag("tbody", *body), class_=style)
         return scrolling(self.title or self.head[0], table)
 
-    def _cell(self, column: int, entry: Entry) -> Html:
+    def _cell(self, column: int, entry: TableEntry) -> Html:
         text = tag("data", entry.text, value=str(entry.value)) if entry.value is not None else entry.text
         body = join(text, *(tag("small", more) for more in (entry.beside, entry.small) if more))
         if column == 0:
@@ -90,16 +90,16 @@ class Table:
         for row in self.rows:
             entries = [_entry(value) for value in row]
             first = "[dim]{}[/]" if not self.head else "{}"
-            texts = [escape(plain(_bracketed(entry))) for entry in entries]
+            texts = [escape(plain(_bracketed(entry, "\n"))) for entry in entries]
             colors = {None: "{}", True: "[green]{}[/]", False: "[dark_orange]{}[/]"}
             shown = [colors[entry.better].format(text) for entry, text in zip(entries, texts, strict=True)]
             grid.add_row(first.format(shown[0]), *shown[1:])
         return grid
 
 
-def _entry(value: str | Entry) -> Entry:
-    return value if isinstance(value, Entry) else Entry(value)
+def _entry(value: str | TableEntry) -> TableEntry:
+    return value if isinstance(value, TableEntry) else TableEntry(value)
 
 
-def _bracketed(entry: Entry) -> str:
-    return f"{entry.text} ({entry.beside})" if entry.beside else entry.text
+def _bracketed(entry: TableEntry, space: str = " ") -> str:
+    return f"{entry.text}{space}({entry.beside})" if entry.beside else entry.text
