@@ -14,7 +14,8 @@ from typing import Any
 
 from sottovoce.bench import channel
 from sottovoce.report.axis import Axis, linear, logarithmic
-from sottovoce.report.chart import Chart, Series, bars, svg, trend
+from sottovoce.report.chart import Chart, svg
+from sottovoce.report.figures import Series, bars, trend
 
 OUT = Path(__file__).parent / "out"
 OURS, ALSO, PEER, PLAIN = "Sottovoce", "Sottovoce, otherwise", "others", "an ordinary step"

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import plots, scaling
 from sottovoce.report.axis import linear
-from sottovoce.report.chart import bars, svg
+from sottovoce.report.chart import svg
+from sottovoce.report.figures import bars
 
 SPACE = "{http://www.w3.org/2000/svg}"
 GRADIENTS = {f"{name}_over_plain": 1.5 for name in ("structured", "unstructured", "identity", "vmap")}

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.wire import ChannelError
 from sottovoce.report.axis import Axis, logarithmic
-from sottovoce.report.chart import Series, svg, trend
+from sottovoce.report.chart import svg
+from sottovoce.report.figures import Series, trend
 from sottovoce.report.numbers import number
 
 # σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.

@@ -10,7 +10,8 @@ from sottovoce.experiments.index import Indexed
 from sottovoce.experiments.summary import GAIN_EVERY
 from sottovoce.experiments.tables import SYMBOLS, across_of, rows_of
 from sottovoce.report.axis import Axis, linear
-from sottovoce.report.chart import Chart, Series, bars, trend
+from sottovoce.report.chart import Chart
+from sottovoce.report.figures import Series, bars, trend
 from sottovoce.report.numbers import number
 
 _TONES = ("gray", "blue", "violet", "orange", "green")

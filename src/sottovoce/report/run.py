@@ -134,7 +134,7 @@ def _clients_table(run: ReportedRun) -> Html:
 def _rounds_table(run: ReportedRun) -> Html:
     rows = [
         [
-            str(r.number),
+            str(r.round),
             percent(r.seen),
             percent(r.future),
             number(r.bytes),

@@ -1,0 +1,201 @@
+"""The kinds of chart: a trend, a strip of clients, columns of clients, and bars by name."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sottovoce.report.axis import Axis, counting
+from sottovoce.report.chart import Chart, Format
+from sottovoce.report.markup import Html, tag
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named sequence of points; `tone` is "blue", "orange", "green", "violet", "gray" or "dashed"."""
+
+    name: str
+    tone: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Named values of one group of clients, for a strip or for columns."""
+
+    name: str
+    tone: str
+    values: dict[str, float]
+
+
+def trend(
+    title: str,
+    note: str,
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    y: Axis | None,
+    show: Format,
+    x: Axis | None = None,
+    x_show: Format = "{:g}".format,
+) -> Chart:
+    """Lines over rounds, or over the scale `x`. Without `y` nothing was recorded."""
+    lines = [line for line in series if line.x]
+    if y is None or not lines:
+        return Chart(title, note)
+    x = x or counting(point for line in lines for point in line.x)
+    marks = [*_grid(y), *(_polyline(line, x, y) for line in lines)]
+    # A line through one point cannot be seen.
+    dotted = [line for line in lines if line.dots or len(line.x) == 1]
+    marks += [_dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in _points(line)]
+    stops: dict[float, list[str]] = {}
+    for line in lines:
+        for a, b in _points(line):
+            stops.setdefault(a, []).append(f"{line.name} {show(b)}")
+    texts = [(x.at(a), f"{x_name} {x_show(a)}: " + ", ".join(stops[a])) for a in sorted(stops)]
+    names = [(line.name, line.tone) for line in lines]
+    return Chart(title, note, marks, texts, names, x=x, y=y, x_name=x_name, x_show=x_show, y_show=show)
+
+
+def strip(title: str, note: str, groups: Sequence[Group], *, x: Axis, x_name: str, show: Format) -> Chart:
+    """One dot a client, a row a group; a box spans the middle half and a line marks the median."""
+    rows = [group for group in groups if group.values]
+    marks = _upright(x)
+    texts: list[tuple[float, str]] = []
+    labels = []
+    for row, group in enumerate(rows):
+        middle, half = 100 * (row + 0.5) / len(rows), 32 / len(rows)
+        marks += _box(group, x, middle, half)
+        ordered = sorted(group.values.items(), key=lambda item: item[1])
+        lanes = _lanes([x.at(value) for _, value in ordered])
+        spread = half / max(4, *map(abs, lanes))
+        for (name, value), lane in zip(ordered, lanes, strict=True):
+            words = f"{name}: {show(value)}"
+            marks.append(_dot(group.tone, x.at(value), 100 - middle - lane * spread, words))
+            texts.append((x.at(value), f"{name} ({group.name.lower()}): {show(value)}"))
+        labels.append((100 - middle + half + 2, group.name))
+    return Chart(title, note, marks, sorted(texts), labels=labels, x=x, x_name=x_name, x_show=show)
+
+
+def columns(
+    title: str,
+    note: str,
+    groups: Sequence[Group],
+    *,
+    y: Axis,
+    target: tuple[str, float] | None,
+    show: Format,
+) -> Chart:
+    """One column a client, tallest first within its group, against a dashed line at the target."""
+    found = [(g, *item) for g in groups for item in sorted(g.values.items(), key=lambda i: -i[1])]
+    if not found:
+        return Chart(title, note)
+    width = 100 / len(found)
+    gap = min(0.15 * width, 0.6)
+    marks, texts = _grid(y), []
+    for i, (group, name, value) in enumerate(found):
+        height, left = y.at(value), i * width
+        place = (left + gap, 100 - height, width - 2 * gap, height)
+        marks.append(_rect(f"bar {group.tone}", *place, words=f"{name}: {show(value)}"))
+        texts.append((left + width / 2, f"{name} ({group.name.lower()}): {show(value)}"))
+    names = [(group.name, group.tone) for group in groups if group.values]
+    if target is not None:
+        marks.append(_line("target", 0, y.at(target[1]), 100, y.at(target[1])))
+        names.append((f"{target[0]} {show(target[1])}", "target"))
+    return Chart(title, note, marks, texts, names, y=y, x_name="clients, most first", y_show=show)
+
+
+def bars(
+    title: str,
+    note: str,
+    rows: Mapping[str, Mapping[str, float]],
+    tones: Mapping[str, str],
+    *,
+    x: Axis,
+    show: Format,
+    target: tuple[str, float] | None = None,
+) -> Chart:
+    """Lying bars, a row a name and in it a bar a group; the name stands above its bars.
+
+    `rows` has values by name and group, `tones` the color of each group.
+    """
+    marks, texts, labels, row = _upright(x), [], [], 100 / len(rows)
+    for i, (name, values) in enumerate(rows.items()):
+        thick = 0.5 * row / max(len(values), 1)
+        for j, (group, value) in enumerate(values.items()):
+            place = (0, (i + 0.42) * row + j * thick, x.at(value), 0.86 * thick)
+            marks.append(_rect(f"bar {tones[group]}", *place))
+        shown = [show(value) for value in values.values()]
+        words = ", ".join(" ".join(pair) for pair in zip(values, shown, strict=True))
+        texts.append((max((x.at(value) for value in values.values()), default=0.0), f"{name}: {words}"))
+        labels.append((100 - (i + 0.36) * row, f"{name}: {shown[0]}" if len(shown) == 1 else name))
+    legend = list(tones.items())
+    if target is not None:
+        marks.append(_line("target", x.at(target[1]), 0, x.at(target[1]), 100))
+        legend.append((target[0], "target"))
+    return Chart(title, note, marks, texts, legend, labels, x=x, x_show=show, height=42 * len(rows))
+
+
+def _points(line: Series) -> list[tuple[float, float]]:
+    return list(zip(line.x, line.y, strict=True))
+
+
+def _polyline(line: Series, x: Axis, y: Axis) -> Html:
+    points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in _points(line))
+    path = tag("polyline", points=points, class_=f"line {line.tone}", vector_effect="non-scaling-stroke")
+    return tag("svg", path, viewBox="0 0 100 100", preserveAspectRatio="none")
+
+
+def _dot(tone: str, x: float, y: float, words: str = "") -> Html:
+    label = tag("title", words) if words else Html()
+    return tag("circle", label, class_=f"dot {tone}", cx=f"{x:g}%", cy=f"{100 - y:g}%", r="4")
+
+
+def _line(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
+    ends = {"x1": f"{x1:g}%", "y1": f"{100 - y1:g}%", "x2": f"{x2:g}%", "y2": f"{100 - y2:g}%"}
+    return tag("line", class_=tone, **ends)
+
+
+def _grid(y: Axis) -> list[Html]:
+    return [_line("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
+
+
+def _upright(x: Axis) -> list[Html]:
+    return [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Html:
+    label = tag("title", words) if words else Html()
+    place = {"x": f"{x:g}%", "y": f"{y:.3f}%", "width": f"{width:.3f}%", "height": f"{height:.3f}%"}
+    return tag("rect", label, class_=kind, **place)
+
+
+def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
+    values = sorted(group.values.values())
+    lower, median, upper = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    )
+    box = _rect(f"box {group.tone}", x.at(lower), middle - half, x.at(upper) - x.at(lower), 2 * half)
+    ends = (x.at(median), 100 - middle + half, x.at(median), 100 - middle - half)
+    return [box, _line(f"median {group.tone}", *ends)]
+
+
+def _lanes(positions: Sequence[float], least: float = 2.6) -> list[int]:
+    """Lanes 0, 1, −1, 2, … for sorted positions, so that dots of one lane are `least` percent apart.
+
+    >>> _lanes([10.0, 10.5, 11.0, 14.0])
+    [0, 1, -1, 0]
+    """
+    last: dict[int, float] = {}
+    lanes = []
+    for position in positions:
+        lane = 0
+        while position - last.get(lane, -math.inf) < least:
+            lane = -lane if lane > 0 else 1 - lane
+        last[lane] = position
+        lanes.append(lane)
+    return lanes
