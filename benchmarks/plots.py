@@ -15,7 +15,7 @@ from typing import Any
 from sottovoce.bench import channel
 from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, svg
-from sottovoce.report.figures import Series, bars, trend
+from sottovoce.report.figures import Series, bars, line_of, trend
 
 OUT = Path(__file__).parent / "out"
 OURS, ALSO, PEER, PLAIN = "Sottovoce", "Sottovoce, otherwise", "others", "an ordinary step"
@@ -143,10 +143,7 @@ def _lines(quantity: str, key: str, rows: Iterable[dict[str, Any]]) -> list[Seri
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         found.setdefault(row["series"], []).append((row[quantity], row[key]))
-    return [
-        Series(*LINES[name], [x for x, _ in sorted(points)], [y for _, y in sorted(points)], dots=True)
-        for name, points in found.items()
-    ]
+    return [line_of(*LINES[name], points) for name, points in found.items()]
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import plots, scaling
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import svg
-from sottovoce.report.figures import bars
 
 SPACE = "{http://www.w3.org/2000/svg}"
 GRADIENTS = {f"{name}_over_plain": 1.5 for name in ("structured", "unstructured", "identity", "vmap")}
@@ -47,15 +44,6 @@ def test_every_result_is_drawn_and_what_was_not_measured_is_not(tmp_path: Path) 
     assert [path.name for path in written] == ["bench-round.svg", "bench-scaling-records.svg"]
     for path in written:
         assert "prefers-color-scheme: dark" in path.read_text()
-
-
-def test_bars_are_as_long_as_their_values_and_labelled_with_them() -> None:
-    chart = bars("", "", {"a": {"g": 10.0}, "b & c": {"g": 40.0}}, {"g": "blue"}, x=linear([0, 40]), show=str)
-    picture = svg("t", "n", [chart])
-    drawn = [r for r in ElementTree.fromstring(picture).iter(f"{SPACE}rect") if r.get("class") != "paper"]
-    first, second = (float(rect.get("width", "0").removesuffix("%")) for rect in drawn)
-    assert second == pytest.approx(4 * first, rel=1e-2)
-    assert {"a: 10.0", "b & c: 40.0"} <= set(_texts(picture))
 
 
 def test_ratios_to_ours_are_drawn_as_ratios_to_a_plain_step() -> None:

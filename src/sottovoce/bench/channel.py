@@ -23,7 +23,7 @@ from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.wire import ChannelError
 from sottovoce.report.axis import Axis, logarithmic
 from sottovoce.report.chart import svg
-from sottovoce.report.figures import Series, trend
+from sottovoce.report.figures import line_of, trend
 from sottovoce.report.numbers import number
 
 # σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.
@@ -121,13 +121,11 @@ def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
     lines: dict[str, set[tuple[float, float]]] = {}
     for row in rows:
         lines.setdefault(row["channel"], set()).add((row["norm"], row["bits_per_coefficient"]))
-    lines["limit"] = {(row["norm"], row["limit"]) for row in rows}
-    tones = cycle(("blue", "orange", "green", "violet", "gray"))
-    series = []
-    for name, found in lines.items():
-        points = sorted(point for point in found if min(point) > 0.0)
-        tone = "dashed" if name == "limit" else next(tones)
-        series.append(Series(name, tone, [x for x, _ in points], [y for _, y in points], dots=True))
+    colors = ("blue", "orange", "green", "violet", "gray")
+    tones = cycle([*colors, *(f"{color} dotted" for color in colors)])
+    series = [line_of(name, next(tones), points, positive=True) for name, points in lines.items()]
+    limits = {(row["norm"], row["limit"]) for row in rows}
+    series.append(line_of("limit", "dashed", limits, positive=True))
     norms = sorted({x for line in series for x in line.x})
     across = Axis(norms[0], norms[-1], tuple(norms), log=True) if len(norms) > 1 else None
     rates = logarithmic(y for line in series for y in line.y)

@@ -39,7 +39,7 @@ def channel(
     if json:
         as_json(rows)
         return
-    head = ["channel", "‖u‖", "bytes", "bits/coefficient", "× limit", "encode ms", "decode ms", "p99 ms"]
+    head = ["channel", "‖u‖", "bytes", "bits per coefficient", "× limit", "encode ms", "decode ms", "p99 ms"]
     lines = [
         [
             row["channel"],

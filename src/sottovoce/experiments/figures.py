@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ from sottovoce.experiments.summary import GAIN_EVERY
 from sottovoce.experiments.tables import SYMBOLS, across_of, rows_of
 from sottovoce.report.axis import Axis, linear
 from sottovoce.report.chart import Chart
-from sottovoce.report.figures import Series, bars, trend
+from sottovoce.report.figures import Series, bars, line_of, trend
 from sottovoce.report.numbers import number
 
 _TONES = ("gray", "blue", "violet", "orange", "green")
@@ -95,9 +95,7 @@ def _effective(entry: Indexed) -> list[float]:
 
 
 def _line(name: str, tone: str, row: Row, measure: str) -> Series:
-    points: Iterable[tuple[float, float | None]] = ((x, entry.get(measure)) for x, entry in row.items())
-    known = sorted((x, y) for x, y in points if y is not None)
-    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots=True)
+    return line_of(name, tone, ((x, entry.get(measure)) for x, entry in row.items()))
 
 
 def _percent(value: float) -> str:

@@ -88,6 +88,8 @@ class Chart:
         """Its elements in a file, from the height `top` on, and where they end."""
         parts, x = [], float(LEFT)
         for name, tone in self.legend:
+            if x + 21 + 7 * len(name) > WIDTH - PAD:
+                x, top = float(LEFT), top + 20
             key = {"x1": f"{x:g}", "x2": f"{x + 14:g}", "y1": f"{top - 4:g}", "y2": f"{top - 4:g}"}
             parts += [tag("line", class_=f"key {tone}", **key), _text(name, x + 21, top)]
             x += 45 + 7 * len(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sottovoce.report.axis import Axis, counting
@@ -14,13 +14,30 @@ from sottovoce.report.markup import Html, tag
 
 @dataclass(frozen=True)
 class Series:
-    """A named sequence of points; `tone` is "blue", "orange", "green", "violet", "gray" or "dashed"."""
+    """A named sequence of points; `tone` is "dashed", or "blue", "orange", "green", "violet" or "gray", which
+    may also be "… dotted".
+    """
 
     name: str
     tone: str
     x: Sequence[float]
     y: Sequence[float]
     dots: bool = False
+
+
+def line_of(
+    name: str,
+    tone: str,
+    points: Iterable[tuple[float, float | None]],
+    *,
+    dots: bool = True,
+    positive: bool = False,
+) -> Series:
+    """The points that are known (and positive, for a logarithmic axis), from left to right."""
+    known = sorted(
+        (x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)
+    )
+    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 
 from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, Format
 from sottovoce.report.fields import PerClient
-from sottovoce.report.figures import Group, Series, columns, strip, trend
+from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
 from sottovoce.report.numbers import data_size, equals, number, percent
 from sottovoce.report.reading import ReportedRun
 
@@ -20,8 +20,8 @@ _from_zero = partial(linear, zero=True)
 def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
     over_rounds = [
-        _series("Participants", "blue", ((r.round, r.seen) for r in run.rounds), dots=True),
-        _series("Future clients", "orange", ((r.round, r.future) for r in run.rounds), dots=True),
+        line_of("Participants", "blue", ((r.round, r.seen) for r in run.rounds)),
+        line_of("Future clients", "orange", ((r.round, r.future) for r in run.rounds)),
     ]
     groups = [
         Group("Participants", "blue", _known(run.seen.per_client)),
@@ -56,12 +56,12 @@ def epsilon(run: ReportedRun) -> Chart:
 def noise(run: ReportedRun) -> list[Chart]:
     """Norm of the noise against that of the signal, and the generator's gain where it has one."""
     norms = [
-        _series("Signal", "green", ((r.round, r.signal_norm) for r in run.rounds), positive=True),
-        _series("Noise", "violet", ((r.round, r.noise_norm) for r in run.rounds), positive=True),
+        line_of("Signal", "green", ((r.round, r.signal_norm) for r in run.rounds), dots=False, positive=True),
+        line_of("Noise", "violet", ((r.round, r.noise_norm) for r in run.rounds), dots=False, positive=True),
     ]
     gains = [
-        _series("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds)),
-        _series("Effective gain", "green", ((r.round, r.effective_gain) for r in run.rounds)),
+        line_of("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds), dots=False),
+        line_of("Effective gain", "green", ((r.round, r.effective_gain) for r in run.rounds), dots=False),
     ]
     note = "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with."
     charts = [_over_rounds("Noise against signal", note, norms, logarithmic, number)]
@@ -81,10 +81,10 @@ def communication(run: ReportedRun) -> list[Chart]:
     clients = list(accumulate(len(r.clients) for r in run.rounds))
     fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
     total = [
-        _series("FP32", "dashed", zip(numbers, fp32, strict=False), positive=True),
-        _series("Sent", "gray", zip(numbers, so_far, strict=True), positive=True),
+        line_of("FP32", "dashed", zip(numbers, fp32, strict=False), dots=False, positive=True),
+        line_of("Sent", "gray", zip(numbers, so_far, strict=True), dots=False, positive=True),
     ]
-    each = [_series("Sent", "gray", ((r.round, r.bytes) for r in run.rounds))]
+    each = [line_of("Sent", "gray", ((r.round, r.bytes) for r in run.rounds), dots=False)]
     sent, dense, back = map(data_size, (run.uplink.bytes, run.uplink.fp32_bytes, run.downlink_bytes))
     return [
         _over_rounds(
@@ -118,19 +118,6 @@ def _over_rounds(
 ) -> Chart:
     values = [y for line in series for y in line.y]
     return trend(title, note, series, x_name="round", y=axis(values) if values else None, show=show)
-
-
-def _series(
-    name: str,
-    tone: str,
-    points: Iterable[tuple[int, float | None]],
-    *,
-    dots: bool = False,
-    positive: bool = False,
-) -> Series:
-    """The points that are known (and positive, for a logarithmic scale)."""
-    known = [(x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)]
-    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
 
 
 def _known(values: PerClient) -> dict[str, float]:
