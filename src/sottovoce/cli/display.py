@@ -98,4 +98,4 @@ def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def epsilon(value: float | None) -> str:
     """ε, or that there is none."""
-    return "no privacy" if value is None else number(value, 4)
+    return "no privacy" if value is None else number(value, 4, zeros=True)

@@ -79,14 +79,18 @@ class Table:
 
     def terminal(self) -> Grid:
         """A table of rich."""
+        from rich.box import SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table as Grid
 
-        grid = Grid(title=escape(self.title), title_justify="left", title_style="bold")
+        grid = Grid(title=escape(self.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        grid.pad_edge, grid.padding = False, (0, 1, 0, 0)
         if not self.head:
             grid.show_header, grid.box, grid.padding = False, None, (0, 2)
         for i, name in enumerate(self.head):
-            grid.add_column(escape(name), justify="left" if i < self.words else "right")
+            # Words break, so that figures need not.
+            width = None if i >= self.words else 10 if i else 20
+            grid.add_column(escape(name), justify="left" if width else "right", max_width=width)
         for row in self.rows:
             entries = [_entry(value) for value in row]
             first = "[dim]{}[/]" if not self.head else "{}"
