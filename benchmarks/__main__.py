@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import gradients, memory, plots, round, scaling
-from sottovoce.bench import channel as channels
+from benchmarks import memory, plots, round, scaling
+from benchmarks.environment import peer_python
+from sottovoce.bench import channel, gradients
 from sottovoce.channel import CHANNELS
 
 OUT = plots.OUT
@@ -24,13 +25,11 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     started = time.monotonic()
     torch.set_num_threads(1)
-    _write("gradients", gradients.run())
+    _write("gradients", gradients.measure(peer_python=peer_python("opacus")))
     _write("memory", memory.run())
     _write("round", round.run())
     _write("scaling", scaling.run())
-    rows = channels.measure(CHANNELS, 0.0147, (0.1, 0.3, 0.6, 1.0), 16384, 50)
-    _write("channel", rows)
-    channels.plot(rows, OUT / "bench-channel.svg")
+    _write("channel", channel.measure(CHANNELS, 0.0147, (0.1, 0.3, 0.6, 1.0), 16384, 50))
     plots.draw()
     print(f"all in {time.monotonic() - started:.0f} s, in {OUT}")
 

@@ -22,14 +22,14 @@ LIMIT_SECONDS = 120.0  # of a round, the first with start-up
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Timing:
     """Median wall seconds of a round, and what the contender said when all was over."""
 
     seconds: float
     words: str
 
 
-def contest(commands: Mapping[str, Sequence[str]], cores: int, turns: int) -> dict[str, Outcome]:
+def contest(commands: Mapping[str, Sequence[str]], cores: int, turns: int) -> dict[str, Timing]:
     """The outcome of every contender, which is given rounds and cores as its last two arguments.
 
     One that stops early is left out, and a line says so.
@@ -48,7 +48,7 @@ def contest(commands: Mapping[str, Sequence[str]], cores: int, turns: int) -> di
     outcomes = {}
     for name, times in seconds.items():
         if len(times) == WARM_UP + turns:
-            outcomes[name] = Outcome(statistics.median(times[WARM_UP:]), started[name].words)
+            outcomes[name] = Timing(statistics.median(times[WARM_UP:]), started[name].words)
         else:
             print(f"{name} stopped after {len(times)} rounds: left out", file=sys.stderr)
     return outcomes

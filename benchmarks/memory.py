@@ -10,16 +10,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 
-from sottovoce.bench.gradients import CLIP, COEFFICIENTS
-from sottovoce.gradients import clipped_mean
-from sottovoce.models import flat_parameters, lenet
-from sottovoce.subspace import open_basis
+from sottovoce.bench.gradients import contenders
 
 CONTENDERS = ("plain", "structured", "unstructured", "identity")
 
@@ -36,27 +31,18 @@ def run(records: int = 333) -> dict[str, float]:
 def peak(name: str, records: int) -> float:
     """Peak extra MB of one contender in this process."""
     torch.set_num_threads(1)
-    work = _work(name, records)
-    work(2)
+    first, work = contenders(2)[name], contenders(records)[name]
+    first()
     Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
     before = kilobytes("VmRSS")
     for _ in range(3):
-        work(records)
+        work()
     return (kilobytes("VmHWM") - before) * 1024 / 1e6
 
 
-def _work(name: str, records: int) -> Callable[[int], object]:
-    module = lenet((3, 32, 32), 10)
-    x, y = torch.randn(records, 3, 32, 32), torch.randint(10, (records,))
-    if name == "plain":
-        return lambda n: torch.autograd.backward(F.cross_entropy(module(x[:n]), y[:n]))
-    basis, theta = open_basis(name, module, COEFFICIENTS, 0), flat_parameters(module)  # type: ignore[arg-type]
-    return lambda n: clipped_mean(module, theta, basis, x[:n], y[:n], clip=CLIP, denominator=records)
-
-
-def kilobytes(field: str) -> int:
-    """A field of /proc/self/status, such as VmRSS or VmHWM."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def kilobytes(field: str, process: int | str = "self") -> int:
+    """A field of /proc/PROCESS/status, such as VmRSS or VmHWM."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.memory import kilobytes
 from sottovoce.channel import Channel
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
 from sottovoce.onboarding.specification import NAME, Specification
@@ -42,7 +43,7 @@ PLAN = {
 
 
 @dataclass
-class Outcome:
+class Phase:
     """Statuses and seconds of the requests of one phase."""
 
     statuses: Counter[int]
@@ -75,9 +76,9 @@ class Load:
         )
         return head.encode() + body
 
-    async def closed(self, requests: list[bytes], connections: int) -> Outcome:
+    async def closed(self, requests: list[bytes], connections: int) -> Phase:
         """Each of so many connections asks again as soon as it is answered."""
-        waiting, outcome, started = iter(requests), Outcome(Counter(), [], 0.0), time.perf_counter()
+        waiting, outcome, started = iter(requests), Phase(Counter(), [], 0.0), time.perf_counter()
 
         async def visit() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -89,9 +90,9 @@ class Load:
         outcome.elapsed = time.perf_counter() - started
         return outcome
 
-    async def open(self, requests: list[bytes], per_second: float) -> Outcome:
+    async def open(self, requests: list[bytes], per_second: float) -> Phase:
         """Requests at fixed times, each on a free connection or a new one, answered or not."""
-        outcome, idle = Outcome(Counter(), [], 0.0), []
+        outcome, idle = Phase(Counter(), [], 0.0), []
         started = time.perf_counter()
 
         async def visit(request: bytes, due: float) -> None:
@@ -118,7 +119,7 @@ async def _ask(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     request: bytes,
-    outcome: Outcome,
+    outcome: Phase,
     due: float | None = None,
 ) -> None:
     began = time.perf_counter() if due is None else due
@@ -134,11 +135,10 @@ async def _ask(
 
 def _memory(process: int) -> float:
     """Resident megabytes."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return kilobytes("VmRSS", process) * 1024 / 1e6
 
 
-def _show(name: str, outcome: Outcome, memory: float) -> dict[str, object]:
+def _show(name: str, outcome: Phase, memory: float) -> dict[str, object]:
     line = {
         "phase": name,
         "models_per_second": round(outcome.statuses[200] / outcome.elapsed, 1),

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.svg import Bar, Line, Panel, bars, panels
-from sottovoce.report.scale import Scale, linear, logarithmic
+from sottovoce.bench import channel
+from sottovoce.report.axis import Axis, linear, logarithmic
+from sottovoce.report.chart import Chart, svg
+from sottovoce.report.figures import Series, bars, line_of, trend
 
 OUT = Path(__file__).parent / "out"
+OURS, ALSO, PEER, PLAIN = "Sottovoce", "Sottovoce, otherwise", "others", "an ordinary step"
+TONES = {OURS: "blue", ALSO: "violet", PEER: "orange", PLAIN: "gray"}
 CONTENDERS = {
-    "plain": ("two ordinary steps, no federation", "plain"),
-    "direct": ("Sottovoce", "ours"),
-    "polar": ("Sottovoce, polar", "ours"),
-    "global": ("Sottovoce, one shared model", "also"),
-    "pfl": ("pfl-research", "peer"),
-    "flower": ("Flower's simulation", "peer"),
+    "plain": ("two ordinary steps, no federation", PLAIN),
+    "direct": ("Sottovoce", OURS),
+    "polar": ("Sottovoce, polar", OURS),
+    "global": ("Sottovoce, one shared model", ALSO),
+    "pfl": ("pfl-research", PEER),
+    "flower": ("Flower's simulation", PEER),
 }
-LINES = {"structured": ("structured", "ours"), "unstructured": ("unstructured", "also")}
-LINES["plain"] = ("plain steps", "plain")
+LINES = {"structured": ("structured", "blue"), "unstructured": ("unstructured", "violet")}
+LINES["plain"] = ("plain steps", "gray")
 AXES = {  # by quantity: title, name of the axis, and whether times span magnitudes
     "coefficients": ("A round against k", "coefficients k of a message", False),
     "parameters": ("A round against the size of the model", "parameters d of the model", True),
@@ -52,68 +57,66 @@ def draw(source: Path = OUT, target: Path = OUT) -> list[Path]:
             for figure, picture in drawer(json.loads(path.read_text())["figures"]).items():
                 written.append(target / f"bench-{figure}.svg")
                 written[-1].write_text(picture, encoding="utf-8")
+    if (rows := source / "channel.json").exists():
+        written.append(target / "bench-channel.svg")
+        channel.plot(json.loads(rows.read_text())["figures"], written[-1])
     return written
 
 
 def gradients(figures: dict[str, float]) -> str:
     """Processor time against a plain step, the best chunk size of Opacus standing for all."""
-    rows = [
-        Bar("structured basis", "ours", figures["structured_over_plain"]),
-        Bar("unstructured basis", "ours", figures["unstructured_over_plain"]),
-        Bar("whole model", "ours", figures["identity_over_plain"]),
-        Bar("torch.func.vmap, projected", "peer", figures["vmap_over_plain"]),
-    ]
+    rows = {
+        "structured basis": (OURS, figures["structured_over_plain"]),
+        "unstructured basis": (OURS, figures["unstructured_over_plain"]),
+        "whole model": (OURS, figures["identity_over_plain"]),
+        "torch.func.vmap, projected": (PEER, figures["vmap_over_plain"]),
+    }
     if "opacus_over_structured" in figures:
         hooks = figures["opacus_over_structured"] * figures["structured_over_plain"]
         ghost = figures["opacus_ghost_over_identity"] * figures["identity_over_plain"]
-        rows.append(Bar("Opacus hooks, projected", "peer", hooks))
-        rows.append(Bar("Opacus ghost, whole model", "peer", ghost))
+        rows |= {"Opacus hooks, projected": (PEER, hooks), "Opacus ghost, whole model": (PEER, ghost)}
     title = "A private gradient against an ordinary training step"
     note = f"{figures['records']:.0f} records, CIFAR-10 LeNet, k = 16,384, one thread; × a plain PyTorch step"
-    return bars(title, note, {"": rows}, lambda value: f"{value:.2f}", ("plain", 1.0))
+    return svg(title, note, [_bars(rows, lambda value: f"{value:.2f}", ("a plain step", 1.0))])
 
 
 def memory(figures: dict[str, float]) -> str:
     """Peak megabytes above data and model."""
     names = {"plain": "plain step", "structured": "structured basis", "unstructured": "unstructured basis"}
     names["identity"] = "whole model"
-    rows = [Bar(names[key], "plain" if key == "plain" else "ours", value) for key, value in figures.items()]
+    rows = {names[key]: (PLAIN if key == "plain" else OURS, value) for key, value in figures.items()}
     title = "Peak memory of a private gradient"
     note = "333 records, CIFAR-10 LeNet; MB above model, records and basis"
-    return bars(title, note, {"": rows}, lambda value: f"{value:.0f} MB")
+    return svg(title, note, [_bars(rows, lambda value: f"{value:.0f} MB")])
 
 
 def rounds(figures: dict[str, Any]) -> str:
     """Milliseconds a round of every contender, by cores."""
-    groups: dict[str, Sequence[Bar]] = {
-        cores: [Bar(*words, times[key]) for key, words in CONTENDERS.items() if key in times]
-        for cores, times in figures["milliseconds"].items()
-    }
+    charts = []
+    for cores, times in figures["milliseconds"].items():
+        rows = {name: (group, times[key]) for key, (name, group) in CONTENDERS.items() if key in times}
+        charts.append(replace(_bars(rows, lambda value: f"{value:.0f} ms"), title=cores))
     title = "One round: two clients of 333 records, CIFAR-10 LeNet"
     note = "Milliseconds, median, start-up left out; all train on the same records with one gradient each"
-    return bars(title, note, groups, lambda value: f"{value:.0f} ms")
+    return svg(title, note, charts)
 
 
 def scaling(quantity: str, rows: list[dict[str, Any]]) -> str:
     """Time above memory, over one quantity."""
     title, x_name, magnitudes = AXES[quantity]
     values = sorted({row[quantity] for row in rows})
-    times, peaks = [row["round_ms"] for row in rows], [row["peak_mb"] for row in rows]
-    return panels(
-        title,
-        "direct, one thread; each point a process of its own",
-        Scale(values[0], values[-1], tuple(values), log=True),
-        x_name,
-        short if quantity == "parameters" else "{:,.0f}".format,
-        [
-            Panel("milliseconds a round", _axis(times, magnitudes), _lines(quantity, "round_ms", rows)),
-            Panel(
-                "peak MB above Python and its libraries",
-                _axis(peaks, False),
-                _lines(quantity, "peak_mb", rows),
-            ),
-        ],
-    )
+    x = Axis(values[0], values[-1], tuple(values), log=True)
+    x_show = short if quantity == "parameters" else "{:,.0f}".format
+    charts = []
+    for key, name in (
+        ("round_ms", "Milliseconds a round"),
+        ("peak_mb", "Peak MB above Python and its libraries"),
+    ):
+        found = [row[key] for row in rows]
+        y = logarithmic(found) if magnitudes and key == "round_ms" else linear(found, zero=True)
+        lines = _lines(quantity, key, rows)
+        charts.append(trend(name, "", lines, x_name=x_name, y=y, show="{:,g}".format, x=x, x_show=x_show))
+    return svg(title, "direct, one thread; each point a process of its own", charts)
 
 
 def short(count: float) -> str:
@@ -125,15 +128,22 @@ def short(count: float) -> str:
     return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k"
 
 
-def _axis(values: Iterable[float], magnitudes: bool) -> Scale:
-    return logarithmic(values) if magnitudes else linear(values, zero=True)
+def _bars(
+    rows: Mapping[str, tuple[str, float]],
+    show: Callable[[float], str],
+    target: tuple[str, float] | None = None,
+) -> Chart:
+    values = {name: {group: value} for name, (group, value) in rows.items()}
+    tones = {group: TONES[group] for group, _ in rows.values()}
+    x = linear((value for _, value in rows.values()), zero=True)
+    return bars("", "", values, tones, x=x, show=show, target=target)
 
 
-def _lines(quantity: str, key: str, rows: list[dict[str, Any]]) -> list[Line]:
+def _lines(quantity: str, key: str, rows: Iterable[dict[str, Any]]) -> list[Series]:
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         found.setdefault(row["series"], []).append((row[quantity], row[key]))
-    return [Line(*LINES[name], sorted(points)) for name, points in found.items()]
+    return [line_of(*LINES[name], points) for name, points in found.items()]
 
 
 if __name__ == "__main__":

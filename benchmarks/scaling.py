@@ -53,7 +53,7 @@ def rows(quantity: str, values: Iterable[float], series: Iterable[str], turns: i
 
 
 @dataclass(frozen=True)
-class Setting:
+class Point:
     """A federation to measure: what differs from the benchmark's usual one."""
 
     records: int = 333
@@ -63,17 +63,17 @@ class Setting:
     plan: dict[str, Any] = field(default_factory=dict)
 
 
-def setting(quantity: str, value: float) -> Setting:
+def setting(quantity: str, value: float) -> Point:
     """The federation in which one quantity has this value."""
     if quantity == "coefficients":
-        return Setting(plan={"coefficients": int(value)})
+        return Point(plan={"coefficients": int(value)})
     if quantity == "parameters":
-        return Setting(module=wide_lenet(value))
+        return Point(module=wide_lenet(value))
     if quantity == "records":
-        return Setting(records=int(value))
+        return Point(records=int(value))
     shape = (1, 16, 16)
     few = {"context": "public", "coefficients": 4_096}  # contexts of 100,000 would take longer than a round
-    return Setting(records=8, participants=int(value), shape=shape, module=lenet(shape, 10), plan=few)
+    return Point(records=8, participants=int(value), shape=shape, module=lenet(shape, 10), plan=few)
 
 
 def wide_lenet(width: float) -> nn.Module:
@@ -106,7 +106,7 @@ def compete(quantity: str, series: str, value: float, rounds: int) -> None:
 
 
 @contextmanager
-def _round(chosen: Setting, series: str, rounds: int) -> Iterator[Callable[[], object]]:
+def _round(chosen: Point, series: str, rounds: int) -> Iterator[Callable[[], object]]:
     if series == "plain":
         yield _plain(chosen)
         return
@@ -122,7 +122,7 @@ def _round(chosen: Setting, series: str, rounds: int) -> Iterator[Callable[[], o
             session.close()
 
 
-def _plain(chosen: Setting) -> Callable[[], object]:
+def _plain(chosen: Point) -> Callable[[], object]:
     module, count = chosen.module, chosen.records
     clients = [(torch.randn(count, *chosen.shape), torch.randint(10, (count,))) for _ in range(2)]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +22,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from sottovoce.bench.interleaved import medians
 from sottovoce.experiments.cells import SEEDS, open_cells
-from sottovoce.experiments.grid import Run, runs_of
-from sottovoce.experiments.runner import Resources, pending, run_grid
+from sottovoce.experiments.execution import Resources, pending, run_grid
+from sottovoce.experiments.grid import CellRun, runs_of
+from sottovoce.experiments.pool import device_name
 from sottovoce.experiments.summary import collect, write_lines
-from sottovoce.experiments.workers import device_name
 from sottovoce.gradients import clipped_means
 from sottovoce.models import flat_parameters, lenet
 from sottovoce.subspace import KINDS, open_basis
@@ -62,10 +62,10 @@ def main_table(out: Path, resources: Resources) -> dict[str, Any]:
     """Seconds of the 200 runs, their per-record gradients, and arithmetic a second."""
     cells = [cell for cell in open_cells("main-table") if cell.label in METHODS]
     runs = pending(out, runs_of(cells, SEEDS))
-    done: list[Run] = []
+    done: list[CellRun] = []
     started = time.monotonic()
 
-    def finished(run: Run) -> None:
+    def finished(run: CellRun) -> None:
         done.append(run)
         print(f"{len(done)}/{len(runs)} {time.monotonic() - started:.0f} s {run.cell.id}", file=sys.stderr)
 
@@ -83,7 +83,7 @@ def main_table(out: Path, resources: Resources) -> dict[str, Any]:
     }
 
 
-def _records(run: Run) -> int:
+def _records(run: CellRun) -> int:
     plan = run.plan
     return plan.rounds * plan.clients_per_round * plan.gradient_records
 
@@ -98,14 +98,13 @@ def _flops(shape: tuple[int, ...]) -> float:
 
 def _median(work: Callable[[], object], device: str, repeats: int) -> float:
     """Seconds of one call, after one to warm up."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
+
+    def complete() -> None:
         work()
         if device != "cpu":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+
+    return medians({"work": complete}, repeats, time.perf_counter)["work"]
 
 
 def main() -> None:

@@ -118,3 +118,18 @@ def test_the_documentation_lists_the_keys_as_they_are() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | `{default}` | {text} |" for name, default, text in keys()]
+
+
+def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() -> None:
+    # Written by 0.1.0, which had no `repeat`.
+    assert Plan.load(overrides=["seeded=true"]).digest() == "4249eb12104a315d"
+    draws = {small_plan(repeat=repeat).digest() for repeat in range(3)}
+    assert len(draws) == 3
+
+
+def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() -> None:
+    places = ("run-1/rounds.jsonl", "/elsewhere/run-1/rounds.jsonl", "run-2/rounds.jsonl")
+    changes = {"method": "replay", "context": "public"}
+    first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
+    assert first == moved
+    assert first != other

@@ -21,7 +21,7 @@ from benchmarks.peers.turns import Turns
 from sottovoce.models import lenet
 
 
-class Clock(FedAvg):
+class FlowerClock(FedAvg):
     """A turn is everything from one of the strategy's rounds to the next."""
 
     def __init__(self, turns: Turns, **options: Any) -> None:
@@ -40,7 +40,7 @@ def main(rounds: int, cores: int) -> None:
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy = Clock(
+        strategy = FlowerClock(
             turns,
             fraction_train=CLIENTS_PER_ROUND / CLIENTS,
             min_train_nodes=CLIENTS_PER_ROUND,

@@ -50,7 +50,7 @@ class Net(nn.Module):
         return {}
 
 
-class Clock(TrainingProcessCallback):
+class PflClock(TrainingProcessCallback):
     """A turn is everything from one of pfl's central iterations to the next; the first process tells."""
 
     def __init__(self, turns: Turns, first: bool) -> None:
@@ -97,13 +97,13 @@ def main(rounds: int) -> None:
         SimulatedBackend(users, users, postprocessors=[noise]),
         model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=None),
-        callbacks=[Clock(turns, os.environ.get(RANK, "0") == "0")],
+        callbacks=[PflClock(turns, os.environ.get(RANK, "0") == "0")],
         send_metrics_to_platform=False,
     )
 
 
 def share_out(cores: int) -> None:
-    """Starts one process a core and goes on as the first of them."""
+    """Starts one process a core and continues as the first of them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

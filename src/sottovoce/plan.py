@@ -8,7 +8,6 @@ is promised. A plan is a flat TOML table; every key can be overridden as `key=va
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import tomllib
@@ -39,9 +38,13 @@ class PlanError(SottovoceError):
     """A plan that cannot be carried out as written."""
 
 
-def key(default: Any, text: str) -> Any:
-    """A plan field with the sentence that `sottovoce plan --keys` and the docs show for it."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def key(default: Any, text: str, since: str = "0.1") -> Any:
+    """A plan field with the sentence that `sottovoce plan --keys` and the docs show for it.
+
+    `since` is the version that brought it: a digest omits later keys at their default, so that the digests
+    of plans written before them stay valid.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "since": since})
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Plan:
     seed: int = key(41, "public seed of partition, schedule, reference, basis and generator")
     seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
     evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
+    repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -131,8 +135,18 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A short fingerprint: equal plans and only equal plans share it."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """A short fingerprint: equal plans and only equal plans share it.
+
+        Of the file whose gains are replayed only the run's name counts, not where its folder lies.
+        """
+        import hashlib  # loads OpenSSL, which a plan on the command line does without
+
+        values = dataclasses.asdict(self)
+        for field in dataclasses.fields(self):
+            if field.metadata["since"] != "0.1" and values[field.name] == field.default:
+                del values[field.name]
+        values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -186,6 +200,7 @@ def _check(plan: Plan) -> None:
         "gradient_records",
         "context_round",
         "evaluate_every",
+        "repeat",
     )
     for name in (*counts, "budget"):
         if not getattr(plan, name) >= 0:
@@ -229,6 +244,8 @@ def _check(plan: Plan) -> None:
             f"method={plan.method} reuses gains of another run on the same records: "
             "simulation only, seeded=true"
         )
+    if plan.repeat and not plan.seeded:
+        raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.channel import TARGETS
 
 from sottovoce.bench.channel import measure, plot
 from sottovoce.channel import ChannelError
 
-# (σ, norm): most bits per coefficient at n = 16,384, real bytes with header.
-POLAR = {
-    (0.0147, 0.3): 0.034,
-    (0.0147, 0.6): 0.105,
-    (0.0147, 1.0): 0.26,
-    (0.05, 0.3): 0.008,
-    (0.0087, 1.0): 0.58,
-}
-LRSUQ = {(0.0147, 0.3): 0.24, (0.0147, 1.0): 0.80, (0.05, 0.3): 0.09, (0.0087, 1.0): 1.45}
+POLAR, LRSUQ = TARGETS["polar"], TARGETS["lrsuq"]
 
 
 @pytest.mark.parametrize(("sigma", "norm"), POLAR)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.contest import WARM_UP, Outcome, contest
+from benchmarks.contest import WARM_UP, Timing, contest
 from benchmarks.scaling import SERIES, rows, setting
 
 from benchmarks import environment
@@ -30,7 +30,7 @@ BROKEN = "import sys; sys.stdin.readline(); print(1.0, flush=True)"
 def test_contenders_take_turns_and_the_first_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
     commands = {name: [sys.executable, "-c", CONTENDER, name, str(log)] for name in "ab"}
-    outcome = Outcome(WARM_UP + 1, "last words")
+    outcome = Timing(WARM_UP + 1, "last words")
     assert contest(commands, cores=1, turns=3) == {"a": outcome, "b": outcome}
     assert log.read_text().startswith("ab" * (WARM_UP + 3))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.experiments.grid import Run
+from sottovoce.experiments.grid import CellRun
 
 TINY = """
 title = "Tiny"
@@ -66,7 +66,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def summary_of(run: Run, future: float, **changes: Any) -> dict[str, Any]:
+def summary_of(run: CellRun, future: float, **changes: Any) -> dict[str, Any]:
     """A summary as a finished run would leave it, with a future accuracy of our choice."""
     full = run.plan.method in ("global", "full")
     return {

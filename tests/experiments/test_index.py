@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells
-from sottovoce.experiments.document import BEGIN, END
 from sottovoce.experiments.grid import run_of, runs_of
 from sottovoce.experiments.index import add_to_index, build_index, read_index
-from sottovoce.experiments.merge import merge
+from sottovoce.experiments.merge import BEGIN, END, merge
 from sottovoce.experiments.summary import read_lines, write_lines
 
 from .conftest import summary_of

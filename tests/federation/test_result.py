@@ -13,7 +13,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.report import write_report
+from sottovoce.report.run import write_report
 from sottovoce.simulation.training import evaluate
 
 from .world import World

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from sottovoce.report import write_report, write_reproduction
+from sottovoce.experiments.reproduction import write_reproduction
+from sottovoce.report.run import write_report
+from tests.experiments.test_reproduction import example_index
 
 from .example import example_rounds, write_example
-from .test_reproduction import example_index
 from .webdriver import CHROMIUM, DRIVER, Browser
 
 TAB, RIGHT, LEFT, DOWN, END = "\ue004", "\ue014", "\ue012", "\ue015", "\ue010"

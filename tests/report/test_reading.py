@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report import write_report
 from sottovoce.report.reading import read_run
+from sottovoce.report.run import write_report
 
 from .example import example_result, example_rounds, write_example
 

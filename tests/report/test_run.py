@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.report import write_report
 from sottovoce.report.numbers import THIN
+from sottovoce.report.run import write_report
 
 from .example import FUTURE, PARTICIPANTS, example_result, example_rounds, write_example
 from .test_words import PROTECTS_NOBODY, without_noise

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.report import write_report
+from sottovoce.report.axis import logarithmic
 from sottovoce.report.numbers import data_size
-from sottovoce.report.scale import logarithmic
+from sottovoce.report.run import write_report
 
 from .example import example_result, example_rounds, write_example
 from .test_run import Outline

@@ -97,7 +97,7 @@ def test_a_killed_process_leaves_nothing_uncharged_or_charged_twice(tmp_path, re
             [sys.executable, "-c", CHILD, str(out)],
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
         assert child.stdout is not None
         for line in child.stdout:

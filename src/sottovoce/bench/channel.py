@@ -11,14 +11,23 @@ import math
 import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel import Channel, open_channel
+from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.wire import ChannelError
+from sottovoce.report.axis import Axis, logarithmic
+from sottovoce.report.chart import svg
+from sottovoce.report.figures import line_of, trend
+from sottovoce.report.numbers import number
+
+# σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.
+EVENT = {"events": 21, "size": 16384, "sigma": 0.0152, "norm": 0.3}
 
 
 def limit(norm: float, sigma: float, size: int) -> float:
@@ -48,12 +57,12 @@ def measure(
     for norm in norms:
         lengths: dict[str, list[int]] = {name: [] for name in opened}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in opened}
-        for number in range(-1, messages):
+        for turn in range(-1, messages):
             u = rng.standard_normal(size)
             u *= norm / np.linalg.norm(u)
             for name, channel in opened.items():
-                length, times = _one(channel, u, number)
-                if number >= 0:  # the first message pays for compiling and for tables
+                length, times = _one(channel, u, turn)
+                if turn >= 0:  # the first message pays for compiling and for tables
                     lengths[name].append(length)
                     seconds[name].append(times)
         for name in opened:
@@ -97,61 +106,29 @@ def _row(
     }
 
 
+def milliseconds_per_event(channels: Iterable[str] = CHANNELS) -> dict[str, float]:
+    """Median milliseconds to encode and decode a gradient release of the paper's CIFAR-10 runs at ε = 16."""
+    sigma, norm, size, messages = (EVENT[key] for key in ("sigma", "norm", "size", "events"))
+    rows = measure(channels, sigma, [norm], int(size), int(messages))
+    return {row["channel"]: round(row["encode_ms"] + row["decode_ms"], 3) for row in rows}
+
+
 def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
     """Rate against norm as an SVG file, one line per channel, with the limit drawn in.
 
     Rows of one σ and size, as `measure` returns them.
     """
-    Path(path).write_text(_svg(rows), encoding="utf-8")
-
-
-def _title(rows: list[dict[str, Any]]) -> str:
-    return f"Bits per coefficient, σ = {rows[0]['sigma']:g}, n = {rows[0]['size']:,}"
-
-
-def _lines(rows: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Points (norm, bits per coefficient) of every channel, and of the limit."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, set[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault(row["channel"], []).append((row["norm"], row["bits_per_coefficient"]))
-        lines.setdefault("limit", []).append((row["norm"], row["limit"]))
-    return {name: sorted({p for p in points if min(p) > 0.0}) for name, points in lines.items()}
-
-
-_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#975a16", "#285e61")
-
-
-def _svg(rows: list[dict[str, Any]]) -> str:
-    lines = _lines(rows)
-    everything = [point for points in lines.values() for point in points]
-    (left, right), (bottom, top) = (
-        (math.log10(min(values)), math.log10(max(values))) for values in zip(*everything, strict=True)
-    )
-    width, height, pad = 720, 440, 60
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (math.log10(x) - left) / max(right - left, 1e-9)
-        up = (math.log10(y) - bottom) / max(top - bottom, 1e-9)
-        return pad + across * (width - 3 * pad), height - pad - up * (height - 2 * pad)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{pad}" y="24" font-size="15">{_title(rows)}</text>',
-        f'<text x="{width / 2 - pad}" y="{height - 16}">norm of the statistic</text>',
-    ]
-    for exponent in range(math.ceil(bottom), math.floor(top) + 1):
-        y = place(10**left, 10.0**exponent)[1]
-        parts.append(f'<line x1="{pad}" x2="{width - 2 * pad}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{pad - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>')
-    for norm in sorted({x for x, _ in everything}):
-        x = place(norm, 10**bottom)[0]
-        parts.append(f'<text x="{x:.1f}" y="{height - pad + 18}" text-anchor="middle">{norm:g}</text>')
-    for (name, points), color in zip(lines.items(), _COLORS * (1 + len(lines) // 8), strict=False):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        dash = ' stroke-dasharray="6 4"' if name == "limit" else ""
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
-        x, y = place(*points[-1])
-        parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{color}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+        lines.setdefault(row["channel"], set()).add((row["norm"], row["bits_per_coefficient"]))
+    colors = ("blue", "orange", "green", "violet", "gray")
+    tones = cycle([*colors, *(f"{color} dotted" for color in colors)])
+    series = [line_of(name, next(tones), points, positive=True) for name, points in lines.items()]
+    limits = {(row["norm"], row["limit"]) for row in rows}
+    series.append(line_of("limit", "dashed", limits, positive=True))
+    norms = sorted({x for line in series for x in line.x})
+    across = Axis(norms[0], norms[-1], tuple(norms), log=True) if len(norms) > 1 else None
+    rates = logarithmic(y for line in series for y in line.y)
+    chart = trend("", "", series, x_name="norm of the statistic", y=rates, show=number, x=across)
+    note = f"σ = {rows[0]['sigma']:g}, n = {rows[0]['size']:,}; real bytes, and the limit of exact channels"
+    Path(path).write_text(svg("Bits per coefficient", note, [replace(chart, height=300)]), encoding="utf-8")

@@ -42,7 +42,7 @@ def measure(records: int = 333, repeats: int = 15, peer_python: Path | None = No
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = medians(_contenders(records), repeats, time.process_time)
+        times = medians(contenders(records, peers=True), repeats, time.process_time)
     finally:
         torch.set_num_threads(threads)
     plain = times["plain"]
@@ -65,7 +65,8 @@ def _measure_elsewhere(python: Path, records: int, repeats: int) -> dict[str, fl
     return ratios
 
 
-def _contenders(records: int) -> dict[str, Callable[[], object]]:
+def contenders(records: int, *, peers: bool = False) -> dict[str, Callable[[], object]]:
+    """One step on so many made-up records by every path, with `peers` also Opacus' where it is installed."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(records, 3, 32, 32, generator=generator)
     y = torch.randint(10, (records,), generator=generator)
@@ -82,14 +83,14 @@ def _contenders(records: int) -> dict[str, Callable[[], object]]:
 
     partition = bases["unstructured"]
     assert isinstance(partition, SignedPartition)
-    contenders: dict[str, Callable[[], object]] = {
+    found: dict[str, Callable[[], object]] = {
         "plain": plain,
         **{kind: ours(kind) for kind in bases},
         "vmap": lambda: vmap.clipped_sum(module, theta, partition, x, y, CLIP),
     }
-    if importlib.util.find_spec("opacus"):
-        contenders |= _opacus(x, y, partition)
-    return contenders
+    if peers and importlib.util.find_spec("opacus"):
+        found |= _opacus(x, y, partition)
+    return found
 
 
 def _opacus(x: Tensor, y: Tensor, basis: SignedPartition) -> dict[str, Callable[[], object]]:

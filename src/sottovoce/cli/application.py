@@ -1,13 +1,31 @@
-"""All commands of `sottovoce` in one application."""
+"""All commands of `sottovoce` in one application.
+
+Modules of commands import what computes inside the commands only: help and completion do without torch.
+"""
 
 from __future__ import annotations
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import bench, datasets, federation, reproduce, runs
 
+
+class Commands(TyperGroup):
+    """A group of commands in which a misspelled one gets one hint, click's where it gives one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if hasattr(click.exceptions, "NoSuchCommand"):
+            self.suggest_commands = False
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="sottovoce",
     help="Private, personalized federated learning in a whisper of bits.",
     epilog="Start with: sottovoce quickstart",
@@ -18,8 +36,8 @@ app = typer.Typer(
 runs.register(app)
 reproduce.register(app)
 federation.register(app)
-app.add_typer(datasets.app, name="data")
-app.add_typer(bench.app, name="bench")
+app.add_typer(datasets.app, name="data", cls=Commands)
+app.add_typer(bench.app, name="bench", cls=Commands)
 
 
 def _version(asked: bool) -> None:

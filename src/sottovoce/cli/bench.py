@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import typer
-from rich.table import Table
 
-from sottovoce.bench import channel as channel_bench
-from sottovoce.bench import gradients as gradient_bench
-from sottovoce.bench import round as round_bench
-from sottovoce.channel import CHANNELS
-from sottovoce.cli.display import as_json, err, out, table
+from sottovoce.catalog import CHANNELS
+from sottovoce.cli.display import as_json, err, facts, out
+from sottovoce.cli.options import JSON
 
 app = typer.Typer(help="Measure channels, gradients and rounds on this machine.", no_args_is_help=True)
 
-JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 NORMS = [0.1, 0.3, 0.6, 1.0]
 PEER = Path(".bench-venv/bin/python")  # where `make bench` installs Opacus
 
@@ -34,6 +29,9 @@ def channel(
     json: bool = JSON,
 ) -> None:
     """Bits per coefficient from real bytes, against the limit, and milliseconds to encode and decode."""
+    from sottovoce.bench import channel as channel_bench
+    from sottovoce.report.table import Table
+
     with err.status("measuring channels"):
         rows = channel_bench.measure(channel, sigma, norm, size, messages)
     if plot is not None:
@@ -41,10 +39,9 @@ def channel(
     if json:
         as_json(rows)
         return
-    grid = Table("channel", "‖u‖", "bytes", "bits/coefficient", "× limit", "encode ms", "decode ms", "p99 ms")
-    for row in rows:
-        late = row["encode_ms_p99"] + row["decode_ms_p99"]
-        grid.add_row(
+    head = ["channel", "‖u‖", "bytes", "bits per coefficient", "× limit", "encode ms", "decode ms", "p99 ms"]
+    lines = [
+        [
             row["channel"],
             f"{row['norm']:g}",
             f"{row['bytes']:,.0f}",
@@ -52,9 +49,11 @@ def channel(
             f"{row['ratio']:.2f}",
             f"{row['encode_ms']:.2f}",
             f"{row['decode_ms']:.2f}",
-            f"{late:.2f}",
-        )
-    out.print(grid)
+            f"{row['encode_ms_p99'] + row['decode_ms_p99']:.2f}",
+        ]
+        for row in rows
+    ]
+    out.print(Table(head, lines).terminal())
 
 
 @app.command(epilog="Example: sottovoce bench gradients --json")
@@ -65,6 +64,8 @@ def gradients(
     json: bool = JSON,
 ) -> None:
     """A private clipped mean against an ordinary training step, on one thread."""
+    from sottovoce.bench import gradients as gradient_bench
+
     with err.status("measuring gradients"):
         figures = gradient_bench.measure(records, repeats, peer or (PEER if PEER.exists() else None))
     _show("Gradients, ratios of medians", figures, json)
@@ -76,6 +77,10 @@ def round_(
     json: bool = JSON,
 ) -> None:
     """A round of the simulator against the gradient work in it, and polar against direct, on one thread."""
+    import torch
+
+    from sottovoce.bench import round as round_bench
+
     torch.set_num_threads(1)
     with err.status("measuring rounds"):
         figures = round_bench.measure(rounds)
@@ -86,4 +91,4 @@ def _show(title: str, figures: dict[str, float], json: bool) -> None:
     if json:
         as_json(figures)
     else:
-        table(title, {name: f"{value:.3f}" for name, value in figures.items()})
+        facts(title, {name: f"{value:.3f}" for name, value in figures.items()})

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import typer
 
-from sottovoce import data
-from sottovoce.cli.display import as_json, err, out
+from sottovoce.cli.display import answer, as_json, err, out
+from sottovoce.cli.options import JSON, VALUES
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
-
-JSON = typer.Option(False, "--json", help="Print JSON instead of text.")
 
 
 @app.command(epilog="Example: sottovoce data fetch cifar10")
 def fetch(
-    name: str = typer.Argument(help="mnist, cifar10 or fashion-mnist"),
+    name: str = typer.Argument(
+        help="mnist, cifar10 or fashion-mnist", autocompletion=lambda: list(VALUES["dataset"])
+    ),
     json: bool = JSON,
 ) -> None:
     """Download a dataset, verify its checksums, and keep it in the cache (or in $SOTTOVOCE_DATA)."""
+    from sottovoce import data
+
     with err.status(f"fetching {name}") as status:
         path = data.fetch(name, status.update)
-    if json:
-        as_json({"dataset": name, "path": str(path)})
-    else:
-        out.print(f"{name} is in {path}", soft_wrap=True)
+    answer({"dataset": name, "path": str(path)}, f"{name} is in {path}", json=json)
 
 
 @app.command("list", epilog="Example: sottovoce data list --json")
 def list_(json: bool = JSON) -> None:
     """The datasets that have a name, and which of them are at hand."""
+    from sottovoce import data
+
     folder = data.cache_folder()
     rows = [
         {"dataset": name, "available": name not in data.PUBLIC or data.fetched(name)} for name in data.NAMES

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+from sottovoce.report.numbers import data_size, number, percent
 
 out = Console()
 err = Console(stderr=True)
@@ -28,32 +28,36 @@ def as_json(value: Mapping[str, Any] | list[Any]) -> None:
     typer.echo(json.dumps(value, indent=1))
 
 
-def table(title: str, rows: Mapping[str, str]) -> None:
+def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> None:
+    """A short answer: JSON for another program, else the text."""
+    if json:
+        as_json(value)
+    else:
+        out.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def facts(title: str, rows: Mapping[str, str]) -> None:
     """Names and values, aligned."""
-    grid = Table(
-        title=escape(title),
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        box=None,
-        padding=(0, 2),
-    )
-    for name, value in rows.items():
-        grid.add_row(f"[dim]{name}[/]", escape(value))
-    out.print(grid)
+    from sottovoce.report.table import Table
+
+    out.print(Table([], [list(row) for row in rows.items()], title).terminal())
 
 
-def personalized(answer: Mapping[str, Any]) -> None:
+def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
     """What a future client's model cost."""
-    table(
+    if json:
+        as_json(answer)
+        return
+    facts(
         f"Model written to {answer['model']}",
         {
-            "ε of this context": f"{answer['epsilon']:.4f} at δ = {answer['delta']:g} "
+            "ε of this context": f"{number(answer['epsilon'], 5)} at δ = {answer['delta']:g} "
             f"({answer['accounting']} accounting)",
-            "ε spent by these records": f"{answer['epsilon_total']:.4f}, over all runs in {answer['ledger']}",
-            "context": f"{answer['context']}, {size(answer['context_bytes'])}"
+            "ε spent by these records": f"{number(answer['epsilon_total'], 5)}, over all runs in "
+            f"{answer['ledger']}",
+            "context": f"{answer['context']}, {data_size(answer['context_bytes'])}"
             + (", made of labels" if answer["uses_labels"] else ""),
-            "accuracy on your other records": percent(answer["accuracy"]) + " (stays here)",
+            "accuracy on your other records": percent(answer["accuracy"], 2) + " (stays here)",
         },
     )
 
@@ -64,6 +68,8 @@ def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
 
     The bar appears with the first round, so that a run that is refused shows its error alone.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn("[bold]training"),
         BarColumn(),
@@ -90,32 +96,6 @@ def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
         bar.stop()
 
 
-def size(count: float) -> str:
-    """Bytes in the decimal units of the paper: 65.55 MB is 65,550,000 bytes.
-
-    >>> size(65_552_000), size(512)
-    ('65.55 MB', '512 B')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} %"
-
-
 def epsilon(value: float | None) -> str:
-    return "no privacy" if value is None else f"{value:.3f}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(75), duration(3.2)
-    ('1 min 15 s', '3.2 s')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    """ε, or that there is none."""
+    return "no privacy" if value is None else number(value, 4, zeros=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 import typer
 
-from sottovoce import data
-from sottovoce.cli.display import as_json, err, out, personalized
-from sottovoce.cli.runs import BUDGET, JSON, SETTINGS
+from sottovoce.cli.display import answer, err, personalized
+from sottovoce.cli.options import BUDGET, JSON, SETTINGS
+from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan, PlanError
 
 EXAMPLES = {
     "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
@@ -37,7 +35,7 @@ def federate(
         None, help="Deal the plan's dataset into one file per client here, to try things out."
     ),
     patience: float = typer.Option(
-        600.0, help="Seconds after which a round goes on without missing clients."
+        600.0, help="Seconds after which a round continues without missing clients."
     ),
     retry: float = typer.Option(60.0, help="Seconds after which an unanswered request is made again."),
     bucket: int = typer.Option(0, min=0, help="Pad messages to multiples of so many bytes; 0: not padded."),
@@ -50,6 +48,7 @@ def federate(
     json: bool = JSON,
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes."""
+    from sottovoce import data
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Options
@@ -60,15 +59,11 @@ def federate(
         if on is None:
             raise SottovoceError("say where to run it: --on NAME of a SuperLink in Flower's config.toml")
         run = run_app(app, on, say=lambda text: err.print(text, soft_wrap=True))
-        _tell({"run": run, "status": "completed"}, json, f"run {run} is completed")
+        answer({"run": run, "status": "completed"}, f"run {run} is completed", json=json)
         return
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
-    words = [word for word in settings or [] if "=" in word]
-    files = [Path(word) for word in settings or [] if "=" not in word]
-    if len(files) + (plan is not None) > 1:
-        raise PlanError("give one plan file, and settings as key=value")
-    chosen = Plan.load(plan or (files[0] if files else None), words)
+    chosen = plan_of([*([str(plan)] if plan is not None else []), *(settings or [])])
     if deal is None and chosen.gradient_records:
         agreement = Agreement.about(chosen, data.load(chosen.dataset))
     else:
@@ -85,8 +80,9 @@ def federate(
         threads=threads,
         simulated_clients=deal,
     )
-    answer = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
-    _tell(answer, json, f"app: {written}\ngive every client its agreement: {answer['agreement']}")
+    said = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
+    text = f"app: {written}\ngive every client its agreement: {said['agreement']}"
+    answer(said, text, json=json)
 
 
 def serve(
@@ -110,10 +106,11 @@ def serve(
         from sottovoce.onboarding.service import Limits, create_service
         from sottovoce.onboarding.tokens import new_token as make_token
     except ModuleNotFoundError as error:
-        raise SottovoceError(f"{error.name} is missing: install sottovoce\\[serve]") from None
+        raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
         token = make_token(run, new_token)
-        _tell({"name": new_token, "token": token}, json, f"{token}\n(shown once; give it to {new_token})")
+        text = f"{token}\n(shown once; give it to {new_token})"
+        answer({"name": new_token, "token": token}, text, json=json)
         return
     if (certificate is None) != (key is None):
         raise SottovoceError("--certificate and --key go together")
@@ -149,25 +146,17 @@ def onboard(
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here."""
-    from sottovoce.onboarding.remote import onboard as walk_in
+    from sottovoce.onboarding.remote import onboard as onboard_client
 
     token = token_file.read_text().strip() if token_file is not None else ""
-    answer = walk_in(url, data, out, token=token, authority=authority, ledger=ledger, budget=budget)
-    if json:
-        as_json(answer)
-    else:
-        personalized(answer)
+    found = onboard_client(url, data, out, token=token, authority=authority, ledger=ledger, budget=budget)
+    personalized(found, json=json)
 
 
 def _loopback(host: str) -> bool:
+    import ipaddress
+
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _tell(answer: dict[str, str], json: bool, text: str) -> None:
-    if json:
-        as_json(answer)
-    else:
-        out.print(text, soft_wrap=True, highlight=False)

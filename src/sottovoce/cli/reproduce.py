@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sottovoce.cli.display import as_json, err, out
-from sottovoce.cli.reproduction_tables import show
+from sottovoce.cli.options import DEVICE, JSON, VALUES
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.cells import EXPERIMENTS, QUICK_ROUNDS, QUICK_SEEDS, SEEDS, Cell, open_cells
-from sottovoce.experiments.events import measure_events
-from sottovoce.experiments.grid import Run, runs_of
-from sottovoce.experiments.index import add_to_index, build_index
-from sottovoce.experiments.runner import Outcome, Resources, pending, run_grid
-from sottovoce.experiments.summary import collect
-from sottovoce.report import write_reproduction
+from sottovoce.experiments.cells import (
+    EXPERIMENTS,
+    QUICK_ROUNDS,
+    QUICK_SEEDS,
+    SEEDS,
+    Cell,
+    open_cells,
+    read_table,
+)
+
+if TYPE_CHECKING:
+    from sottovoce.experiments.execution import Outcome, Resources
+    from sottovoce.experiments.grid import CellRun
 
 
 def register(app: typer.Typer) -> None:
@@ -28,11 +33,17 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    experiment: str = typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all."),
-    dataset: list[str] = typer.Option([], help="mnist, cifar10, …; may be repeated. Default: the paper's."),
+    experiment: str = typer.Argument(
+        help=f"{', '.join(EXPERIMENTS)}, or all.", autocompletion=lambda: [*EXPERIMENTS, "all"]
+    ),
+    dataset: list[str] = typer.Option(
+        [],
+        help="mnist, cifar10, …; may be repeated. Default: the paper's.",
+        autocompletion=lambda: list(VALUES["dataset"]),
+    ),
     seeds: str = typer.Option("", help="Seeds, as 41-45 or 41,43. Default: 41-45; with --quick 41."),
     epsilon: list[float] = typer.Option([], help="ε; may be repeated. Default: the paper's."),
-    device: str = typer.Option("cpu", help="cpu or cuda. Changes speed only."),
+    device: str = DEVICE,
     jobs: int = typer.Option(0, min=0, help="Processes; 0: one per core."),
     batch: int = typer.Option(
         0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 25 on a GPU."
@@ -47,12 +58,16 @@ def reproduce(
         False, "--resume", help="Continue unfinished runs instead of restarting them."
     ),
     folder: Path = typer.Option(Path("runs/reproduce"), "--out", help="Folder of runs, index and report."),
-    json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
+    json: bool = JSON,
 ) -> None:
     """Regenerate a table or figure of the paper, ours beside the published values.
 
     EXPERIMENT is main-table, heterogeneity, geometry, codecs, dimension, or all. Finished runs are reused.
     """
+    from sottovoce.experiments.execution import Resources, pending
+    from sottovoce.experiments.grid import runs_of
+    from sottovoce.experiments.reproduction import write_reproduction
+
     names = EXPERIMENTS if experiment == "all" else (experiment,)
     cells = [
         cell for name in names for cell in open_cells(name, datasets=dataset, epsilons=epsilon, quick=quick)
@@ -73,15 +88,17 @@ def reproduce(
     if json:
         as_json({"quick": quick, "problems": outcome.problems, "report": str(page), "cells": ours})
     else:
-        show(ours)
+        _show(ours)
         out.print(f"\nreport: {page}", soft_wrap=True)
     if failure:
         raise SottovoceError(failure)
 
 
 def _carry_out(
-    folder: Path, runs: Sequence[Run], todo: Sequence[Run], resources: Resources, *, resume: bool
+    folder: Path, runs: Sequence[CellRun], todo: Sequence[CellRun], resources: Resources, *, resume: bool
 ) -> Outcome:
+    from sottovoce.experiments.execution import run_grid
+
     ready = len(runs) - len(todo)
     err.print(f"{len(runs)} runs, {ready} of them finished before; seeded simulations, which protect nobody")
     with _progress(todo) as (on_rounds, on_run):
@@ -89,21 +106,44 @@ def _carry_out(
             return run_grid(folder, todo, resources, resume=resume, on_rounds=on_rounds, on_run=on_run)
         except KeyboardInterrupt:
             raise SottovoceError(
-                "interrupted; nothing finished is lost: repeat the command with --resume to go on"
+                "interrupted; nothing finished is lost: repeat the command with --resume to continue"
             ) from None
 
 
 def _index(
-    folder: Path, cells: Sequence[Cell], seeds: Sequence[int], runs: Sequence[Run], quick: bool
+    folder: Path, cells: Sequence[Cell], seeds: Sequence[int], runs: Sequence[CellRun], quick: bool
 ) -> list[dict[str, Any]]:
+    from sottovoce.bench.channel import milliseconds_per_event
+    from sottovoce.experiments.index import add_to_index, build_index
+    from sottovoce.experiments.summary import collect
+
     timed = {cell.settings.get("channel", "direct") for cell in cells if cell.experiment == "codecs"}
-    new = build_index(cells, seeds, collect(folder, runs), measure_events(sorted(timed)))
+    new = build_index(cells, seeds, collect(folder, runs), milliseconds_per_event(sorted(timed)))
     return add_to_index(folder / f"index{'-quick' if quick else ''}.json", new)
 
 
+def _show(index: Sequence[dict[str, Any]]) -> None:
+    """Prints every table of an index, ours before the published value and the difference in points."""
+    from sottovoce.experiments.tables import accuracy, by_dataset, details
+
+    for experiment in EXPERIMENTS:
+        entries = [entry for entry in index if entry["experiment"] == experiment]
+        if not entries:
+            continue
+        quick = f" (quick: {entries[0]['rounds']} rounds, the published runs had 500)"
+        title = read_table(experiment)["title"] + (quick if entries[0]["quick"] else "")
+        out.print(f"\n[bold]{title}[/]; percent, ours (published, difference in points)", highlight=False)
+        for table in [t for group in by_dataset(entries) for t in accuracy(group)] + details(
+            experiment, entries
+        ):
+            out.print(table.terminal())
+
+
 @contextmanager
-def _progress(todo: Sequence[Run]) -> Iterator[tuple[Callable[[int], None], Callable[[Run], None]]]:
+def _progress(todo: Sequence[CellRun]) -> Iterator[tuple[Callable[[int], None], Callable[[CellRun], None]]]:
     """A bar over the rounds of all runs, with runs done and time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn("[bold]runs {task.fields[runs]}"),
         BarColumn(),
@@ -118,7 +158,7 @@ def _progress(todo: Sequence[Run]) -> Iterator[tuple[Callable[[int], None], Call
         total = sum(run.plan.rounds for run in todo)
         task = bar.add_task("grid", total=total, runs=f"0/{len(todo)}", last="")
 
-        def on_run(run: Run) -> None:
+        def on_run(run: CellRun) -> None:
             nonlocal done
             done += 1
             last = f"{run.cell.dataset}, {run.cell.label}, seed {run.plan.seed}"

@@ -6,36 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from sottovoce.cli.display import (
-    as_json,
-    duration,
-    epsilon,
-    err,
-    out,
-    percent,
-    personalized,
-    round_progress,
-    size,
-    table,
-)
+from sottovoce.cli.display import answer, as_json, epsilon, err, facts, out, personalized, round_progress
+from sottovoce.cli.options import BUDGET, DEVICE, JSON, SETTINGS
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.experiments.index import read_index
-from sottovoce.onboarding.future_client import personalize as personalize_client
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.report import write_report, write_reproduction
-from sottovoce.report.tensorboard import round_scalars
-from sottovoce.simulation import cost
-from sottovoce.simulation import training as api
-from sottovoce.simulation.directory import RunDirectory
+from sottovoce.report.numbers import data_size, duration, number, percent
 
-JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
-SETTINGS = typer.Argument(None, metavar="[PLAN.toml] [key=value …]", help="A plan file, settings, or both.")
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
-DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.")
-BUDGET = typer.Option(None, min=0.0, help="ε that these records may reach; by default the run's.")
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
 
 
@@ -76,18 +55,17 @@ def plan(
         if json:
             as_json([{"key": name, "default": default, "help": text} for name, default, text in rows])
         else:
-            table(
-                "Keys of a plan",
-                {name: f"{text} ({default})" for name, default, text in rows},
-            )
+            facts("Keys of a plan", {name: f"{text} ({default})" for name, default, text in rows})
         return
-    costs = cost.outline(_plan(settings))
+    from sottovoce.simulation import cost
+
+    costs = cost.outline(plan_of(settings))
     if json:
         as_json(costs)
         return
     resolved = costs["plan"]
     least, most, future = (epsilon(costs[key]) for key in ("epsilon_min", "epsilon", "epsilon_future"))
-    table(
+    facts(
         f"{resolved['method']} on {resolved['dataset']}, preset {resolved['preset']}",
         {
             "model": f"{costs['model_parameters']:,} parameters, {costs['coefficients']:,} coefficients "
@@ -97,9 +75,9 @@ def plan(
             f"{costs['releases']:,} in all",
             "ε per client": f"{least} to {most} at δ = {costs['delta']:g} ({costs['accounting']} accounting)",
             "ε of a future client": future,
-            "uplink": f"{size(costs['uplink_bytes'])} in all, about {size(costs['message_bytes'])} a release "
-            f"({resolved['channel']})",
-            "downlink": size(costs["downlink_bytes"]),
+            "uplink": f"{data_size(costs['uplink_bytes'])} in all, "
+            f"about {data_size(costs['message_bytes'])} a release ({resolved['channel']})",
+            "downlink": data_size(costs["downlink_bytes"]),
             "time": f"about {duration(costs['seconds'])} on this machine",
         },
     )
@@ -116,10 +94,14 @@ def train(
     json: bool = JSON,
 ) -> None:
     """Train a federation and write its models, its ledger and its report into a directory."""
+    import torch
+
+    from sottovoce.simulation.directory import RunDirectory
+
     if threads:
         torch.set_num_threads(threads)
     _check_device(device)
-    chosen = RunDirectory(out).plan() if resume and not settings else _plan(settings)
+    chosen = RunDirectory(out).plan() if resume and not settings else plan_of(settings)
     _train(chosen, out, ledger, resume=resume, device=device, json=json, tensorboard=tensorboard)
 
 
@@ -129,9 +111,11 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Evaluate a finished run again, on participants and future clients."""
+    from sottovoce.simulation.training import evaluate as evaluate_run
+
     _check_device(device)
     with err.status("evaluating"):
-        result = api.evaluate(run, device=device)
+        result = evaluate_run(run, device=device)
     if json:
         as_json(result)
     else:
@@ -147,11 +131,10 @@ def personalize(
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context."""
-    answer = personalize_client(run, data, out, ledger=ledger, budget=budget)
-    if json:
-        as_json(answer)
-    else:
-        personalized(answer)
+    from sottovoce.onboarding.future_client import personalize as personalize_client
+
+    found = personalize_client(run, data, out, ledger=ledger, budget=budget)
+    personalized(found, json=json)
 
 
 def report(
@@ -159,22 +142,27 @@ def report(
     json: bool = JSON,
 ) -> None:
     """Write report.html, one self-contained page about a run, or about a reproduction of the paper."""
+    from sottovoce.experiments.index import read_index
+    from sottovoce.experiments.reproduction import write_reproduction
+    from sottovoce.report.run import write_report
+
     index = run / "index.json"
     path = write_reproduction(read_index(index), run / "report.html") if index.exists() else write_report(run)
-    if json:
-        as_json({"report": str(path)})
-    else:
-        out.print(f"report: {path}", soft_wrap=True)
+    answer({"report": str(path)}, f"report: {path}", json=json)
 
 
 def _check_device(device: str) -> None:
     if device not in ("cpu", "cuda"):
         raise SottovoceError(f"--device {device} is not known: {nearest(device, ('cpu', 'cuda'))}")
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
         raise SottovoceError("--device cuda: this machine or this build of torch has no GPU, use cpu")
 
 
-def _plan(settings: list[str] | None) -> Plan:
+def plan_of(settings: list[str] | None) -> Plan:
     """A plan from command-line words: at most one file, before or among the key=value settings."""
     words = list(settings or [])
     files = [word for word in words if "=" not in word]
@@ -193,6 +181,10 @@ def _train(
     json: bool,
     tensorboard: Path | None = None,
 ) -> None:
+    from sottovoce.report.run import write_report
+    from sottovoce.report.tensorboard import round_scalars
+    from sottovoce.simulation.training import train as train_run
+
     with ExitStack() as stack:
         watchers = [stack.enter_context(round_progress(plan.rounds))]
         if tensorboard is not None:
@@ -202,7 +194,7 @@ def _train(
             for watch in watchers:
                 watch(line)
 
-        result = api.train(plan, directory, ledger=ledger, resume=resume, device=device, on_round=on_round)
+        result = train_run(plan, directory, ledger=ledger, resume=resume, device=device, on_round=on_round)
     path = write_report(directory)
     if json:
         as_json(result)
@@ -214,19 +206,17 @@ def _train(
 def _show(result: dict[str, Any], directory: Path) -> None:
     accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
     target = "" if spent["target"] is None else f" of {spent['target']:g} at δ = {result['delta']:g}"
-    table(
+    facts(
         f"{result['method']} on {result['dataset']}: {directory}",
         {
-            "participants": f"{percent(accuracy['seen'])} on held-out records of "
+            "participants": f"{percent(accuracy['seen'], 2)} on held-out records of "
             f"{result['participants']} clients",
-            "future clients": f"{percent(accuracy['future'])} on "
-            f"{result['future_clients']} clients never seen"
-            + (" (their labels were used for contexts)" if result["uses_future_labels"] else ""),
+            "future clients": _future(result),
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
             f"({spent['accounting']} accounting)",
             "ε of a future client": epsilon(spent["future_context"]),
-            "uplink": f"{size(uplink['bytes'])} in {uplink['releases']:,} releases, "
-            f"{uplink['bits_per_coefficient']:.3f} bits per coefficient "
+            "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
+            f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
             f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
             "time": duration(result["seconds"]),
         },
@@ -235,8 +225,19 @@ def _show(result: dict[str, Any], directory: Path) -> None:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
 
 
+def _future(result: dict[str, Any]) -> str:
+    if not result["future_clients"]:
+        return "none"
+    labels = " (their labels were used for contexts)" if result["uses_future_labels"] else ""
+    return (
+        f"{percent(result['accuracy']['future'], 2)} on {result['future_clients']} clients never seen{labels}"
+    )
+
+
 def _unused(path: Path) -> Path:
     """`path`, or `path-2`, `path-3`, … where earlier runs lie."""
+    from sottovoce.simulation.directory import RunDirectory
+
     count, candidate = 1, path
     while RunDirectory(candidate).plan_file.exists():
         count += 1

@@ -11,7 +11,6 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +97,8 @@ def read_table(experiment: str, folder: Path | None = None) -> dict[str, Any]:
     """The TOML of an experiment, from the package or from a folder of one's own."""
     if folder is None and experiment not in EXPERIMENTS:
         raise SottovoceError(f"unknown experiment '{experiment}': {nearest(experiment, EXPERIMENTS)}")
+    from importlib import resources
+
     place = resources.files(__package__) if folder is None else folder
     return tomllib.loads(place.joinpath(f"{experiment}.toml").read_text(encoding="utf-8"))
 

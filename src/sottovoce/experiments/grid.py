@@ -1,8 +1,8 @@
 """The grid: the runs that a set of cells needs, each once, in the order of importance, and their batches.
 
 Cells share runs (Ours-DG at ε = 16 is in four tables), so a run is known by the digest of its plan, which is
-also the end of its directory's name. Inside a results folder a replay refers to the run whose gains it
-repeats by that name, so plans, and with them the noise, do not depend on where the folder lies.
+also the end of its directory's name. A replay refers to the run whose gains it repeats by that name, so
+plans, and with them the noise, do not depend on where the folder of runs lies.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CODED = ("lrsuq", "lrsuq-elias", "polar")
 
 
 @dataclass(frozen=True)
-class Run:
+class CellRun:
     """One seeded simulation: `cell` asked for it first, `source` is the run whose gains it replays."""
 
     cell: Cell
     plan: Plan
-    source: Run | None = None
+    source: CellRun | None = None
 
     @cached_property
     def name(self) -> str:
@@ -40,26 +40,24 @@ class Run:
     def law(self) -> Plan:
         """The plan with the channel's decoded law (statistic + Gaussian noise) instead of its code.
 
-        The plan's digest names a run in the streams of its noise: an evaluation interval beyond the last
-        round, which changes nothing else, gives every coded variant draws of its own.
+        The plan's digest names a run in the streams of its noise: `repeat` gives every code draws of its own.
         """
         if self.plan.channel in NATIVE:
             return self.plan
-        interval = self.plan.rounds + 1 + _CODED.index(self.plan.channel)
-        return self.plan.replace(channel="direct", evaluate_every=interval)
+        return self.plan.replace(channel="direct", repeat=1 + _CODED.index(self.plan.channel))
 
 
-def run_of(cell: Cell, seed: int) -> Run:
+def run_of(cell: Cell, seed: int) -> CellRun:
     """The run of a cell with a seed."""
     if cell.replays is None:
-        return Run(cell, cell.plan(seed))
+        return CellRun(cell, cell.plan(seed))
     source = run_of(cell.replays, seed)
-    return Run(cell, cell.plan(seed, f"{source.name}/rounds.jsonl"), source)
+    return CellRun(cell, cell.plan(seed, f"{source.name}/rounds.jsonl"), source)
 
 
-def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[Run]:
+def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[CellRun]:
     """Every run that the cells need, once, sources of replays before them, otherwise in the cells' order."""
-    found: dict[str, Run] = {}
+    found: dict[str, CellRun] = {}
     for cell in cells:
         for seed in seeds:
             run = run_of(cell, seed)
@@ -69,14 +67,14 @@ def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[Run]:
     return list(found.values())
 
 
-def batches_of(runs: Sequence[Run], size: int) -> list[list[Run]]:
+def batches_of(runs: Sequence[CellRun], size: int) -> list[list[CellRun]]:
     """Batches of at most `size` runs that an engine can train in lockstep, most important first.
 
     A batch holds runs of one experiment only, so that no table waits for a less important one.
     """
     from sottovoce.simulation.sweep import shape
 
-    groups: dict[tuple[object, ...], list[Run]] = {}
+    groups: dict[tuple[object, ...], list[CellRun]] = {}
     for run in runs:
         groups.setdefault((run.cell.experiment, shape(run.plan)), []).append(run)
     place = {run.name: i for i, run in enumerate(runs)}

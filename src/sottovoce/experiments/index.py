@@ -20,6 +20,9 @@ from sottovoce.experiments.grid import run_of
 from sottovoce.experiments.summary import united
 from sottovoce.files import write_atomically
 
+Indexed = Mapping[str, Any]
+"""One object of the index."""
+
 PUBLISHED = (
     "seen_mean",
     "seen_std",

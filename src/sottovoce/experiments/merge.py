@@ -1,23 +1,33 @@
 """Adds summaries of finished runs to the results, and remakes index.json and the tables of the docs.
 
 `python -m sottovoce.experiments.merge DIR/summary.jsonl …` keeps everything in `results/runs.jsonl`, one
-line a run; runs that no cell of the tables asks for, such as those of changed presets, are left out.
+line a run; runs that no cell of the tables asks for, such as those of changed presets, are left out. The
+tables stand between two marks in the page; the discussion around them is written by people. With `--measure`
+the time of an event (one encoding and decoding, Table 3) is measured on this machine first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from sottovoce.bench import channel
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells
-from sottovoce.experiments.document import write_tables
-from sottovoce.experiments.events import milliseconds_per_event
 from sottovoce.experiments.grid import runs_of
-from sottovoce.experiments.index import build_index, write_index
+from sottovoce.experiments.index import Indexed, build_index, write_index
 from sottovoce.experiments.summary import read_lines, united, write_lines
+from sottovoce.experiments.tables import markdown
+from sottovoce.files import write_atomically
+
+BEGIN = "<!-- tables: made by python -m sottovoce.experiments.merge, do not edit -->"
+END = "<!-- end of tables -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("summaries", nargs="*", type=Path, help="summary.jsonl of finished runs")
     parser.add_argument("--into", type=Path, default=Path("results"), help="folder of results")
     parser.add_argument("--docs", type=Path, default=Path("docs/results.md"), help="page with the tables")
+    parser.add_argument("--measure", action="store_true", help="measure the time of an event anew")
     options = parser.parse_args(arguments)
     try:
+        if options.measure:
+            measure_events(options.into / "events.json")
         print(merge(options.summaries, options.into, options.docs))
     except SottovoceError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -51,6 +64,39 @@ def merge(summaries: Sequence[Path], into: Path, docs: Path) -> str:
         f"{len(current)} of {len(wanted)} runs, {full} of {len(cells)} cells with all seeds; "
         f"{len(lines) - len(current)} runs belong to no cell"
     )
+
+
+def write_tables(page: Path, index: Sequence[Indexed]) -> None:
+    """Replaces what stands between the marks of a page by the tables of an index."""
+    try:
+        text = page.read_text(encoding="utf-8")
+        before, rest = text.split(BEGIN, 1)
+        _, after = rest.split(END, 1)
+    except (OSError, ValueError):
+        raise SottovoceError(
+            f"{page} has no place for tables: it needs the lines '{BEGIN}' and '{END}'"
+        ) from None
+    write_atomically(page, f"{before}{BEGIN}\n\n{markdown(index)}\n{END}{after}".encode())
+
+
+def measure_events(path: Path) -> None:
+    """Writes down what an event takes here, by channel, and how it was measured."""
+    record: dict[str, Any] = {
+        "milliseconds": channel.milliseconds_per_event(),
+        **channel.EVENT,
+        "command": "python -m sottovoce.experiments.merge --measure",
+        "device": platform.machine(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def milliseconds_per_event(path: Path) -> dict[str, float]:
+    """What was measured into a file, or nothing where there is no file."""
+    if not path.exists():
+        return {}
+    measured: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["milliseconds"]
+    return measured
 
 
 if __name__ == "__main__":

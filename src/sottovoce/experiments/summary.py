@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.grid import Run
+from sottovoce.experiments.grid import CellRun
 from sottovoce.files import write_atomically
 from sottovoce.simulation.directory import RunDirectory
 
@@ -21,7 +21,7 @@ FILE = "summary.json"
 GAIN_EVERY = 25  # rounds between the recorded values of ‖h‖² and of the effective gain
 
 
-def summarize(run: Run, directory: RunDirectory, device: str, *, law: bool) -> dict[str, Any]:
+def summarize(run: CellRun, directory: RunDirectory, device: str, *, law: bool) -> dict[str, Any]:
     """What the tables need of a finished run.
 
     `law` says that only the decoded law of the channel was simulated: there are no coded bytes to count.
@@ -55,19 +55,19 @@ def summarize(run: Run, directory: RunDirectory, device: str, *, law: bool) -> d
     }
 
 
-def finished(root: Path, run: Run) -> bool:
+def finished(root: Path, run: CellRun) -> bool:
     """Whether a run lies finished and summarized in a results folder."""
     return (root / run.name / FILE).exists()
 
 
-def write_summary(root: Path, run: Run, device: str, *, law: bool) -> None:
+def write_summary(root: Path, run: CellRun, device: str, *, law: bool) -> None:
     """Leaves the summary in the run's directory, which makes the run finished."""
     directory = RunDirectory(root / run.name)
     text = json.dumps(summarize(run, directory, device, law=law))
     write_atomically(directory.path / FILE, text.encode())
 
 
-def collect(root: Path, runs: Iterable[Run]) -> list[dict[str, Any]]:
+def collect(root: Path, runs: Iterable[CellRun]) -> list[dict[str, Any]]:
     """Summaries of the runs that are finished in a results folder."""
     return [json.loads((root / run.name / FILE).read_text()) for run in runs if finished(root, run)]
 

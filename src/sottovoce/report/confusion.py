@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sottovoce.report.markup import Html, embedded_json, join, tag
-from sottovoce.report.page import scrolling
+from sottovoce.report.markup import Html, embedded_json, join, scrolling, tag
 
 Matrix = list[list[int]]
 

@@ -5,13 +5,14 @@ the file and the field, and says what to do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from sottovoce.errors import SottovoceError
 
 PerClient: TypeAlias = dict[str, float | None]
+T = TypeVar("T")
 
 
 def read_text(path: Path) -> str:
@@ -90,21 +91,23 @@ class Fields:
             raise self._wrong(key, "a text")
         return value
 
-    def scalar(self, key: str) -> str | float | bool | None:
-        value = self._values.get(key)
-        if not (value is None or isinstance(value, str | int | float | bool)):
-            raise self._wrong(key, "a single value")
-        return value
-
-    def numbers(self, key: str) -> list[float]:
-        """A list of numbers; empty where there is none."""
-        return [self._real(key, value) for value in self._values.get(key) or []]
-
     def names(self, key: str) -> list[Any]:
         value = self._values.get(key)
         if not isinstance(value, list):
             raise self._wrong(key, "a list")
         return value
+
+    def read(self, kind: type[T]) -> T:
+        """A dataclass whose fields have the names and types of this object's."""
+        readers: dict[Any, Callable[[str], Any]] = {
+            "float": self.number,
+            "float | None": self.maybe_number,
+            "int": self.whole,
+            "str": self.text,
+            "list[str]": self.names,
+            "PerClient": self.per_client,
+        }
+        return kind(**{key: readers[wanted](key) for key, wanted in kind.__annotations__.items()})
 
     def section(self, key: str) -> Fields:
         return Fields(self.path, self._object(key), f"{self._prefix}{key}.")

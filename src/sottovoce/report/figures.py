@@ -1,26 +1,22 @@
-"""The report's kinds of figure: a trend, a strip of clients, columns of clients, and bars by name.
-
-Each is static SVG and HTML: marks at percentages of the plot, labels as ordinary text, so that figures
-keep their letter size at any width, print, and need no script. Colors are the page's CSS classes.
-"""
+"""The kinds of chart: a trend, a strip of clients, columns of clients, and bars by name."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.scale import Scale, counting
-
-Format = Callable[[float], str]
+from sottovoce.report.axis import Axis, counting
+from sottovoce.report.chart import Chart, Format
+from sottovoce.report.markup import Html, tag
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named sequence of points; `tone` is the color class ("seen", "future", "signal", …)."""
+    """A named sequence of points; `tone` is "dashed", or "blue", "orange", "green", "violet" or "gray", which
+    may also be "… dotted".
+    """
 
     name: str
     tone: str
@@ -29,9 +25,24 @@ class Series:
     dots: bool = False
 
 
+def line_of(
+    name: str,
+    tone: str,
+    points: Iterable[tuple[float, float | None]],
+    *,
+    dots: bool = True,
+    positive: bool = False,
+) -> Series:
+    """The points that are known (and positive, for a logarithmic axis), from left to right."""
+    known = sorted(
+        (x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)
+    )
+    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
+
+
 @dataclass(frozen=True)
 class Group:
-    """Named values of one group of clients, for a strip."""
+    """Named values of one group of clients, for a strip or for columns."""
 
     name: str
     tone: str
@@ -44,16 +55,17 @@ def trend(
     series: Sequence[Series],
     *,
     x_name: str,
-    y: Scale | None,
+    y: Axis | None,
     show: Format,
-    x: Scale | None = None,
-) -> Html:
-    """Lines over rounds, or over the scale `x`. Without `y` (nothing was recorded) the figure says so."""
+    x: Axis | None = None,
+    x_show: Format = "{:g}".format,
+) -> Chart:
+    """Lines over rounds, or over the scale `x`. Without `y` nothing was recorded."""
     lines = [line for line in series if line.x]
     if y is None or not lines:
-        return _empty(title, note)
+        return Chart(title, note)
     x = x or counting(point for line in lines for point in line.x)
-    marks = [_polyline(line, x, y) for line in lines]
+    marks = [*_grid(y), *(_polyline(line, x, y) for line in lines)]
     # A line through one point cannot be seen.
     dotted = [line for line in lines if line.dots or len(line.x) == 1]
     marks += [_dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in _points(line)]
@@ -61,18 +73,17 @@ def trend(
     for line in lines:
         for a, b in _points(line):
             stops.setdefault(a, []).append(f"{line.name} {show(b)}")
-    texts = [(x.at(a), f"{x_name} {a:g}: " + ", ".join(stops[a])) for a in sorted(stops)]
-    plot = _plot(title, [*_grid(y), *marks], texts)
-    chart = _chart(plot, x, y, x_name=x_name, x_show=lambda v: f"{v:g}", y_show=show)
-    return _figure(title, note, _legend([(line.name, line.tone) for line in lines]), chart)
+    texts = [(x.at(a), f"{x_name} {x_show(a)}: " + ", ".join(stops[a])) for a in sorted(stops)]
+    names = [(line.name, line.tone) for line in lines]
+    return Chart(title, note, marks, texts, names, x=x, y=y, x_name=x_name, x_show=x_show, y_show=show)
 
 
-def strip(title: str, note: str, groups: Sequence[Group], *, x: Scale, x_name: str, show: Format) -> Html:
+def strip(title: str, note: str, groups: Sequence[Group], *, x: Axis, x_name: str, show: Format) -> Chart:
     """One dot a client, a row a group; a box spans the middle half and a line marks the median."""
     rows = [group for group in groups if group.values]
-    marks: list[Html] = [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
+    marks = _upright(x)
     texts: list[tuple[float, str]] = []
-    labels: list[Html] = []
+    labels = []
     for row, group in enumerate(rows):
         middle, half = 100 * (row + 0.5) / len(rows), 32 / len(rows)
         marks += _box(group, x, middle, half)
@@ -80,14 +91,11 @@ def strip(title: str, note: str, groups: Sequence[Group], *, x: Scale, x_name: s
         lanes = _lanes([x.at(value) for _, value in ordered])
         spread = half / max(4, *map(abs, lanes))
         for (name, value), lane in zip(ordered, lanes, strict=True):
-            marks.append(
-                _dot(group.tone, x.at(value), 100 - middle - lane * spread, f"{name}: {show(value)}")
-            )
+            words = f"{name}: {show(value)}"
+            marks.append(_dot(group.tone, x.at(value), 100 - middle - lane * spread, words))
             texts.append((x.at(value), f"{name} ({group.name.lower()}): {show(value)}"))
-        labels.append(tag("span", group.name, style=f"bottom:{100 - middle + half + 2:.3f}%"))
-    plot = _plot(title, marks, sorted(texts))
-    plot = join(plot, tag("div", *labels, class_="rows", aria_hidden="true"))
-    return _figure(title, note, _chart(plot, x, None, x_name=x_name, x_show=show, y_show=show))
+        labels.append((100 - middle + half + 2, group.name))
+    return Chart(title, note, marks, sorted(texts), labels=labels, x=x, x_name=x_name, x_show=show)
 
 
 def columns(
@@ -95,103 +103,65 @@ def columns(
     note: str,
     groups: Sequence[Group],
     *,
-    y: Scale,
+    y: Axis,
     target: tuple[str, float] | None,
     show: Format,
-) -> Html:
+) -> Chart:
     """One column a client, tallest first within its group, against a dashed line at the target."""
-    bars = [(g, *item) for g in groups for item in sorted(g.values.items(), key=lambda i: -i[1])]
-    if not bars:
-        return _empty(title, note)
-    width = 100 / len(bars)
+    found = [(g, *item) for g in groups for item in sorted(g.values.items(), key=lambda i: -i[1])]
+    if not found:
+        return Chart(title, note)
+    width = 100 / len(found)
     gap = min(0.15 * width, 0.6)
-    marks: list[Html] = _grid(y)
-    texts = []
-    for i, (group, name, value) in enumerate(bars):
+    marks, texts = _grid(y), []
+    for i, (group, name, value) in enumerate(found):
         height, left = y.at(value), i * width
-        label = tag("title", f"{name}: {show(value)}")
-        place = {"x": f"{left + gap:.3f}%", "y": f"{100 - height:.3f}%"}
-        size = {"width": f"{width - 2 * gap:.3f}%", "height": f"{height:.3f}%"}
-        marks.append(tag("rect", label, class_=f"bar {group.tone}", **place, **size))
+        place = (left + gap, 100 - height, width - 2 * gap, height)
+        marks.append(_rect(f"bar {group.tone}", *place, words=f"{name}: {show(value)}"))
         texts.append((left + width / 2, f"{name} ({group.name.lower()}): {show(value)}"))
-    if target is not None:
-        marks.append(_line("target", 0, y.at(target[1]), 100, y.at(target[1])))
     names = [(group.name, group.tone) for group in groups if group.values]
     if target is not None:
+        marks.append(_line("target", 0, y.at(target[1]), 100, y.at(target[1])))
         names.append((f"{target[0]} {show(target[1])}", "target"))
-    chart = _chart(
-        _plot(title, marks, texts), None, y, x_name="clients, most first", x_show=show, y_show=show
-    )
-    return _figure(title, note, _legend(names), chart)
+    return Chart(title, note, marks, texts, names, y=y, x_name="clients, most first", y_show=show)
 
 
 def bars(
-    title: str, note: str, names: Sequence[str], groups: Sequence[Group], *, x: Scale, show: Format
-) -> Html:
-    """Lying bars, a row a name and in it a bar a group; the name stands above its bars."""
-    marks: list[Html] = [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
-    texts, labels, row = [], [], 100 / len(names)
-    thick = 0.5 * row / len(groups)
-    for i, name in enumerate(names):
-        values = [(group, group.values[name]) for group in groups if name in group.values]
-        for j, (group, value) in enumerate(values):
-            place = {"x": "0", "y": f"{i * row + 0.42 * row + j * thick:.3f}%"}
-            size = {"width": f"{x.at(value):.3f}%", "height": f"{0.86 * thick:.3f}%"}
-            marks.append(tag("rect", class_=f"bar {group.tone}", **place, **size))
-        shown = ", ".join(f"{group.name} {show(value)}" for group, value in values)
-        texts.append((max((x.at(value) for _, value in values), default=0.0), f"{name}: {shown}"))
-        labels.append(tag("span", name, style=f"bottom:{100 - (i + 0.36) * row:.3f}%"))
-    plot = join(_plot(title, marks, texts), tag("div", *labels, class_="rows", aria_hidden="true"))
-    chart = _chart(plot, x, None, x_name="", x_show=show, y_show=show)
-    return _figure(title, note, _legend([(group.name, group.tone) for group in groups]), chart)
+    title: str,
+    note: str,
+    rows: Mapping[str, Mapping[str, float]],
+    tones: Mapping[str, str],
+    *,
+    x: Axis,
+    show: Format,
+    target: tuple[str, float] | None = None,
+) -> Chart:
+    """Lying bars, a row a name and in it a bar a group; the name stands above its bars.
 
-
-def _figure(title: str, note: str, *parts: str) -> Html:
-    return tag("figure", tag("figcaption", tag("h3", title), tag("p", note)), *parts)
-
-
-def _empty(title: str, note: str) -> Html:
-    return _figure(title, note, tag("p", "Nothing was recorded.", class_="nothing"))
-
-
-def _legend(names: Iterable[tuple[str, str]]) -> Html:
-    return tag("ul", *(tag("li", name, class_=tone) for name, tone in names), class_="legend")
-
-
-def _plot(title: str, marks: Sequence[Html], texts: Sequence[tuple[float, str]]) -> Html:
-    """The plot area; the page's script reads `texts` (position, words) for pointer and arrow keys."""
-    picture = tag("svg", *marks, aria_hidden="true", focusable="false")
-    rule = tag("span", class_="rule", hidden=True)
-    stops = json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
-    reading = {"aria_valuemin": "0", "aria_valuemax": str(len(texts) - 1), "aria_valuenow": "0"}
-    reading["aria_valuetext"] = texts[0][1] if texts else ""
-    # A slider is what assistive technology calls a thing whose values the arrow keys step through.
-    role = {"role": "slider", "tabindex": "0", "aria_label": title, "data_stops": stops}
-    return tag("div", picture, rule, class_="plot", **role, **reading)
-
-
-def _chart(
-    plot: Html, x: Scale | None, y: Scale | None, *, x_name: str, x_show: Format, y_show: Format
-) -> Html:
-    vertical = [tag("span", y_show(t), style=f"bottom:{y.at(t)}%") for t in y.ticks] if y else []
-    # The widest label, in the flow but hidden, gives the column of labels its width.
-    widest = max((y_show(t) for t in y.ticks), key=len) if y else ""
-    along = [tag("span", x_show(t), style=f"left:{x.at(t)}%") for t in x.ticks] if x else []
-    return tag(
-        "div",
-        tag("div", tag("i", widest), *vertical, class_="y-ticks", aria_hidden="true"),
-        tag("div", plot, class_="area"),
-        tag("div", *along, class_="x-ticks" if along else "x-ticks none", aria_hidden="true"),
-        tag("div", tag("output", aria_hidden="true"), tag("span", x_name), class_="x-name"),
-        class_="chart",
-    )
+    `rows` has values by name and group, `tones` the color of each group.
+    """
+    marks, texts, labels, row = _upright(x), [], [], 100 / len(rows)
+    for i, (name, values) in enumerate(rows.items()):
+        thick = 0.5 * row / max(len(values), 1)
+        for j, (group, value) in enumerate(values.items()):
+            place = (0, (i + 0.42) * row + j * thick, x.at(value), 0.86 * thick)
+            marks.append(_rect(f"bar {tones[group]}", *place))
+        shown = [show(value) for value in values.values()]
+        words = ", ".join(" ".join(pair) for pair in zip(values, shown, strict=True))
+        texts.append((max((x.at(value) for value in values.values()), default=0.0), f"{name}: {words}"))
+        labels.append((100 - (i + 0.36) * row, f"{name}: {shown[0]}" if len(shown) == 1 else name))
+    legend = list(tones.items())
+    if target is not None:
+        marks.append(_line("target", x.at(target[1]), 0, x.at(target[1]), 100))
+        legend.append((target[0], "target"))
+    return Chart(title, note, marks, texts, legend, labels, x=x, x_show=show, height=42 * len(rows))
 
 
 def _points(line: Series) -> list[tuple[float, float]]:
     return list(zip(line.x, line.y, strict=True))
 
 
-def _polyline(line: Series, x: Scale, y: Scale) -> Html:
+def _polyline(line: Series, x: Axis, y: Axis) -> Html:
     points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in _points(line))
     path = tag("polyline", points=points, class_=f"line {line.tone}", vector_effect="non-scaling-stroke")
     return tag("svg", path, viewBox="0 0 100 100", preserveAspectRatio="none")
@@ -207,19 +177,28 @@ def _line(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
     return tag("line", class_=tone, **ends)
 
 
-def _grid(y: Scale) -> list[Html]:
+def _grid(y: Axis) -> list[Html]:
     return [_line("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
 
 
-def _box(group: Group, x: Scale, middle: float, half: float) -> list[Html]:
+def _upright(x: Axis) -> list[Html]:
+    return [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Html:
+    label = tag("title", words) if words else Html()
+    place = {"x": f"{x:g}%", "y": f"{y:.3f}%", "width": f"{width:.3f}%", "height": f"{height:.3f}%"}
+    return tag("rect", label, class_=kind, **place)
+
+
+def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
     values = sorted(group.values.values())
     lower, median, upper = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     )
-    place = {"x": f"{x.at(lower):g}%", "y": f"{middle - half:g}%"}
-    size = {"width": f"{x.at(upper) - x.at(lower):g}%", "height": f"{2 * half:g}%"}
-    mark = _line(f"median {group.tone}", x.at(median), 100 - middle + half, x.at(median), 100 - middle - half)
-    return [tag("rect", class_=f"box {group.tone}", **place, **size), mark]
+    box = _rect(f"box {group.tone}", x.at(lower), middle - half, x.at(upper) - x.at(lower), 2 * half)
+    ends = (x.at(median), 100 - middle + half, x.at(median), 100 - middle - half)
+    return [box, _line(f"median {group.tone}", *ends)]
 
 
 def _lanes(positions: Sequence[float], least: float = 2.6) -> list[int]:

@@ -54,3 +54,8 @@ def embedded_json(identifier: str, value: object) -> Html:
     """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     return Html(f'<script type="application/json" id="{escape(identifier)}">{text}</script>')
+
+
+def scrolling(label: str, body: Html) -> Html:
+    """A box that scrolls sideways by itself, also by keyboard, so that the page never does."""
+    return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=label)

@@ -12,6 +12,35 @@ UNKNOWN = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def plain(text: str) -> str:
+    """With ordinary spaces, for terminals.
+
+    >>> plain(percent(80.333))
+    '80.3 %'
+    """
+    return text.replace(THIN, " ")
+
+
+def measured(mean: float | None, deviation: float | None = None, digits: int = 1) -> str:
+    """A mean and its deviation.
+
+    >>> measured(83.61, 7.1), measured(1234.5, digits=0), measured(None)
+    ('83.6 ± 7.1', '1,234', '–')
+    """
+    if mean is None:
+        return UNKNOWN
+    return f"{mean:,.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+
+
+def signed(value: float | None, digits: int) -> str:
+    """A difference with its sign.
+
+    >>> signed(-1.25, 1), signed(None, 1)
+    ('−1.2', '–')
+    """
+    return UNKNOWN if value is None else f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share that is already in percent.
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.resources import files
 
+from sottovoce.report import chart
+from sottovoce.report.chart import Chart
 from sottovoce.report.markup import Html, join, tag
+from sottovoce.report.table import Table
 
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -20,7 +23,7 @@ _ICON = (
 
 def page(title: str, *body: str) -> Html:
     """A complete HTML document around `body`."""
-    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    style = chart.STYLE + (files(__package__) / "page.css").read_text(encoding="utf-8")
     script = (files(__package__) / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -61,37 +64,11 @@ def section(title: str, *body: str, identifier: str | None = None) -> Html:
     return tag("section", tag("h2", title), *body, id=identifier)
 
 
-def grid(*figures: Html) -> Html:
-    """Figures side by side where there is room."""
-    return tag("div", *figures, class_="grid")
+def grid(*parts: Html | Chart) -> Html:
+    """Charts and texts side by side where there is room."""
+    return tag("div", *(p.html() if isinstance(p, Chart) else p for p in parts), class_="grid")
 
 
-def folded(summary: str, *body: str) -> Html:
-    return tag("details", tag("summary", summary), *body)
-
-
-def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> Html:
-    """A table that scrolls by itself; the first `words` columns are text, the others figures."""
-    head = tag("tr", *(tag("th", name, scope="col", class_=_kind(i, words)) for i, name in enumerate(names)))
-    body = [
-        tag(
-            "tr",
-            tag("th", row[0], scope="row"),
-            *(tag("td", c, class_=_kind(i, words)) for i, c in _rest(row)),
-        )
-        for row in rows
-    ]
-    return scrolling(caption, tag("table", tag("thead", head), tag("tbody", *body)))
-
-
-def _rest(row: Sequence[str]) -> list[tuple[int, str]]:
-    return list(enumerate(row))[1:]
-
-
-def _kind(column: int, words: int) -> str | None:
-    return None if column < words else "figure"
-
-
-def scrolling(label: str, body: Html) -> Html:
-    """A box that scrolls sideways by itself, also by keyboard, so that the page never does."""
-    return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=label)
+def folded(table: Table) -> Html:
+    """A long table behind its title."""
+    return tag("details", tag("summary", table.title), table.html())

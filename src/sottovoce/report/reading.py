@@ -51,11 +51,11 @@ class Uplink:
 
 
 @dataclass(frozen=True)
-class Round:
+class ReportedRound:
     """One round; norms are means over its clients, accuracies are None where it was not evaluated."""
 
-    number: int
-    clients: int
+    round: int
+    clients: list[str]
     bytes: float
     signal_norm: float | None
     noise_norm: float | None
@@ -67,7 +67,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Everything that the report of a run shows."""
 
     facts: dict[str, str | None]  # method, dataset, preset, context, channel, basis, created, sottovoce
@@ -84,7 +84,7 @@ class Run:
     downlink_bytes: float
     seconds: float
     confusion: dict[str, list[list[int]]]
-    rounds: list[Round]
+    rounds: list[ReportedRound]
     plan: dict[str, str]
 
 
@@ -110,7 +110,7 @@ _COUNTS = (
 )
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path) -> ReportedRun:
     """The run stored in `directory`; raises SottovoceError when a file is missing or damaged."""
     path = directory / "result.json"
     result = Fields(path, read_object(path, read_text(path)))
@@ -125,35 +125,19 @@ def read_run(directory: Path) -> Run:
             f"{directory} is the server's side of a federation, which learns no accuracies and byte counts: "
             "a report needs a simulated run"
         )
-    accuracy, epsilon, uplink = (
-        result.section("accuracy"),
-        result.section("epsilon"),
-        result.section("uplink"),
-    )
-    return Run(
+    accuracy = result.section("accuracy")
+    return ReportedRun(
         facts={key: result.maybe_text(key) for key in _FACTS},
         counts={key: result.whole(key) for key in _COUNTS},
         seeded=result.flag("seeded"),
         uses_future_labels=result.flag("uses_future_labels"),
         seen=_accuracy(accuracy, "seen"),
         future=_accuracy(accuracy, "future"),
-        epsilon=Epsilon(
-            target=epsilon.maybe_number("target"),
-            spent_max=epsilon.maybe_number("spent_max"),
-            accounting=epsilon.text("accounting"),
-            per_client=epsilon.per_client("per_client"),
-            future_context=epsilon.maybe_number("future_context"),
-        ),
+        epsilon=result.section("epsilon").read(Epsilon),
         delta=result.number("delta"),
         sigma=result.maybe_number("sigma"),
         sigma_context=result.maybe_number("sigma_context"),
-        uplink=Uplink(
-            bytes=uplink.number("bytes"),
-            releases=uplink.whole("releases"),
-            bits_per_coefficient=uplink.maybe_number("bits_per_coefficient"),
-            context_bytes=uplink.number("context_bytes"),
-            fp32_bytes=uplink.number("fp32_bytes"),
-        ),
+        uplink=result.section("uplink").read(Uplink),
         downlink_bytes=result.section("downlink").number("bytes"),
         seconds=result.number("seconds"),
         confusion=result.matrices("confusion"),
@@ -171,25 +155,11 @@ def _accuracy(fields: Fields, group: str) -> Accuracy:
     )
 
 
-def _rounds(path: Path) -> list[Round]:
-    rounds = []
-    for line_number, line in enumerate(read_text(path).splitlines(), start=1):
-        fields = Fields(path, read_object(path, line, line_number), f"line {line_number}: ")
-        rounds.append(
-            Round(
-                number=fields.whole("round"),
-                clients=len(fields.names("clients")),
-                bytes=fields.number("bytes"),
-                signal_norm=fields.maybe_number("signal_norm"),
-                noise_norm=fields.maybe_number("noise_norm"),
-                gain=fields.maybe_number("gain"),
-                effective_gain=fields.maybe_number("effective_gain"),
-                seconds=fields.number("seconds"),
-                seen=fields.maybe_number("seen"),
-                future=fields.maybe_number("future"),
-            )
-        )
-    return rounds
+def _rounds(path: Path) -> list[ReportedRound]:
+    return [
+        Fields(path, read_object(path, line, number), f"line {number}: ").read(ReportedRound)
+        for number, line in enumerate(read_text(path).splitlines(), start=1)
+    ]
 
 
 def _plan(path: Path) -> dict[str, str]:

@@ -11,7 +11,8 @@ from sottovoce.report import page, run_figures
 from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
-from sottovoce.report.reading import Accuracy, Run, natural, read_run
+from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
+from sottovoce.report.table import Table, TableEntry
 from sottovoce.report.words import promise, warning, without_noise
 
 
@@ -25,7 +26,7 @@ def write_report(directory: Path) -> Path:
     return path
 
 
-def render(run: Run) -> Html:
+def render(run: ReportedRun) -> Html:
     """The page of a run that was read."""
     title = f"{run.facts['method'] or UNKNOWN} on {run.facts['dataset'] or UNKNOWN}"
     alert = warning(run)
@@ -48,7 +49,7 @@ def render(run: Run) -> Html:
     )
 
 
-def _facts(run: Run) -> list[str]:
+def _facts(run: ReportedRun) -> list[str]:
     facts, counts = run.facts, run.counts
     return [
         f"preset {facts['preset'] or UNKNOWN}",
@@ -62,14 +63,14 @@ def _facts(run: Run) -> list[str]:
     ]
 
 
-def _ended(run: Run) -> Html:
+def _ended(run: ReportedRun) -> Html:
     created = run.facts["created"]
     if created is None:
         return Html()
     return join("The run ended on ", tag("time", created.replace("T", " ")[:16], datetime=created), ".")
 
 
-def _cards(run: Run) -> list[Html]:
+def _cards(run: ReportedRun) -> list[Html]:
     counts, uplink = run.counts, run.uplink
     labels = "labels used" if run.uses_future_labels else "labels not used"
     future = f"{count(counts['future_clients'], 'client')}, {labels}" if counts["future_clients"] else "none"
@@ -97,7 +98,7 @@ def _cards(run: Run) -> list[Html]:
     ]
 
 
-def _epsilon_card(run: Run) -> Html:
+def _epsilon_card(run: ReportedRun) -> Html:
     busiest = f"{count(run.counts['releases_max'], 'gradient')} of the busiest client"
     if without_noise(run):
         return page.card("epsilon", "Privacy spent", "no limit", None, "no noise was added", busiest)
@@ -112,14 +113,14 @@ def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str
     return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, masked, clients)
 
 
-def _groups(run: Run) -> list[tuple[str, list[str]]]:
+def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:
     return [
         ("Future clients", sorted(run.future.per_client, key=natural)),
         ("Participants", sorted(run.seen.per_client, key=natural)),
     ]
 
 
-def _clients_table(run: Run) -> Html:
+def _clients_table(run: ReportedRun) -> Html:
     rows = []
     for role, accuracy in (("participant", run.seen), ("future", run.future)):
         for name in sorted(accuracy.per_client, key=natural):
@@ -127,13 +128,13 @@ def _clients_table(run: Run) -> Html:
             values = [accuracy.per_client[name], accuracy.masked_per_client.get(name)]
             rows.append([name, role, *map(percent, values), number(spent, 4, zeros=True)])
     names = ["Client", "Role", "Accuracy", "Masked", "ε"]
-    return page.folded(f"Every client ({len(rows)})", page.table("Every client", names, rows, words=2))
+    return page.folded(Table(names, rows, f"Every client ({len(rows)})", words=2))
 
 
-def _rounds_table(run: Run) -> Html:
+def _rounds_table(run: ReportedRun) -> Html:
     rows = [
         [
-            str(r.number),
+            str(r.round),
             percent(r.seen),
             percent(r.future),
             number(r.bytes),
@@ -145,10 +146,12 @@ def _rounds_table(run: Run) -> Html:
         for r in run.rounds
     ]
     names = ["Round", "Participants", "Future", "Bytes", "Signal", "Noise", "Gain", "Time"]
-    return page.folded(f"Every round ({len(rows)})", page.table("Every round", names, rows))
+    return page.folded(Table(names, rows, f"Every round ({len(rows)})"))
 
 
-def _plan_table(run: Run) -> Html:
+def _plan_table(run: ReportedRun) -> Html:
     meaning = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(Plan)}
-    rows = [[join(key, tag("small", meaning.get(key, ""))), value] for key, value in run.plan.items()]
-    return page.folded("The resolved plan", page.table("The resolved plan", ["Key", "Value"], rows, words=2))
+    rows: list[list[str | TableEntry]] = [
+        [TableEntry(key, small=meaning.get(key, "")), value] for key, value in run.plan.items()
+    ]
+    return page.folded(Table(["Key", "Value"], rows, "The resolved plan", words=2))

@@ -1,136 +1,105 @@
-"""The figures of one run: what is plotted, on which scale, and the sentence that explains it."""
+"""The charts of one run: what is plotted, on which scale, and the sentence that explains it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
+from sottovoce.report.axis import Axis, linear, logarithmic
+from sottovoce.report.chart import Chart, Format
 from sottovoce.report.fields import PerClient
-from sottovoce.report.figures import Group, Series, columns, strip, trend
-from sottovoce.report.markup import Html
+from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
 from sottovoce.report.numbers import data_size, equals, number, percent
-from sottovoce.report.reading import Run
-from sottovoce.report.scale import Scale, linear, logarithmic
+from sottovoce.report.reading import ReportedRun
+
+_from_zero = partial(linear, zero=True)
 
 
-def accuracy(run: Run) -> list[Html]:
+def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
     over_rounds = [
-        _series("Participants", "seen", ((r.number, r.seen) for r in run.rounds), dots=True),
-        _series("Future clients", "future", ((r.number, r.future) for r in run.rounds), dots=True),
+        line_of("Participants", "blue", ((r.round, r.seen) for r in run.rounds)),
+        line_of("Future clients", "orange", ((r.round, r.future) for r in run.rounds)),
     ]
     groups = [
-        Group("Participants", "seen", _known(run.seen.per_client)),
-        Group("Future clients", "future", _known(run.future.per_client)),
+        Group("Participants", "blue", _known(run.seen.per_client)),
+        Group("Future clients", "orange", _known(run.future.per_client)),
     ]
     values = [value for group in groups for value in group.values.values()]
     note = "Mean over clients, unmasked, where it was evaluated."
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
+    clients = "A dot is a client; boxes span the middle half, lines mark the median."
+    x = linear(values or [0.0, 100.0], bounds=(0, 100))
     return [
-        trend(
-            "Over rounds",
-            note,
-            over_rounds,
-            x_name="round",
-            y=_scale(over_rounds, lambda ys: linear(ys, bounds=(0, 100), zero=True)),
-            show=percent_tick,
-        ),
-        strip(
-            "Client by client",
-            "A dot is a client; boxes span the middle half, lines mark the median.",
-            groups,
-            x=linear(values or [0.0, 100.0], bounds=(0, 100)),
-            x_name="accuracy at the end",
-            show=percent_tick,
-        ),
+        _over_rounds("Over rounds", note, over_rounds, partial(_from_zero, bounds=(0, 100)), percent_tick),
+        strip("Client by client", clients, groups, x=x, x_name="accuracy at the end", show=percent_tick),
     ]
 
 
-def epsilon(run: Run) -> Html:
+def epsilon(run: ReportedRun) -> Chart:
     """ε of every client against the target."""
     context = _known({"each future client": run.epsilon.future_context})
     groups = [
-        Group("Participants", "seen", _known(run.epsilon.per_client)),
-        Group("Each future client, for its context", "future", context if run.future.per_client else {}),
+        Group("Participants", "blue", _known(run.epsilon.per_client)),
+        Group("Each future client, for its context", "orange", context if run.future.per_client else {}),
     ]
     target = run.epsilon.target
     aim = ("target", target) if target is not None and math.isfinite(target) else None
     values = [value for group in groups for value in group.values.values()] + ([aim[1]] if aim else [])
-    return columns(
-        "ε client by client",
-        f"What each client’s records have spent, at {equals('δ', run.delta)}.",
-        groups,
-        y=linear(values or [1.0], zero=True),
-        target=aim,
-        show=number,
-    )
+    note = f"What each client’s records have spent, at {equals('δ', run.delta)}."
+    return columns("ε client by client", note, groups, y=_from_zero(values or [1.0]), target=aim, show=number)
 
 
-def noise(run: Run) -> list[Html]:
+def noise(run: ReportedRun) -> list[Chart]:
     """Norm of the noise against that of the signal, and the generator's gain where it has one."""
     norms = [
-        _series("Signal", "signal", ((r.number, r.signal_norm) for r in run.rounds), positive=True),
-        _series("Noise", "noise", ((r.number, r.noise_norm) for r in run.rounds), positive=True),
+        line_of("Signal", "green", ((r.round, r.signal_norm) for r in run.rounds), dots=False, positive=True),
+        line_of("Noise", "violet", ((r.round, r.noise_norm) for r in run.rounds), dots=False, positive=True),
     ]
     gains = [
-        _series("Gain ‖h‖²", "plain", ((r.number, r.gain) for r in run.rounds)),
-        _series("Effective gain", "signal", ((r.number, r.effective_gain) for r in run.rounds)),
+        line_of("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds), dots=False),
+        line_of("Effective gain", "green", ((r.round, r.effective_gain) for r in run.rounds), dots=False),
     ]
-    figures = [
-        trend(
-            "Noise against signal",
-            "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with.",
-            norms,
-            x_name="round",
-            y=_scale(norms, logarithmic),
-            show=number,
-        )
-    ]
+    note = "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with."
+    charts = [_over_rounds("Noise against signal", note, norms, logarithmic, number)]
     if gains[0].x:
-        figures.append(
-            trend(
-                "Gain of the generator",
-                "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients. "
-                "Effective: how far the whole step moved them along the releases.",
-                gains,
-                x_name="round",
-                y=_scale(gains, lambda ys: linear(ys, zero=True)),
-                show=number,
-            )
+        note = (
+            "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients. "
+            "Effective: how far the whole step moved them along the releases."
         )
-    return figures
+        charts.append(_over_rounds("Gain of the generator", note, gains, _from_zero, number))
+    return charts
 
 
-def communication(run: Run) -> list[Html]:
+def communication(run: ReportedRun) -> list[Chart]:
     """Bytes so far against the same releases in FP32, and bytes of every round."""
-    numbers = [r.number for r in run.rounds]
+    numbers = [r.round for r in run.rounds]
     so_far = accumulate(r.bytes for r in run.rounds)
-    clients = list(accumulate(r.clients for r in run.rounds))
+    clients = list(accumulate(len(r.clients) for r in run.rounds))
     fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
     total = [
-        _series("FP32", "dashed", zip(numbers, fp32, strict=False), positive=True),
-        _series("Sent", "plain", zip(numbers, so_far, strict=True), positive=True),
+        line_of("FP32", "dashed", zip(numbers, fp32, strict=False), dots=False, positive=True),
+        line_of("Sent", "gray", zip(numbers, so_far, strict=True), dots=False, positive=True),
     ]
-    each = [_series("Sent", "plain", ((r.number, r.bytes) for r in run.rounds))]
+    each = [line_of("Sent", "gray", ((r.round, r.bytes) for r in run.rounds), dots=False)]
+    sent, dense, back = map(data_size, (run.uplink.bytes, run.uplink.fp32_bytes, run.downlink_bytes))
     return [
-        trend(
+        _over_rounds(
             "Bytes so far",
-            f"Gradient releases, {data_size(run.uplink.bytes)} in all; the same in FP32: "
-            f"{data_size(run.uplink.fp32_bytes)}.",
+            f"Gradient releases, {sent} in all; the same in FP32: {dense}.",
             total,
-            x_name="round",
-            y=_scale(total, logarithmic),
-            show=data_size,
+            logarithmic,
+            data_size,
         ),
-        trend(
+        _over_rounds(
             "Bytes of each round",
-            f"All clients of a round together; the server sent them {data_size(run.downlink_bytes)} in all.",
+            f"All clients of a round together; the server sent them {back} in all.",
             each,
-            x_name="round",
-            y=_scale(each, lambda ys: linear(ys, zero=True)),
-            show=data_size,
+            _from_zero,
+            data_size,
         ),
     ]
 
@@ -144,23 +113,12 @@ def percent_tick(value: float) -> str:
     return percent(value, 0 if value == round(value) else 1)
 
 
-def _series(
-    name: str,
-    tone: str,
-    points: Iterable[tuple[int, float | None]],
-    *,
-    dots: bool = False,
-    positive: bool = False,
-) -> Series:
-    """The points that are known (and positive, for a logarithmic scale)."""
-    known = [(x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)]
-    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
+def _over_rounds(
+    title: str, note: str, series: list[Series], axis: Callable[[list[float]], Axis], show: Format
+) -> Chart:
+    values = [y for line in series for y in line.y]
+    return trend(title, note, series, x_name="round", y=axis(values) if values else None, show=show)
 
 
 def _known(values: PerClient) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _scale(series: list[Series], make: Callable[[list[float]], Scale]) -> Scale | None:
-    values = [y for line in series for y in line.y]
-    return make(values) if values else None

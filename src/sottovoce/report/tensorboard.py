@@ -27,13 +27,13 @@ SCALARS = {
 def round_scalars(folder: str | Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yields the callback that writes a round's line into event files under `folder`.
 
-    A resumed run goes on in the same folder; TensorBoard shows the latest value of a round.
+    A resumed run continues in the same folder; TensorBoard shows the latest value of a round.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise SottovoceError(
-            "TensorBoard is not installed: pip install 'sottovoce[tensorboard]', or leave --tensorboard away"
+            "TensorBoard is not installed: pip install 'sottovoce[tensorboard]', or omit --tensorboard"
         ) from None
     with SummaryWriter(str(folder)) as writer:
 

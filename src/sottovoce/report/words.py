@@ -10,7 +10,7 @@ import math
 
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import count, equals, number
-from sottovoce.report.reading import Run
+from sottovoce.report.reading import ReportedRun
 
 _ACCOUNTING = {
     "exact": "exact composition of Gaussian mechanisms",
@@ -24,7 +24,7 @@ _CONTEXTS = {
 }
 
 
-def warning(run: Run) -> str | None:
+def warning(run: ReportedRun) -> str | None:
     """Why nobody is protected by this run, if that is so."""
     if without_noise(run):
         return "No noise was added, so this run protects nobody. It is an ablation."
@@ -33,12 +33,12 @@ def warning(run: Run) -> str | None:
     return None
 
 
-def promise(run: Run) -> Html:
+def promise(run: ReportedRun) -> Html:
     """The promise as paragraphs."""
     return join(*(tag("p", tag("strong", head), " ", text) for head, text in _paragraphs(run)))
 
 
-def _paragraphs(run: Run) -> list[tuple[str, str]]:
+def _paragraphs(run: ReportedRun) -> list[tuple[str, str]]:
     parts = [("Records of participants.", _participants(run))]
     if not without_noise(run):
         parts.append(("Trusted server.", _server()))
@@ -49,12 +49,12 @@ def _paragraphs(run: Run) -> list[tuple[str, str]]:
     return parts
 
 
-def without_noise(run: Run) -> bool:
+def without_noise(run: ReportedRun) -> bool:
     """Whether releases left without noise, as an ablation."""
     return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
 
 
-def _participants(run: Run) -> str:
+def _participants(run: ReportedRun) -> str:
     if without_noise(run):
         return "Releases were clipped but carried no noise: there is no privacy promise."
     releases = f"at most {count(run.counts['releases_max'], 'gradient')}"
@@ -74,11 +74,11 @@ def _participants(run: Run) -> str:
     )
 
 
-def _releases_context(run: Run) -> bool:
+def _releases_context(run: ReportedRun) -> bool:
     return run.facts["context"] not in (None, "public")
 
 
-def _context_sigma(run: Run) -> str:
+def _context_sigma(run: ReportedRun) -> str:
     if not _releases_context(run) or run.sigma_context in (None, run.sigma):
         return ""
     return f"; {number(run.sigma_context)} for the context"
@@ -93,7 +93,7 @@ def _server() -> str:
     )
 
 
-def _future(run: Run) -> str:
+def _future(run: ReportedRun) -> str:
     if not _releases_context(run):
         return (
             "They released nothing: their models do not depend on their records. Their labels were not used."
@@ -112,7 +112,7 @@ def _future(run: Run) -> str:
     )
 
 
-def _randomness(run: Run) -> str:
+def _randomness(run: ReportedRun) -> str:
     if run.seeded:
         return (
             "The noise came from the plan’s seed, so that the run can be repeated bit by bit. Whoever knows "

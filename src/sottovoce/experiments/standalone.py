@@ -1,8 +1,8 @@
 """The grid on a machine with little installed: as many missing runs as fit in the given minutes.
 
-`python -m sottovoce.experiments.worker --device cuda --jobs 8 --minutes 9 --out DIR` needs torch, numpy and
-safetensors only. It runs the most important experiments first and keeps `summary.jsonl` up to date, a small
-file that `python -m sottovoce.experiments.merge` adds to the results.
+`python -m sottovoce.experiments.standalone --device cuda --jobs 8 --minutes 9 --out DIR` needs torch,
+numpy and safetensors only. It runs the most important experiments first and keeps `summary.jsonl` up to
+date, a small file that `python -m sottovoce.experiments.merge` adds to the results.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells
-from sottovoce.experiments.grid import Run, runs_of
-from sottovoce.experiments.runner import Resources, pending, run_grid
+from sottovoce.experiments.execution import Resources, pending, run_grid
+from sottovoce.experiments.grid import CellRun, runs_of
 from sottovoce.experiments.summary import collect, read_lines, write_lines
 
 
@@ -49,7 +49,7 @@ def _work(options: argparse.Namespace) -> int:
     lines = collect(options.out, runs)
     before = len(lines)
 
-    def finished(run: Run) -> None:
+    def finished(run: CellRun) -> None:
         lines.extend(collect(options.out, [run]))
         write_lines(summary, lines)
         passed = f"{time.monotonic() - started:.0f} s"
@@ -66,7 +66,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sottovoce.experiments.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sottovoce.experiments.standalone", description=__doc__)
     parser.add_argument("--experiments", help="comma-separated; default: all, most important first")
     parser.add_argument("--dataset", action="append", default=[], help="default: those of each table")
     parser.add_argument("--epsilon", action="append", type=float, default=[])

@@ -13,7 +13,7 @@ MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
-class Scale:
+class Axis:
     """A linear or logarithmic axis from `low` to `high`, with its ticks."""
 
     low: float
@@ -35,7 +35,7 @@ class Scale:
 
 def linear(
     values: Iterable[float], *, bounds: tuple[float, float] = (-math.inf, math.inf), zero: bool = False
-) -> Scale:
+) -> Axis:
     """A linear axis around the values: ticks at multiples of 1, 2 or 5 · 10ⁿ, ends at ticks.
 
     >>> linear([3.0, 77.0], bounds=(0, 100)).ticks
@@ -52,10 +52,10 @@ def linear(
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(_round(n * step) for n in range(first, last + 1))
     ticks = tuple(tick for tick in ticks if bounds[0] <= tick <= bounds[1])
-    return Scale(ticks[0], ticks[-1], ticks)
+    return Axis(ticks[0], ticks[-1], ticks)
 
 
-def counting(values: Iterable[float]) -> Scale:
+def counting(values: Iterable[float]) -> Axis:
     """An axis of whole numbers, such as rounds, from the first to the last, with whole ticks between.
 
     >>> counting([1, 45]).ticks, counting([1, 3]).ticks, counting([1]).ticks
@@ -64,10 +64,10 @@ def counting(values: Iterable[float]) -> Scale:
     points = list(values)
     first, last = min(points), max(points)
     if first == last:
-        return Scale(first - 1, last + 1, (float(first),))
+        return Axis(first - 1, last + 1, (float(first),))
     step = max(_round_step((last - first) / (MOST_TICKS - 1)), 1.0)
     ticks = (n * step for n in range(math.ceil(first / step), math.floor(last / step) + 1))
-    return Scale(first, last, tuple(ticks))
+    return Axis(first, last, tuple(ticks))
 
 
 def _round(tick: float) -> float:
@@ -80,7 +80,7 @@ def _round_step(least: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
 
 
-def logarithmic(values: Iterable[float]) -> Scale:
+def logarithmic(values: Iterable[float]) -> Axis:
     """A logarithmic axis around positive values: ticks at powers of ten, or 1, 2, 5 · 10ⁿ when few.
 
     >>> logarithmic([30, 40_000]).ticks
@@ -96,7 +96,7 @@ def logarithmic(values: Iterable[float]) -> Scale:
     if len(inside) > MOST_TICKS:
         inside = _cover(fine[::3], low, high)
     every = math.ceil((len(inside) - 1) / MOST_TICKS)
-    return Scale(inside[0], inside[-1], inside[:: max(every, 1)], log=True)
+    return Axis(inside[0], inside[-1], inside[:: max(every, 1)], log=True)
 
 
 def _cover(ticks: list[float], low: float, high: float) -> tuple[float, ...]:

@@ -31,14 +31,14 @@ def test_a_table_is_made_shown_and_made_only_once(tmp_path: Path) -> None:
     assert printed["problems"] == []
     assert [cell["label"] for cell in printed["cells"]] == ["Ours", "Factorized", "Replay", "Labels"]
     assert printed["cells"] == read_index(tmp_path / "index.json")
-    assert "40.0 published" in (tmp_path / "reproduction.html").read_text()
+    assert "40.0 ± 2.0" in (tmp_path / "reproduction.html").read_text()
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
     assert len(times) == 4
     second = CliRunner().invoke(app, command)
     assert second.exit_code == 0
     assert "4 runs, 4 of them finished before" in second.output
-    assert "(40.0," in second.stdout
-    assert "Labels *" in second.stdout
+    assert "(40.0 ± 2.0," in second.stdout
+    assert "used" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 

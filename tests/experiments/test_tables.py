@@ -8,11 +8,11 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells
-from sottovoce.experiments.document import BEGIN, END, difference_rows, tables, write_tables
-from sottovoce.experiments.events import milliseconds_per_event
 from sottovoce.experiments.grid import run_of
 from sottovoce.experiments.index import build_index, read_index
+from sottovoce.experiments.merge import BEGIN, END, milliseconds_per_event, write_tables
 from sottovoce.experiments.summary import read_lines
+from sottovoce.experiments.tables import differences, markdown
 
 from .conftest import summary_of
 
@@ -23,7 +23,7 @@ def test_the_docs_show_the_index_in_the_repository() -> None:
     index = read_index(ROOT / "results" / "index.json")
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     shown = page.split(BEGIN, 1)[1].split(END, 1)[0]
-    assert shown == f"\n\n{tables(index)}\n"
+    assert shown == f"\n\n{markdown(index)}\n"
 
 
 def test_the_index_in_the_repository_follows_from_its_runs() -> None:
@@ -38,7 +38,7 @@ def test_each_figure_stands_beside_the_published_one_and_the_difference() -> Non
     index = build_index(
         cells, SEEDS, [summary_of(run_of(cell, s), 80.0 + s - 43) for cell in cells for s in SEEDS]
     )
-    text = tables(index)
+    text = markdown(index)
     assert "| Ours-DG | – | 80.0 ± 1.6 (87.6 ± 2.0, −7.6) |" in text
     assert "| Ours, tuned, label context | used | 80.0 ± 1.6 (87.6 ± 2.0, −7.6) |" in text
     assert "MNIST, participants" in text
@@ -47,7 +47,7 @@ def test_each_figure_stands_beside_the_published_one_and_the_difference() -> Non
 
 def test_missing_seeds_are_said() -> None:
     cells = open_cells("main-table", datasets=["mnist"], epsilons=[16.0])[:1]
-    text = tables(build_index(cells, SEEDS, [summary_of(run_of(cells[0], s), 40.0) for s in (41, 42)]))
+    text = markdown(build_index(cells, SEEDS, [summary_of(run_of(cells[0], s), 40.0) for s in (41, 42)]))
     assert "2 seeds" in text
 
 
@@ -55,18 +55,18 @@ def test_differences_between_controls_stand_beside_the_published_ones() -> None:
     future = {"Direct": 80.0, "Factorized": 81.5, "Radial": 81.0, "Factorized+ctx": 85.0}
     cells = [c for c in open_cells("geometry", datasets=["mnist"]) if c.label in future]
     index = build_index(cells, (41,), [summary_of(run_of(c, 41), future[c.label]) for c in cells])
-    rows = {label: (ours, theirs) for label, _, ours, theirs in difference_rows("geometry", index)}
-    assert rows["Factorized − Direct"] == (1.5, 1.19)
-    assert rows["|Radial − Factorized|"] == (0.5, 0.43)
-    assert rows["Factorized+ctx − Factorized"] == (3.5, 4.33)
+    rows = {label: (ours, theirs) for label, _, ours, theirs in differences("geometry", index)}
+    assert rows["Factorized − Direct"] == ("+1.50", "+1.19")
+    assert rows["|Radial − Factorized|"] == ("+0.50", "+0.43")
+    assert rows["Factorized+ctx − Factorized"] == ("+3.50", "+4.33")
     assert "Replay − Direct" not in rows
-    assert "| Factorized+ctx − Factorized | MNIST | +3.50 | +4.33 |" in tables(index)
+    assert "| Factorized+ctx − Factorized | MNIST | +3.50 | +4.33 |" in markdown(index)
 
 
 def test_codecs_and_dimension_show_bytes_beside_the_published_ones() -> None:
     cells = [*open_cells("codecs"), *open_cells("dimension")]
     lines = [summary_of(run_of(cell, 41), 48.0) for cell in cells]
-    text = tables(build_index(cells, (41,), lines, {"lrsuq": 7.25}))
+    text = markdown(build_index(cells, (41,), lines, {"lrsuq": 7.25}))
     assert "| 32.008 (12.01) | 65.552 (24.59) | 1.00× | 7.25 (13.97) | 1 |" in text
     assert "65.55 (131.09) | 1.93 (2.7) |" in text
 

@@ -7,7 +7,6 @@ checkpointed, and one that is finished has left its summary before it is reporte
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,8 +19,9 @@ import torch
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.grid import Run
+from sottovoce.experiments.grid import CellRun
 from sottovoce.experiments.summary import write_summary
+from sottovoce.plan import Plan
 from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.sweep import Job, run_batch
 from sottovoce.simulation.training import train
@@ -29,7 +29,7 @@ from sottovoce.simulation.training import train
 
 @dataclass(frozen=True)
 class Setting:
-    """Where runs lie, the device, the threads of each worker; `law` as in `Run.law`."""
+    """Where runs lie, the device, the threads of each worker; `law` as in `CellRun.law`."""
 
     root: Path
     device: str
@@ -48,7 +48,7 @@ class Progress:
 class Finished:
     """A run is finished and summarized."""
 
-    run: Run
+    run: CellRun
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Worker:
     def __init__(self, setting: Setting) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.batch: list[Run] = []
+        self.batch: list[CellRun] = []
         self._process = context.Process(target=_serve, args=(theirs, setting), daemon=True)
         self._process.start()
         theirs.close()
 
-    def send(self, batch: list[Run]) -> None:
+    def send(self, batch: list[CellRun]) -> None:
         """Hands over the next batch."""
         self.batch = batch
         self.connection.send(batch)
@@ -98,11 +98,10 @@ def _serve(connection: Connection, setting: Setting) -> None:
     # Ctrl-C reaches the whole group; the parent decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(setting.threads)
-    os.chdir(setting.root)  # a replay names its source relative to the results folder
     name = device_name(setting.device)
     while True:
         try:
-            batch: list[Run] = connection.recv()
+            batch: list[CellRun] = connection.recv()
         except EOFError:
             return
         problem = None
@@ -115,35 +114,32 @@ def _serve(connection: Connection, setting: Setting) -> None:
         connection.send(Idle(problem))
 
 
-def _train(batch: list[Run], setting: Setting, device: str, connection: Connection) -> None:
-    plans = {run.name: run.law() if setting.law else run.plan for run in batch}
+def _train(batch: list[CellRun], setting: Setting, device: str, connection: Connection) -> None:
     runs = {run.name: run for run in batch}
+    jobs = [Job(_placed(run, setting), setting.root / run.name) for run in batch]
 
-    def finish(name: str) -> None:
-        write_summary(Path(), runs[name], device, law=setting.law)
-        connection.send(Finished(runs[name]))
+    def finish(job: Job, result: dict[str, Any]) -> None:
+        write_summary(setting.root, runs[job.out.name], device, law=setting.law)
+        connection.send(Finished(runs[job.out.name]))
 
-    if setting.device == "cpu" and len(batch) == 1:
-        [(name, plan)] = plans.items()
-        train(
-            plan,
-            name,
-            resume=RunDirectory(name).plan_file.exists(),
-            dataset=_dataset(plan.dataset),
-            on_round=lambda line: connection.send(Progress(1)),
-        )
-        finish(name)
+    if setting.device != "cpu" or len(batch) > 1:
+        run_batch(jobs, setting.device, finish, lambda number: connection.send(Progress(len(batch))))
         return
-
-    def on_run(job: Job, result: dict[str, Any]) -> None:
-        finish(job.out.name)
-
-    run_batch(
-        [Job(plan, Path(name)) for name, plan in plans.items()],
-        setting.device,
-        on_run,
-        lambda number: connection.send(Progress(len(batch))),
+    [job] = jobs
+    result = train(
+        job.plan,
+        job.out,
+        resume=RunDirectory(job.out).plan_file.exists(),
+        dataset=_dataset(job.plan.dataset),
+        on_round=lambda line: connection.send(Progress(1)),
     )
+    finish(job, result)
+
+
+def _placed(run: CellRun, setting: Setting) -> Plan:
+    """The plan that is carried out: it names the file whose gains are replayed by its place here."""
+    plan = run.law() if setting.law else run.plan
+    return plan.replace(replay_gains=str(setting.root / plan.replay_gains)) if plan.replay_gains else plan
 
 
 @lru_cache(maxsize=2)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from sottovoce.experiments.cells import open_cells
-from sottovoce.experiments.grid import Run, run_of, runs_of
+from sottovoce.experiments.execution import Outcome, Resources, pending, run_grid
+from sottovoce.experiments.grid import CellRun, run_of, runs_of
 from sottovoce.experiments.index import build_index
-from sottovoce.experiments.runner import Outcome, Resources, pending, run_grid
 from sottovoce.experiments.summary import collect, united
 from sottovoce.simulation.directory import RunDirectory
 
-Grid = tuple[Path, list[Run], Outcome, list[int]]
+Grid = tuple[Path, list[CellRun], Outcome, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_batch_gives_the_results_of_single_runs(grid: Grid, tmp_path: Path) ->
 def test_one_impossible_run_does_not_stop_the_others(tables: Path, tmp_path: Path) -> None:
     [cell] = [c for c in open_cells("tiny", epsilons=[8.0], folder=tables) if c.label == "Ours"]
     good = run_of(cell, 41)
-    broken = Run(cell, good.plan.replace(gradient_records=5000))
+    broken = CellRun(cell, good.plan.replace(gradient_records=5000))
     outcome = run_grid(tmp_path, [broken, good], Resources(jobs=1))
     assert outcome.finished == 1
     [problem] = outcome.problems
@@ -118,7 +118,7 @@ def test_an_interrupted_run_ends_as_if_nothing_had_happened(grid: Grid, tmp_path
 def test_the_decoded_law_counts_no_bytes_and_gives_way_to_the_real_code(tables: Path, tmp_path: Path) -> None:
     [cell] = [c for c in open_cells("tiny", epsilons=[8.0], folder=tables) if c.label == "Ours"]
     run = run_of(cell, 41)
-    coded = Run(cell, run.plan.replace(channel="polar"))
+    coded = CellRun(cell, run.plan.replace(channel="polar"))
     assert run_grid(tmp_path, [run, coded], Resources(jobs=1, law=True)).finished == 2
     native, law = collect(tmp_path, [run, coded])
     assert not native["law"]

@@ -1,3 +1,5 @@
+"""The commands around a run: what they promise before, print after, and refuse."""
+
 from __future__ import annotations
 
 import json
@@ -8,33 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sottovoce.cli import main
 from sottovoce.cli.application import app
-from tests.small import SMALL
 
-SETTINGS = [
-    f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in SMALL.items()
-]
+from .conftest import SETTINGS, Failing
+
 runner = CliRunner()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("cli") / "run"
-    answer = runner.invoke(app, ["train", *SETTINGS, "--out", str(out), "--json"])
-    assert answer.exit_code == 0, answer.output
-    return out
-
-
-def failing(monkeypatch, capsys, *words: str) -> str:
-    """The one line that the command prints when it refuses."""
-    monkeypatch.setattr("sys.argv", ["sottovoce", *words])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("error: ")
-    return lines[-1]
 
 
 def test_plan_tells_the_costs_before_any_training() -> None:
@@ -78,8 +58,14 @@ def test_a_run_is_trained_evaluated_and_reported(run: Path) -> None:
     assert "report.html" in runner.invoke(app, ["report", str(run)]).stdout
 
 
+def test_a_run_without_future_clients_says_that_there_are_none(tmp_path: Path) -> None:
+    words = ["train", *SETTINGS, "future_clients=0", "rounds=1", "--out", str(tmp_path / "run")]
+    lines = runner.invoke(app, words).stdout.splitlines()
+    assert [line.split() for line in lines if "future clients" in line] == [["future", "clients", "none"]]
+
+
 def test_results_of_a_reproduction_are_reported(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parents[1] / "results" / "index.json", tmp_path)
+    shutil.copy(Path(__file__).parents[2] / "results" / "index.json", tmp_path)
     assert "report.html" in runner.invoke(app, ["report", str(tmp_path)]).stdout
     assert "Ours, tuned, label context" in (tmp_path / "report.html").read_text()
 
@@ -110,45 +96,14 @@ def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "my.safetensors").exists()
 
 
-def test_help_says_what_an_argument_is() -> None:
-    assert "folder of results" in runner.invoke(app, ["report", "--help"]).stdout
+def test_a_run_is_not_overwritten(run: Path, failing: Failing) -> None:
+    assert "--resume" in failing("train", *SETTINGS, "--out", str(run))
 
 
-def test_help_teaches_by_example() -> None:
-    for command in ("quickstart", "plan", "train", "evaluate", "personalize", "report"):
-        assert f"sottovoce {command}" in runner.invoke(app, [command, "--help"]).stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["plan", "epsilom=3"], "did you mean 'epsilon'"),
-        (["plan", "dataset=mnits"], "did you mean 'mnist'"),
-        (["plan", "coefficients=999999"], "at most 85822"),
-        (["plan", "gradient_records=9999"], "at most 400"),
-        (["plan", "a.toml", "b.toml"], "second plan file"),
-        (["plan", "missing.toml"], "no plan at missing.toml"),
-        (["plan", "dataset=mnist", "context_records=5000"], "set context_records to at most"),
-        (["plan", "dataset=mnist", "records_per_client=100000"], "lower participants"),
-        (["evaluate", "nowhere[/]"], "nowhere[/]"),
-        (["evaluate", "nowhere", "--device", "cud"], "did you mean 'cuda'"),
-        (["evaluate", "nowhere"], "nowhere"),
-        (["report", "nowhere"], "nowhere"),
-        (["data", "fetch", "imagenet"], "no public dataset"),
-    ],
-)
-def test_mistakes_get_one_line_that_says_what_to_do(monkeypatch, capsys, words: list[str], hint: str) -> None:
-    assert hint in failing(monkeypatch, capsys, *words)
-
-
-def test_a_run_is_not_overwritten(run: Path, monkeypatch, capsys) -> None:
-    assert "--resume" in failing(monkeypatch, capsys, "train", *SETTINGS, "--out", str(run))
-
-
-def test_a_damaged_model_is_refused(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_damaged_model_is_refused(run: Path, tmp_path: Path, failing: Failing) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for name in ("plan.toml", "result.json"):
         (broken / name).write_bytes((run / name).read_bytes())
     (broken / "model.safetensors").write_bytes(b"garbage")
-    assert "damaged" in failing(monkeypatch, capsys, "evaluate", str(broken))
+    assert "damaged" in failing("evaluate", str(broken))

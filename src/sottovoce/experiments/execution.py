@@ -1,4 +1,4 @@
-"""The runner: carries out a grid in parallel processes, reuses what is finished, and survives interruption.
+"""Execution: carries out a grid in parallel processes, reuses what is finished, and survives interruption.
 
 On the CPU every process trains one run at a time and the cores are divided among the processes; on a GPU
 every process trains a batch of runs of one shape in lockstep. What was finished or checkpointed when a grid
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from sottovoce.experiments.grid import Run, batches_of
+from sottovoce.experiments.grid import CellRun, batches_of
+from sottovoce.experiments.pool import Finished, Idle, Progress, Setting, Worker
 from sottovoce.experiments.summary import finished
-from sottovoce.experiments.workers import Finished, Idle, Progress, Setting, Worker
 from sottovoce.simulation.directory import RunDirectory
 
-DATA_FOLDER = "SOTTOVOCE_DATA"
 GPU_BATCH = 25
 
 
@@ -48,7 +47,7 @@ class Outcome:
     out_of_time: bool
 
 
-def pending(root: Path, runs: Sequence[Run], known: frozenset[str] = frozenset()) -> list[Run]:
+def pending(root: Path, runs: Sequence[CellRun], known: frozenset[str] = frozenset()) -> list[CellRun]:
     """Runs still to be made: not finished here and not `known` (by digest) from elsewhere.
 
     A replay needs its source's directory, so a known source that does not lie here is made again.
@@ -61,14 +60,14 @@ def pending(root: Path, runs: Sequence[Run], known: frozenset[str] = frozenset()
 
 def run_grid(
     root: Path,
-    runs: Sequence[Run],
+    runs: Sequence[CellRun],
     resources: Resources,
     *,
     resume: bool = False,
     on_rounds: Callable[[int], None] = lambda rounds: None,
-    on_run: Callable[[Run], None] = lambda run: None,
+    on_run: Callable[[CellRun], None] = lambda run: None,
 ) -> Outcome:
-    """Makes `runs` in `root`. Unfinished ones go on from their checkpoint with `resume`, else start afresh.
+    """Makes `runs` in `root`. With `resume` unfinished ones continue from their checkpoints, else restart.
 
     `on_rounds` is called with every number of rounds done, `on_run` with every finished run. Ends early, with
     nothing lost but the work since the last checkpoints, on Ctrl-C or when the minutes are over.
@@ -79,8 +78,6 @@ def run_grid(
         for run in runs:
             if not RunDirectory(root / run.name).result_file.exists():
                 shutil.rmtree(root / run.name, ignore_errors=True)
-    if DATA_FOLDER in os.environ:  # workers have another working directory
-        os.environ[DATA_FOLDER] = str(Path(os.environ[DATA_FOLDER]).resolve())
     cores = os.cpu_count() or 1
     batches = batches_of(runs, resources.batch or (1 if resources.device == "cpu" else GPU_BATCH))
     jobs = max(1, min(resources.jobs or cores, len(batches)))
@@ -126,6 +123,6 @@ def run_grid(
             worker.end()
 
 
-def _ready(batches: Sequence[list[Run]], unfinished: set[str]) -> list[list[Run]]:
+def _ready(batches: Sequence[list[CellRun]], unfinished: set[str]) -> list[list[CellRun]]:
     """Batches that may start: the sources of their replays are finished."""
     return [b for b in batches if not any(run.source and run.source.name in unfinished for run in b)]

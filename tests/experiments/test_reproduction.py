@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report import write_reproduction
-
-from .test_run import Outline
+from sottovoce.experiments.reproduction import write_reproduction
+from tests.report.test_run import Outline
 
 
 def cell(**changes: Any) -> dict[str, Any]:
-    return {
+    entry = {
         "experiment": "main-table",
+        "label": "Ours-DG",
+        "beside": None,
         "dataset": "mnist",
         "method": "factorized",
         "preset": "paper",
@@ -40,7 +41,17 @@ def cell(**changes: Any) -> dict[str, Any]:
         "version": "0.1.0",
         "device": "cpu",
         "time": "2026-11-15T10:00:00+00:00",
+        "coded_seeds": [],
+        "bits_per_coefficient": None,
+        "ms_per_event": None,
+        "published_uplink_mb": None,
+        "published_bits_per_coefficient": None,
+        "published_ms_per_event": None,
+        "gain": [],
+        "effective_gain": [],
     } | changes
+    at = "/".join(str(entry[key]) for key in ("epsilon", "alpha", "coefficients", "noise"))
+    return {"id": f"{entry['experiment']}/{entry['dataset']}/{entry['label']}/{at}"} | entry
 
 
 def example_index() -> list[dict[str, Any]]:
@@ -55,6 +66,7 @@ def example_index() -> list[dict[str, Any]]:
             epsilon=e,
             published_future_mean=p,
             future_mean=m,
+            label="Ours, tuned",
             preset="tuned",
             context="labels",
             uses_future_labels=True,
@@ -80,7 +92,7 @@ def example_index() -> list[dict[str, Any]]:
 
 def test_each_cell_shows_ours_the_published_value_and_the_difference(tmp_path: Path) -> None:
     page = Outline(write_reproduction([cell()], tmp_path / "reproduction.html"))
-    assert "87.6 published, −4.0" in page.text
+    assert "87.6, −4.0" in page.text
     (colored,) = [a for tag, a in page.elements if tag == "td" and a.get("style") == "--share:0.395"]
     assert colored["class"] == "worse"
     (value,) = [a["value"] for tag, a in page.elements if tag == "data" and a["value"] == "83.61"]
@@ -89,9 +101,10 @@ def test_each_cell_shows_ours_the_published_value_and_the_difference(tmp_path: P
 
 def test_better_cells_say_so_and_rows_say_when_future_labels_were_used(tmp_path: Path) -> None:
     page = Outline(write_reproduction(example_index(), tmp_path / "reproduction.html"))
-    assert "91.0 published, +4.1" in page.text
-    assert "tuned · labels · labels of future clients used" in page.text
-    assert "not published" in page.text
+    assert "91.0, +4.1" in page.text
+    assert "tuned · labels" in page.text
+    assert "labels of future clients\nε = 4" in page.text
+    assert "used" in page.text
     assert "without noise" in page.text
 
 
@@ -116,9 +129,9 @@ def test_a_table_over_budgets_is_drawn_published_ours_and_past_the_paper(tmp_pat
     index = [entry for entry in example_index() if entry["experiment"] == "main-table"]
     for entry in index:
         tuned = entry["preset"] == "tuned"
-        entry |= {"label": "Ours, tuned" if tuned else "Ours-DG", "beside": "Ours-DG" if tuned else None}
+        entry |= {"beside": "Ours-DG" if tuned else None}
     lines = shapes(index, tmp_path / "page.html")["polyline"]
-    assert lines == ["line plain", "line plain", "line dashed", "line future"]
+    assert lines == ["line gray", "line gray", "line dashed", "line orange"]
 
 
 def test_geometry_is_drawn_as_bars_with_the_effective_gain_beside(tmp_path: Path) -> None:
@@ -128,11 +141,11 @@ def test_geometry_is_drawn_as_bars_with_the_effective_gain_beside(tmp_path: Path
         for noise in (True, False)
     ]
     found = shapes(index, tmp_path / "page.html")
-    assert found == {"polyline": ["line plain"], "rect": ["bar future", "bar seen"]}
+    assert found == {"polyline": ["line gray"], "rect": ["bar orange", "bar blue"]}
 
 
 def test_two_results_for_one_cell_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SottovoceError, match="two cells of main-table"):
+    with pytest.raises(SottovoceError, match="two cells main-table"):
         write_reproduction([cell(), cell(future_mean=90.0)], tmp_path / "reproduction.html")
 
 

@@ -1,0 +1,40 @@
+"""Options and arguments that several commands share, and how a shell completes them, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+
+from sottovoce.plan import CHOICES, keys
+from sottovoce.presets import TUNED
+
+FLAGS = [name for name, default, _ in keys() if default in ("true", "false")]
+VALUES = {**CHOICES, **dict.fromkeys(FLAGS, ("true", "false")), "dataset": tuple(TUNED)}
+
+
+def complete_setting(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Keys of a plan, and after `=` the values of one that has names for them.
+
+    A shell that breaks words at `=`, as bash does, asks for the value alone, after `key` or `key =`.
+    """
+    known = {name: text for name, _, text in keys()}
+    *_, before, last = "", "", *(str(word) for word in ctx.params.get("settings") or [])
+    name, equals, _ = incomplete.partition("=")
+    if equals:
+        yield from ((f"{name}={value}", "") for value in VALUES.get(name, ()))
+    elif last == "=" or (last in known and not incomplete):
+        yield from ((value, "") for value in VALUES.get(before if last == "=" else last, ()))
+    else:
+        yield from ((f"{name}=", text) for name, text in known.items())
+
+
+JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
+SETTINGS = typer.Argument(
+    None,
+    metavar="[PLAN.toml] [key=value …]",
+    help="A plan file, settings, or both.",
+    autocompletion=complete_setting,
+)
+DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.", autocompletion=lambda: ["cpu", "cuda"])
+BUDGET = typer.Option(None, min=0.0, help="ε that these records may reach; by default the run's.")
