@@ -190,8 +190,8 @@ def test_an_unregistered_node_is_turned_away(server: Server, keyed: bool) -> Non
         *("--root-certificates", str(processes.folder / "tls" / "ca.crt")),
         *(key if keyed else ()),
     )
-    processes.wait("a refusal", lambda: "Client error" in processes.log(name), 60.0)
-    assert ("/activate-node" if keyed else "404 Not Found") in processes.log(name)
+    processes.wait("a refusal", lambda: "Failed to initialize the connection" in processes.log(name), 90.0)
+    assert ("Failed to activate SuperNode" if keyed else "404 Not Found") in processes.log(name)
     processes.kill(name)
     assert server.nodes() == [server.node]
 
@@ -230,6 +230,7 @@ def test_no_spelling_of_a_path_reaches_another_api(server: Server, path: str) ->
     intruder = Intruder(server.processes, server.public, f"path-{time.monotonic_ns()}")
     body = ListRunsRequest().SerializeToString()
     assert intruder.ask(path, body) == 404
+    assert intruder.ask(path, b"", "GET") == 404
     assert intruder.ask(path, body, **{"X-Forwarded-Prefix": "/v1/control", "X-Original-URL": path}) == 404
 
 
