@@ -218,9 +218,9 @@ class Processes:
         )
         self.wait_for_port(self.port)
 
-    def start_proxy(self) -> int:
+    def start_proxy(self, port: int | None = None) -> int:
         """nginx with the documented configuration in front of the SuperLink; returns the public port."""
-        public, folder = free_port(), self.folder / "proxy"
+        public, folder = port or free_port(), self.folder / "proxy"
         text = (DEPLOY / "nginx.conf").read_text()
         for documented, ours in (
             ("0.0.0.0:8700", f"127.0.0.1:{public}"),

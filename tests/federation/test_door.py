@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import socket
 import ssl
 import subprocess
@@ -276,6 +277,24 @@ def test_half_sent_requests_are_cut_off_within_fifteen_seconds(server: Server) -
                     pass
 
 
+def test_two_thousand_half_open_connections_leave_others_an_answer_within_a_second(server: Server) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 2**16 and hard > 0 else 2**16, hard))
+    intruder = Intruder(server.processes, server.public, "crowd")
+    with contextlib.ExitStack() as crowd:
+        for _ in range(2000):
+            line = crowd.enter_context(socket.socket())
+            line.bind(("127.0.0.2", 0))
+            line.connect(("127.0.0.1", server.public))
+            line.sendall(b"\x16\x03")  # the first bytes of a TLS greeting
+        seconds = []
+        for _ in range(100):
+            start = time.monotonic()
+            assert intruder.ask("/v1/fleet/pull-messages", b"") == 401
+            seconds.append(time.monotonic() - start)
+    assert sorted(seconds)[98] < 1.0
+
+
 def test_at_the_superlinks_own_port_the_same_attacks_get_in(server: Server) -> None:
     intruder = Intruder(server.processes, server.processes.port, "insider")
     assert intruder.ask("/v1/control/list-runs", ListRunsRequest().SerializeToString()) == 200
@@ -286,3 +305,20 @@ def test_at_the_superlinks_own_port_the_same_attacks_get_in(server: Server) -> N
             server.processes.wait("loot", intruder.has_the_records, 90.0)
     assert server.status() != "running"
     assert len(server.runs()) == 2
+
+
+def test_a_client_outlives_a_killed_proxy_and_a_killed_superlink(tmp_path: Path) -> None:
+    with Processes(tmp_path, tls=True) as processes:
+        processes.start_superlink()
+        public = processes.start_proxy()
+        processes.register_nodes(1)
+        start_node(processes, public)
+        processes.wait("the node", lambda: "SuperNode ID" in processes.log("supernode-0"), 60.0)
+        for name in ("proxy", "superlink"):
+            processes.kill(name)
+            processes.pause(8.0)  # the client asks every three seconds
+            processes.start_superlink() if name == "superlink" else processes.start_proxy(public)
+            processes.wait_for_port(public)
+        loot = tmp_path / "loot"
+        processes.flwr("run", str(write_probe(tmp_path / "app", loot)), "here")
+        processes.wait("an answer", lambda: loot.exists() and loot.read_bytes() == SECRET, 150.0)
