@@ -22,7 +22,12 @@ test: .venv/installed
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
 
+# Real processes on loopback. Needs nginx (apt-get install nginx-light), openssl and ssh-keygen; without them
+# it fails.
 test-federation: .venv/installed
+	@PATH="$$PATH:/usr/sbin"; for program in nginx openssl ssh-keygen; do \
+	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
+	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
 soak: .venv/installed

@@ -11,6 +11,7 @@ import datetime
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 BIN = Path(sys.executable).parent
+DEPLOY = Path(__file__).parents[2] / "deploy"
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -42,6 +44,13 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def nginx() -> str:
+    """The proxy's program; where it is missing, a test fails instead of leaving the door untried."""
+    found = shutil.which("nginx", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+    assert found, "these tests need nginx: apt-get install nginx-light"
+    return found
 
 
 def write_certificates(folder: Path, *, days: float = 1.0) -> None:
@@ -208,6 +217,22 @@ class Processes:
             *options,
         )
         self.wait_for_port(self.port)
+
+    def start_proxy(self, port: int | None = None) -> int:
+        """nginx with the documented configuration in front of the SuperLink; returns the public port."""
+        public, folder = port or free_port(), self.folder / "proxy"
+        text = (DEPLOY / "nginx.conf").read_text()
+        for documented, ours in (
+            ("0.0.0.0:8700", f"127.0.0.1:{public}"),
+            ("127.0.0.1:8701", f"127.0.0.1:{self.port}"),
+        ):
+            assert text.count(documented + (";" if "8701" in documented else " ")) == 1
+            text = text.replace(documented, ours)
+        (self.folder / "nginx.conf").write_text(text)
+        folder.mkdir(exist_ok=True)
+        self.start("proxy", nginx(), "-e", "stderr", "-p", str(folder), "-c", str(self.folder / "nginx.conf"))
+        self.wait_for_port(public)
+        return public
 
     def start_supernode(self, index: int) -> None:
         name = f"supernode-{index}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from .processes import BIN, ENVIRONMENT
+from .processes import BIN, DEPLOY, ENVIRONMENT, nginx
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -25,14 +25,19 @@ def blocks() -> list[tuple[str, bool]]:
 
 @pytest.mark.slow
 def test_every_command_of_the_page_works_in_order(tmp_path: Path) -> None:
+    nginx()
+    clone = tmp_path / "clone" / "deploy"
+    clone.mkdir(parents=True)
+    for file in ("nginx.conf", "sign_app.py"):
+        (clone / file).write_text((DEPLOY / file).read_text().replace("0.0.0.0", "127.0.0.1"))
     environment = {**os.environ, **ENVIRONMENT, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    setting = "export SERVER=127.0.0.1 FLWR_HOME=$PWD/flwr\n"
+    setting = "export SERVER=127.0.0.1 CLONE=$PWD/clone FLWR_HOME=$PWD/flwr\n"
     running = []
     try:
         for text, keeps_running in blocks():
-            script = setting + text.replace("export SERVER=server.example.org\n", "").replace(
-                "0.0.0.0", "127.0.0.1"
-            )
+            script = setting + text.replace(
+                "export SERVER=server.example.org CLONE=$HOME/sottovoce\n", ""
+            ).replace("0.0.0.0", "127.0.0.1")
             if keeps_running:
                 log = (tmp_path / f"log-{len(running)}").open("wb")
                 process = subprocess.Popen(
@@ -58,6 +63,7 @@ def test_every_command_of_the_page_works_in_order(tmp_path: Path) -> None:
                 )
                 assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         assert len(load_file(tmp_path / "model.safetensors")) == 10
+        assert (tmp_path / "superlink.db").stat().st_mode & 0o077 == 0
         assert "round 3 of 3" in (tmp_path / "run" / "federation.log").read_text()
     finally:
         for process in running:

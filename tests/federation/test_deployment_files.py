@@ -1,0 +1,133 @@
+"""What the shipped files promise without being started: one door, on loopback what belongs there, 0600.
+
+The attacks on the same files with real processes are in `test_door.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from .processes import DEPLOY
+
+ROOT = DEPLOY.parent
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *UNITS, DEPLOY / "Containerfile"])
+
+Directive = tuple[tuple[str, ...], str, tuple[str, ...]]
+"""The blocks around it, its name, its arguments."""
+
+
+def directives(text: str) -> list[Directive]:
+    """All directives of an nginx configuration that quotes nothing but empty strings."""
+    text = re.sub(r"^\s*#.*$|\s#.*$", "", text, flags=re.MULTILINE)
+    found: list[Directive] = []
+    around: list[str] = []
+    for words, end in re.findall(r"([^;{}]*)([;{}])", text):
+        name, *arguments = words.split() or [""]
+        if end == "{":
+            around.append(" ".join([name, *arguments]))
+        elif end == "}":
+            around.pop()
+        else:
+            found.append((tuple(around), name, tuple(arguments)))
+    return found
+
+
+CONFIGURATION = directives((DEPLOY / "nginx.conf").read_text())
+
+
+def values(name: str) -> list[tuple[str, ...]]:
+    return [arguments for _, found, arguments in CONFIGURATION if found == name]
+
+
+def test_the_proxy_passes_exactly_what_a_registered_node_calls() -> None:
+    [(around, _, target)] = [one for one in CONFIGURATION if one[1] == "proxy_pass"]
+    location = around[-1].removeprefix("location ~ ")
+    assert target == ("https://superlink/v1/fleet/$1",)
+    passed = {path for _, path in PROTOBUF_REQUEST_TYPES if re.search(location, path)}
+    fleet = {path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/fleet/")}
+    assert passed == fleet - {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    for path in ("/v1/fleet/pull-messages/x", "/x/v1/fleet/get-run", "/v1/fleet/"):
+        assert not re.search(location, path)
+
+
+def test_everything_else_is_not_found() -> None:
+    locations = {around[-1] for around, _, _ in CONFIGURATION if around and around[-1].startswith("location")}
+    assert len(locations) == 2
+    [inside] = [one for one in CONFIGURATION if one[0] and one[0][-1] == "location /"]
+    assert inside[1:] == ("return", ("404",))
+    assert values("deny") == [("all",)]
+    for name in (
+        "root",
+        "alias",
+        "include",
+        "rewrite",
+        "try_files",
+        "autoindex",
+        "load_module",
+        "error_page",
+    ):
+        assert values(name) == [], name
+
+
+def test_the_proxy_speaks_modern_tls_on_both_sides_and_checks_the_superlink() -> None:
+    assert values("listen") == [("0.0.0.0:8700", "ssl", "backlog=4096")]
+    assert values("ssl_protocols") == values("proxy_ssl_protocols") == [("TLSv1.2", "TLSv1.3")]
+    assert values("proxy_ssl_verify") == [("on",)]
+    assert values("server") == [("127.0.0.1:8701",)]
+
+
+def test_the_proxy_keeps_bodies_in_memory_and_out_of_logs_and_bounds_them() -> None:
+    assert values("client_max_body_size") == values("client_body_buffer_size") == [("8m",)]
+    assert values("proxy_max_temp_file_size") == [("0",)]
+    assert values("access_log") == [("off",)]
+    assert values("log_format") == []
+    assert values("error_log") == [("stderr", "error")]
+    for name in ("client_header_timeout", "client_body_timeout", "limit_conn", "limit_req"):
+        assert len(values(name)) == 1, name
+
+
+def superlinks() -> list[tuple[Path, str]]:
+    """Every command line in pages and units that starts a SuperLink."""
+    found = []
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        found += [(page, line) for line in re.findall(r"flower-superlink( +-[^`\n]*)", text)]
+    return found
+
+
+def test_every_documented_superlink_listens_on_loopback_only() -> None:
+    assert len(superlinks()) == 3
+    for page, line in superlinks():
+        assert re.findall(r"--host[ =](\S+)", line) == ["127.0.0.1"], (page, line)
+        assert not re.search(r"--(fleet|control|health)\S*-address", line), (page, line)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_what_a_service_writes_is_for_its_user_only(unit: Path) -> None:
+    settings = unit.read_text().splitlines()
+    assert {"UMask=0077", "User=sottovoce", "NoNewPrivileges=yes", "ProtectSystem=strict"} <= set(settings)
+    for line in settings:
+        if "DirectoryMode=" in line:
+            assert line.endswith("=0700")
+
+
+def test_only_proxy_and_onboarding_face_the_network() -> None:
+    for unit in UNITS:
+        text = unit.read_text()
+        assert ("0.0.0.0" in text) == (unit.stem == "sottovoce-serve")
+        assert ("IPAddressDeny=any" in text) == (unit.stem in ("sottovoce-superlink", "sottovoce-federation"))
+
+
+def test_a_client_always_names_its_index_and_whom_it_trusts() -> None:
+    unit = (DEPLOY / "systemd" / "sottovoce-supernode@.service").read_text().replace("\\\n", " ")
+    page = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^.*flower-supernode +-.*$", unit + page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        for part in ("partition-id=", "--trusted-entities", "--auth-supernode-private-key", "agreement="):
+            assert part in command, command
