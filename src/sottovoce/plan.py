@@ -31,6 +31,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "lattice": catalog.LATTICES,
     "accounting": catalog.ACCOUNTINGS,
     "schedule": catalog.SCHEDULES,
+    "prior": catalog.PRIORS,
 }
 
 
@@ -81,7 +82,7 @@ class Plan:
     rounds: int = key(500, "communication rounds")
     clients_per_round: int = key(2, "participants that release in a round")
     schedule: str = key("balanced", "who releases when, fixed before data are seen")
-    learning_rate: float = key(0.2, "server step size")
+    learning_rate: float = key(0.2, "server step size; 0 with blend: from the noise")
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
     replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
@@ -95,6 +96,12 @@ class Plan:
     seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
     evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
     repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", since="0.2")
+    individual: float = key(
+        -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size", since="0.2"
+    )
+    generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
+    weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -180,6 +187,7 @@ def _check(plan: Plan) -> None:
         value = getattr(plan, name)
         if value not in valid:
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    method, context = plan.traits, plan.context_traits
     positive = (
         "participants",
         "coefficients",
@@ -189,7 +197,8 @@ def _check(plan: Plan) -> None:
         "context_records",
         "rounds",
     )
-    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", "learning_rate"):
+    steps = () if method.individual else ("learning_rate",)
+    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", *steps):
         value = getattr(plan, name)
         if not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
@@ -202,12 +211,11 @@ def _check(plan: Plan) -> None:
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
-    method, context = plan.traits, plan.context_traits
     if context.rescaled != "no" and plan.participants < 2:
         raise PlanError(
             f"context={plan.context} is scaled by how participants differ: set participants above 1"
@@ -235,6 +243,12 @@ def _check(plan: Plan) -> None:
         raise PlanError(
             f"method={plan.method} personalizes through a context: choose one, or use method=global"
         )
+    if plan.generated + max(plan.individual, 0.0) > 1 or plan.individual > 1:
+        raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
+    if plan.generated and not context.released:
+        raise PlanError("generated says how far a context decides: choose a context, or set generated=0")
+    if plan.prior != "none" and not context.class_shares:
+        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=labels")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
     if method.replays != bool(plan.replay_gains):

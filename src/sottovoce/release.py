@@ -108,15 +108,18 @@ class Release:
         return self.channel.decode(message, secret=secret, stream=stream)
 
 
-def open_releases(plan: Plan, statistic: Statistic, model: Model, releases_max: int) -> dict[Kind, Release]:
-    """The releases that a plan's clients make, by kind; the noise of a run is decided here and nowhere else.
+def open_releases(
+    plan: Plan, statistic: Statistic, model: Model, *, records: int, gradients: int
+) -> dict[Kind, Release]:
+    """The releases of one client, by kind; the noise of a run is decided here and nowhere else.
 
-    σ is such that the busiest participant, with `releases_max` gradients, spends the plan's ε (Eq. 16).
+    `records` is the client's m_g, and σ is such that it spends the plan's ε with so many `gradients`
+    (Eq. 16): a client with more records adds less noise.
     """
     contexts = statistic.sensitivity(plan.context_records)
-    gradients = sensitivity(plan.clip, plan.gradient_records)
-    sigma = _calibrated(plan, releases_max * gradients**2, contexts)
-    releases = {"gradient": _gradient(plan, model, gradients, sigma)}
+    bound = sensitivity(plan.clip, records)
+    sigma = _calibrated(plan, gradients * bound**2, contexts)
+    releases = {"gradient": _gradient(plan, model, records, bound, sigma)}
     if plan.releases_context:
         releases["context"] = _context(plan, statistic, model, contexts, sigma * plan.context_noise)
     return {release.kind: release for release in releases.values()}
@@ -141,8 +144,8 @@ def _context(plan: Plan, statistic: Statistic, model: Model, bound: float, sigma
     return Release("context", mean, bound, _channel(plan, statistic.size, sigma))
 
 
-def _gradient(plan: Plan, model: Model, bound: float, sigma: float) -> Release:
-    """The clipped mean of m_g records' coefficient gradients (Eqs. 4 and 5), once a round."""
+def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) -> Release:
+    """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
@@ -154,7 +157,7 @@ def _gradient(plan: Plan, model: Model, bound: float, sigma: float) -> Release:
             records.x.to(theta.device),
             records.y.to(theta.device),
             clip=plan.clip,
-            denominator=plan.gradient_records,
+            denominator=count,
         )
 
     return Release("gradient", mean, bound, _channel(plan, model.basis.coefficients, sigma))
@@ -165,7 +168,7 @@ def _calibrated(plan: Plan, gradients_squared: float, context: float) -> float:
     if not plan.private:
         return 0.0
     squared = gradients_squared
-    if plan.traits.calibrated_with_context:
+    if plan.releases_context or plan.traits.calibrated_with_context:
         squared += (context / plan.context_noise) ** 2
     sigma = accounting.calibrate(
         epsilon=plan.epsilon, delta=plan.delta, accounting=plan.accounting, squared_sensitivity=squared

@@ -159,10 +159,13 @@ def scope(plan: Plan, dataset: Dataset) -> str:
     return hashlib.sha256(repr((dataset.digest, *divided, plan.seed)).encode()).hexdigest()[:32]
 
 
-def resolve(plan: Plan, smallest_client: int) -> Plan:
-    """The plan with `gradient_records` settled, for a smallest participant of so many records."""
-    available = training_size(smallest_client)
-    wanted = plan.gradient_records or available
+def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
+    """The plan with `gradient_records` settled, for participants of so many records.
+
+    Where it is 0 and they hold alike many, all of them; where they differ it stays 0, each its own.
+    """
+    available = training_size(min(sizes))
+    wanted = plan.gradient_records or (available if len(set(sizes)) == 1 else 0)
     if wanted > available:
         raise PlanError(
             f"gradient_records={wanted}, but the smallest participant has {available} training records: "

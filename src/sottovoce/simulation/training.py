@@ -53,7 +53,7 @@ def train(
     records = dataset if dataset is not None else data.load(plan.dataset)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
-        directory.check_same_plan(data.resolve(plan, min(federation.participants.sizes)))
+        directory.check_same_plan(data.resolve(plan, federation.participants.sizes))
         return directory.result()
     session = Session.open(
         plan,
@@ -88,7 +88,8 @@ def evaluate(
     if directory.result().get("engine") == "flower":
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
     federation = data.divide(dataset if dataset is not None else data.load(plan.dataset), plan)
-    blueprint = draw(plan, federation.facts, module).to(device)
+    sizes = [data.training_size(size) for size in federation.participants.sizes]
+    blueprint = draw(plan, federation.facts, module, sizes).to(device)
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)
