@@ -46,6 +46,7 @@ def enrolment(count: int) -> dict[str, Any]:
     import torch
 
     from sottovoce.blueprint import participant_name
+    from sottovoce.data import Facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.keys import agreed_secret, new_key, proof, public_key

@@ -25,7 +25,7 @@ from sottovoce.models import open_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
-from sottovoce.release import Model, Release, open_releases, spending
+from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
 from sottovoce.seeding import derived_seed
 from sottovoce.subspace import Basis, open_basis
 
@@ -54,14 +54,28 @@ class Blueprint:
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
 
-        None stands for a future client, whose one release is the context that participants make too.
+        None stands for a future client, whose one release is a context.
         """
+        plan, opened = self.plan, self._opened
+        if participant is None and plan.context_traits.future:
+            if 0 not in opened:
+                statistic = self._statistic(plan.future_context)
+                opened[0] = open_future_releases(plan, statistic, self.model)
+            return opened[0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
-        if records not in self._opened:
-            self._opened[records] = open_releases(
-                self.plan, self.statistic, self.model, records=records, gradients=self.releases_max
+        if records not in opened:
+            opened[records] = open_releases(
+                plan,
+                self.statistic,
+                self.facts.classes,
+                self.model,
+                records=records,
+                gradients=self.releases_max,
             )
-        return self._opened[records]
+        return opened[records]
+
+    def _statistic(self, context: str) -> Statistic:
+        return open_statistic(context, self.facts.shape, self.facts.classes, self.plan.context_groups)
 
     @property
     def releases(self) -> dict[Kind, Release]:
@@ -123,6 +137,8 @@ class Blueprint:
     @property
     def sigma_context(self) -> float:
         """σ of a context, also where the context is public and none is released."""
+        if self.plan.releases_context:
+            return self.releases_of(0)["context"].sigma
         return self.sigma * self.plan.context_noise
 
     @property
@@ -138,7 +154,8 @@ class Blueprint:
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:
         """Releases of a participant that the schedule calls so often."""
-        return {"gradient": gradients, **self.future_counts}
+        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.future else {}
+        return {"gradient": gradients, **self.future_counts, **once}
 
     @property
     def future_counts(self) -> dict[Kind, int]:

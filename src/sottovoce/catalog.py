@@ -47,12 +47,16 @@ METHODS = {
 class Context:
     """The statistic that a client releases once (`context`)."""
 
+    choosable: bool = True
+    """A plan may name it."""
     released: bool = True
     uses_labels: bool = False
     class_shares: bool = False
     """Estimates the shares of the classes among a client's records."""
     uses_model: bool = False
     """Made with the private model of `context_round`, and released then."""
+    future: str = ""
+    """The context of future clients, where it is another one: they may have no labels."""
     rescaled: Literal["no", "each", "together"] = "no"
     """How the server rescales contexts: not, each coordinate by its own spread, or all by one."""
 
@@ -63,6 +67,8 @@ CONTEXTS = {
     "labels": Context(uses_labels=True, class_shares=True),
     "predictions": Context(uses_model=True, class_shares=True, rescaled="together"),
     "public": Context(released=False),
+    "shares": Context(uses_labels=True, class_shares=True, future="predicted-shares"),
+    "predicted-shares": Context(uses_model=True, class_shares=True, choosable=False),
 }
 
 

@@ -67,6 +67,10 @@ class Client:
         """
         return self._release("context", 0, lambda: self._records.context, coefficients)
 
+    def release_confusion(self, coefficients: Tensor) -> bytes:
+        """How the shared model confuses the classes of the training records, charged once, at the end."""
+        return self._release("confusion", 0, lambda: self._records.train, coefficients)
+
     def training_records(self, round_number: int) -> Records:
         """The m_g training records of a round, drawn without looking at them."""
         sizes = self._blueprint.sizes

@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partition": catalog.PARTITIONS,
     "basis": catalog.BASES,
     "method": tuple(METHODS),
-    "context": tuple(CONTEXTS),
+    "context": tuple(name for name, context in CONTEXTS.items() if context.choosable),
     "channel": tuple(catalog.CHANNELS),
     "lattice": catalog.LATTICES,
     "accounting": catalog.ACCOUNTINGS,
@@ -74,7 +74,7 @@ class Plan:
     trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
     context: str = key("moments", "statistic that a client releases once, or public: none is released")
     context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
-    context_records: int = key(333, "m_c, records behind a context")
+    context_records: int = key(333, "m_c, records behind a context; 0: as many as every client has")
     context_round: int = key(0, "predictions: the round before which the contexts are released")
     context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
     gradient_records: int = key(0, "m_g, records behind a gradient release; 0: all training records")
@@ -101,6 +101,12 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    context_share: float = key(
+        0.0, "share of the budget (of μ²) that contexts get; 0: context_noise decides", since="0.2"
+    )
+    confusion_share: float = key(
+        0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
+    )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
 
     def __post_init__(self) -> None:
@@ -172,6 +178,11 @@ class Plan:
         return METHODS[self.method]
 
     @property
+    def future_context(self) -> str:
+        """The context that future clients release."""
+        return self.context_traits.future or self.context
+
+    @property
     def context_traits(self) -> catalog.Context:
         """What the context is capable of."""
         return CONTEXTS[self.context]
@@ -194,7 +205,6 @@ def _check(plan: Plan) -> None:
         "hidden",
         "trunk_layers",
         "context_groups",
-        "context_records",
         "rounds",
     )
     steps = () if method.individual else ("learning_rate",)
@@ -207,6 +217,7 @@ def _check(plan: Plan) -> None:
         "future_clients",
         "records_per_client",
         "gradient_records",
+        "context_records",
         "context_round",
         "evaluate_every",
         "repeat",
@@ -245,10 +256,14 @@ def _check(plan: Plan) -> None:
         )
     if plan.generated + max(plan.individual, 0.0) > 1 or plan.individual > 1:
         raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
+    if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
+        raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
+    if context.future and not plan.context_share:
+        raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
     if plan.generated and not context.released:
         raise PlanError("generated says how far a context decides: choose a context, or set generated=0")
     if plan.prior != "none" and not context.class_shares:
-        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=labels")
+        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
     if method.replays != bool(plan.replay_gains):

@@ -17,7 +17,7 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Blend, Direct, Generator, open_generator
-from sottovoce.prior import ClassPriors
+from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
@@ -70,6 +70,8 @@ class Server:
         self._descent = Descent(self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
+        self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
+        self._confused = 0
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -95,7 +97,7 @@ class Server:
     def open_contexts(self) -> Tensor | None:
         """Call before contexts are released: the shared coefficients behind predictions, else None."""
         if not self.blueprint.plan.context_traits.uses_model:
-            return None
+            return self.shared_coefficients() if self.blueprint.plan.context_traits.future else None
         if not bool(self._known.any()):
             with torch.no_grad():
                 self._snapshot = self.generator(self._neutral[None])[0].clone()
@@ -128,6 +130,19 @@ class Server:
         rescaled = (self._contexts[index] - self._center) / self._scale
         return torch.where(self._known[index, None], rescaled, self._neutral)
 
+    # Confusions
+
+    @torch.no_grad()
+    def shared_coefficients(self) -> Tensor:
+        """What a client gets of whom nothing is known: the model behind confusions and predicted shares."""
+        coefficients: Tensor = self.generator(self._neutral[None])[0]
+        return coefficients
+
+    def receive_confusion(self, participant: int, confusion: np.ndarray) -> None:
+        """Adds one decoded confusion, counting as much as its client's records."""
+        self._confusion += self._weights[participant] * self._tensor(confusion).view_as(self._confusion)
+        self._confused += 1
+
     # Coefficients
 
     @torch.no_grad()
@@ -146,13 +161,22 @@ class Server:
         given = self._neutral if context is None else (self._tensor(context) - self._center) / self._scale
         coefficients: Tensor = self.generator(given[None])[0]
         if self._priors is not None and context is not None:
-            coefficients = coefficients + self._priors.coefficients(self._tensor(context)[None])[0]
+            coefficients = coefficients + self._priors.future(self._tensor(context), self._label_shift())
         return coefficients
 
     @torch.no_grad()
     def gain(self, participants: Sequence[int]) -> float:
         """Mean ‖h‖² over these participants."""
         return float(self.generator.gain(self.inputs(participants)).mean())
+
+    def _label_shift(self) -> LabelShift | None:
+        """How class shares differ among participants, and how the shared model confuses classes."""
+        if not self._confused:
+            return None
+        blueprint = self.blueprint
+        sigmas = [blueprint.releases_of(i)["confusion"].sigma for i in range(blueprint.plan.participants)]
+        noise = float(self._weights.cpu().double().mul(torch.tensor(sigmas)).norm())
+        return LabelShift.of(self._contexts[self._known], blueprint.sigma_context, self._confusion, noise)
 
     # Rounds
 
@@ -206,6 +230,8 @@ class Server:
             center=self._center,
             scale=self._scale,
             snapshot=self._snapshot,
+            confusion=self._confusion,
+            confused=torch.tensor(self._confused),
             round=torch.tensor(self.round),
         )
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -222,6 +248,9 @@ class Server:
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)
             self.round = int(state["round"])
+            if "confusion" in state:  # files of version 0.1 have none
+                self._confusion = state["confusion"].to(self._device)
+                self._confused = int(state["confused"])
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average.") for name in state)
         except (KeyError, RuntimeError) as error:

@@ -131,6 +131,8 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     ((400, 1, 28, 28), 100, 200)
     """
     index = division(dataset, plan)
+    smallest = training_size(min(map(len, index)))
+    plan = plan.replace(context_records=plan.context_records or max(1, smallest))
     seen, unseen = index[: plan.participants], index[plan.participants :]
     check_sizes(plan.context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
     seeds = split_seeds(len(index), plan.seed)
@@ -171,7 +173,7 @@ def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
             f"gradient_records={wanted}, but the smallest participant has {available} training records: "
             f"set gradient_records to at most {available}, or 0 for all"
         )
-    return plan.replace(gradient_records=wanted)
+    return plan.replace(gradient_records=wanted, context_records=plan.context_records or available)
 
 
 def check_sizes(context_records: int, participant: int, future: int | None) -> None:

@@ -140,7 +140,7 @@ class Simulation:
             self._future_contexts = state["future_contexts"].numpy()
 
     def _release_contexts(self) -> int:
-        """All participants' contexts, and the future clients', who are at hand here; bytes sent."""
+        """All participants' contexts, and the future clients' where they release the same; bytes sent."""
         model = self.server.open_contexts()
         total = 0
         for participant in range(self.blueprint.plan.participants):
@@ -149,12 +149,29 @@ class Simulation:
             total += len(message)
             self.server.receive_context(participant, self._decode("context", message, client))
         self.server.close_contexts()
+        if not self.blueprint.plan.context_traits.future:
+            self._release_future(model)
+        return total
+
+    def finish(self) -> None:
+        """After the last round: the final generator and, where the plan has them, the last releases."""
+        self.server.finish()
+        if self.blueprint.plan.context_traits.future and self._future_contexts is None:
+            model = self.server.shared_coefficients()
+            for participant in range(self.blueprint.plan.participants):
+                client = self._participant(participant)
+                decoded = self._decode("confusion", client.release_confusion(model), client)
+                self.server.receive_confusion(participant, decoded)
+            self._release_future(model)
+
+    def _release_future(self, model: Tensor | None) -> None:
+        """The contexts of the future clients, who are at hand here."""
         decoded = []
         for index in range(len(self.federation.future)):
             client = self._future(index)
             decoded.append(self._decode("context", client.release_context(model), client))
-        self._future_contexts = np.array(decoded).reshape(len(decoded), self.blueprint.statistic.size)
-        return total
+        size = self.blueprint.releases["context"].size
+        self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
     def _participant(self, index: int) -> Client:
         return self._client(participant_name(index), self.federation.participants[index], index)

@@ -137,7 +137,7 @@ class Session:
         simulation, blueprint = self.simulation, self.simulation.blueprint
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
-        simulation.server.finish()
+        simulation.finish()
         seen, future = simulation.evaluate()
         result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
         file = GeneratorFile.of(blueprint, self._run, simulation.state())
