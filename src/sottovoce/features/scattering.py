@@ -19,7 +19,7 @@ from torch import Tensor
 
 ORIENTATIONS = 8
 COEFFICIENTS = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2  # 81
-_CHUNK = 5_000  # pixels (of all channels) worked on at once: what they become stays in the cache
+_CHUNK = 25_000  # pixels (of all channels) worked on at once: what they become stays in the cache
 
 
 def morlet(dy: Tensor, dx: Tensor, scale: int, orientation: int) -> tuple[Tensor, Tensor]:
@@ -63,10 +63,10 @@ class Scattering:
     def __init__(
         self, height: int, width: int, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
     ) -> None:
-        self._rows, self._columns = extended(height).to(device), extended(width).to(device)
+        self._reflect = [torch.eye(n)[extended(n)].to(device, dtype) for n in (height, width)]
         self.grid = (math.ceil(height / 4), math.ceil(width / 4))
         self.mirrors = width % 2 == 0
-        size = (len(self._rows), len(self._columns))
+        size = (len(self._reflect[0]), len(self._reflect[1]))
         shift = torch.polar(torch.ones((), dtype=torch.float64), math.pi * _sum_of_axes(size))
         fine = torch.stack([_spectrum(size, 0, o) for o in range(ORIENTATIONS)])
         coarse = torch.stack([_spectrum(size, 1, o) for o in range(ORIENTATIONS)])
@@ -92,7 +92,7 @@ class Scattering:
         return torch.cat(parts).reshape(n, channels, 9, 9, *self.grid)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        x = x[:, self._rows][:, :, self._columns].unsqueeze(1)
+        x = (self._reflect[0] @ x @ self._reflect[1].T).unsqueeze(1)
         rows, columns = x.shape[-2:]
         waves = torch.view_as_real(torch.fft.fft2(x)).mul(self._fine)
         first = torch.cat([x, _modulus(torch.fft.ifft2(torch.view_as_complex(waves)))], dim=1)
@@ -155,5 +155,5 @@ def _aliases(filters: Tensor) -> Tensor:
 
 
 def _modulus(z: Tensor) -> Tensor:
-    parts = torch.view_as_real(z)
-    return (parts[..., 0].square() + parts[..., 1].square()).sqrt_()
+    squares = torch.view_as_real(z).square()
+    return (squares[..., 0] + squares[..., 1]).sqrt_()
