@@ -29,7 +29,9 @@ def _kernel(outs: tuple[Tensor, Tensor], ins: tuple[Tensor, Tensor], scale: int,
     return wave - wave[0, 0].sum() / window[0, 0].sum() * window
 
 
-def _smooth(values: Tensor, places: tuple[Tensor, Tensor], grid: tuple[Tensor, Tensor], spacing: int) -> Tensor:
+def _smooth(
+    values: Tensor, places: tuple[Tensor, Tensor], grid: tuple[Tensor, Tensor], spacing: int
+) -> Tensor:
     for axis, (here, there) in enumerate(zip(places, grid, strict=True)):
         period = len(here) * spacing
         weights = sum(gaussian(there[:, None] - here + turn * period) for turn in range(-2, 3))
@@ -75,7 +77,9 @@ def test_float32_is_close_to_float64() -> None:
 
 def test_a_flat_picture_excites_no_wavelet() -> None:
     out = Scattering(28, 28, dtype=torch.float64)(torch.full((1, 1, 28, 28), 0.7, dtype=torch.float64))
-    torch.testing.assert_close(out[0, 0, 0, 0], torch.full((7, 7), 0.7, dtype=torch.float64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        out[0, 0, 0, 0], torch.full((7, 7), 0.7, dtype=torch.float64), atol=1e-5, rtol=0
+    )
     assert out.flatten()[49:].abs().max() < 1e-12
 
 

@@ -1,9 +1,9 @@
-"""Pictures of nothing: noise processes that the pattern network is trained on. No dataset and no person is in them.
+"""Pictures of nothing: noise processes that the pattern network is trained on. No dataset, no person in them.
 
-Four textures (1/f spectra, stacks of random oriented filters over noise, random sine networks of the coordinates,
-gratings) and, made from them, scenes of overlapping leaves: round, angular and lobed shapes whose sizes follow
-a power law, each filled with color, texture and shading, the later ones in front of the earlier ones. Everything
-is batched tensor arithmetic on one device, and a function of the generator's seed.
+Four textures (1/f spectra, stacks of random oriented filters over noise, random sine networks of the
+coordinates, gratings) and, made from them, scenes of overlapping leaves: round, angular and lobed shapes
+whose sizes follow a power law, each filled with color, texture and shading, later ones in front of earlier.
+Everything is batched tensor arithmetic on one device, and a function of the generator's seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def generate(n: int, size: int, rng: torch.Generator, share: float = 0.5) -> Ten
 
 
 def textures(n: int, size: int, rng: torch.Generator) -> Tensor:
-    """`n` textures (n, 3, size, size) of mean about 0 and deviation 1: one of four kinds each, or two mixed."""
+    """`n` textures (n, 3, size, size) of mean 0 and deviation 1: one of four kinds each, or two mixed."""
     kinds = torch.stack(
         [kind(n, size, rng) for kind in (spectra, filter_stacks, sine_networks, gratings)]
     )  # every kind for every picture: simpler than sorting them, and fast
@@ -36,13 +36,17 @@ def textures(n: int, size: int, rng: torch.Generator) -> Tensor:
     first = kinds[torch.randint(4, (n,), generator=rng, device=rng.device), of]
     second = kinds[torch.randint(4, (n,), generator=rng, device=rng.device), of]
     share = _uniform(rng, n, 1, 1, 1)
-    mask = (first.mean(1, keepdim=True) * 4 + _normal(rng, n, 1, 1, 1)).sigmoid()  # the second in holes of the first
-    mixed = torch.where(share < 0.5, first, torch.where(share < 0.75, first + second, mask * first + (1 - mask) * second))
+    mask = (
+        first.mean(1, keepdim=True) * 4 + _normal(rng, n, 1, 1, 1)
+    ).sigmoid()  # the second in holes of the first
+    mixed = torch.where(
+        share < 0.5, first, torch.where(share < 0.75, first + second, mask * first + (1 - mask) * second)
+    )
     return _standardized(mixed)
 
 
 def spectra(n: int, size: int, rng: torch.Generator) -> Tensor:
-    """Noise of spectrum 1/f^a, a from 0.5 to 3, stretched along one direction; some folded or cut to ridges."""
+    """Noise of spectrum 1/f^a, a from 0.5 to 3, stretched along one direction; some folded or hardened."""
     fy, fx = torch.fft.fftfreq(size, device=rng.device)[:, None], torch.fft.rfftfreq(size, device=rng.device)
     angle, stretch = math.pi * _uniform(rng, n, 1, 1, 1), torch.exp(1.5 * _uniform(rng, n, 1, 1, 1))
     along, across = fx * angle.cos() + fy * angle.sin(), fy * angle.cos() - fx * angle.sin()
@@ -76,13 +80,15 @@ def filter_stacks(n: int, size: int, rng: torch.Generator, layers: int = 3, widt
 
 
 def sine_networks(n: int, size: int, rng: torch.Generator, width: int = 16) -> Tensor:
-    """Random three-layer networks of the coordinates with sine activations: smooth, symmetric, warped shapes."""
+    """Random three-layer networks of the coordinates with sine activations: smooth, warped shapes."""
     y, x = _plane(size, rng)
     symmetric = _uniform(rng, n, 1, 1) < 0.3
     x, y = x.reshape(1, 1, -1), y.reshape(1, 1, -1)
     scale, center = torch.exp(_normal(rng, n, 1, 1)), _normal(rng, n, 2, 1) * 0.5
     x, y = x - center[:, :1], y - center[:, 1:]
-    inputs = torch.cat([torch.where(symmetric, x.abs(), x), y, (x.square() + y.square()).sqrt()], dim=1) * scale
+    inputs = (
+        torch.cat([torch.where(symmetric, x.abs(), x), y, (x.square() + y.square()).sqrt()], dim=1) * scale
+    )
     hidden = torch.sin(_normal(rng, n, width, 3) @ inputs * 2 + 3 * _normal(rng, n, width, 1))
     hidden = torch.sin(_normal(rng, n, width, width) @ hidden / 2 + 3 * _normal(rng, n, width, 1))
     return _standardized((_normal(rng, n, 3, width) @ hidden).reshape(n, 3, size, size))
@@ -98,15 +104,17 @@ def gratings(n: int, size: int, rng: torch.Generator) -> Tensor:
     u, v = x * angle.cos() + y * angle.sin() + bend, y * angle.cos() - x * angle.sin() + bend.flip(-1)
     rings = ((x - 0.3).square() + y.square()).sqrt() + bend
     kind = _uniform(rng, n, 1, 1, 1)
-    wave = torch.where(kind < 0.5, torch.sin(waves * u), torch.where(
-        kind < 0.8, torch.sin(waves * u) * torch.sin(waves * v), torch.sin(waves * rings)
-    ))
+    wave = torch.where(
+        kind < 0.5,
+        torch.sin(waves * u),
+        torch.where(kind < 0.8, torch.sin(waves * u) * torch.sin(waves * v), torch.sin(waves * rings)),
+    )
     wave = torch.tanh(wave * torch.exp(3 * _uniform(rng, n, 1, 1, 1) - 1))
     return _standardized(wave * _normal(rng, n, 3, 1, 1) + 0.1 * _normal(rng, n, 3, size, size))
 
 
 def scenes(fills: Tensor, rng: torch.Generator) -> Tensor:
-    """Leaves laid over one another, from `fills` (n, 3, s, s): the background first, filled from other pictures."""
+    """Leaves laid over one another, filled from `fills` (n, 3, s, s) of other pictures, background first."""
     n, _, size, _ = fills.shape
     y, x = _plane(size, rng)
     canvas = _filled(fills, rng, x, y)
@@ -116,7 +124,11 @@ def scenes(fills: Tensor, rng: torch.Generator) -> Tensor:
     for leaf in range(most):
         alpha = _leaf(n, x, y, largest, rng)
         # A drop shadow beside some leaves: a hint of depth.
-        shadow = torch.roll(alpha, (size // 24 + 1, size // 24 + 1), (2, 3)) * 0.6 * (_uniform(rng, n, 1, 1, 1) < 0.3)
+        shadow = (
+            torch.roll(alpha, (size // 24 + 1, size // 24 + 1), (2, 3))
+            * 0.6
+            * (_uniform(rng, n, 1, 1, 1) < 0.3)
+        )
         present = (leaf < leaves).float()
         canvas = canvas - present * shadow * (1 - alpha)
         canvas = torch.lerp(canvas, _filled(fills, rng, x, y), alpha * present)
@@ -124,12 +136,14 @@ def scenes(fills: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _leaf(n: int, x: Tensor, y: Tensor, largest: Tensor, rng: torch.Generator) -> Tensor:
-    """Opacity (n, 1, s, s) of one leaf each: superellipses, polygons or lobed blobs with smooth or rough rims."""
+    """Opacity (n, 1, s, s) of one leaf each: superellipses, polygons or lobed blobs."""
     size = x.shape[-1]
     smallest = 3.0 / size
     u = _uniform(rng, n, 1, 1, 1)
     radius = (smallest**-2 + u * (largest**-2 - smallest**-2)).rsqrt()  # density ∝ r⁻³, as in dead leaves
-    radius = torch.where(_uniform(rng, n, 1, 1, 1) < 0.2, largest * (0.4 + 0.6 * u), radius)  # and some large ones
+    radius = torch.where(
+        _uniform(rng, n, 1, 1, 1) < 0.2, largest * (0.4 + 0.6 * u), radius
+    )  # and some large ones
     angle, stretch = 2 * math.pi * _uniform(rng, n, 1, 1, 1), torch.exp(0.5 * _normal(rng, n, 1, 1, 1))
     dx, dy = x - (2.4 * _uniform(rng, n, 1, 1, 1) - 1.2), y - (2.4 * _uniform(rng, n, 1, 1, 1) - 1.2)
     a = (dx * angle.cos() + dy * angle.sin()) / (radius * stretch)
@@ -193,7 +207,9 @@ def _standardized(pictures: Tensor, *, each: bool = False) -> Tensor:
 
 def _plane(size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     axis = torch.linspace(-1, 1, size, device=rng.device)
-    return axis.view(1, 1, size, 1).expand(1, 1, size, size), axis.view(1, 1, 1, size).expand(1, 1, size, size)
+    return axis.view(1, 1, size, 1).expand(1, 1, size, size), axis.view(1, 1, 1, size).expand(
+        1, 1, size, size
+    )
 
 
 def _uniform(rng: torch.Generator, *shape: int) -> Tensor:

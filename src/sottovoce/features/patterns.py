@@ -1,8 +1,8 @@
 """Patterns: a small residual network that has seen nothing but noise processes (`images.py`).
 
-Its last map, averaged to 4×4, is what a picture is described by. The network runs on raw pictures in [0, 1]: three
-channels are read as colors, any other number as so many gray pictures. Batch normalization of the training
-is folded into the convolutions that are shipped.
+Its last map, averaged to 4×4, describes a picture. It runs on raw pictures in [0, 1]: three channels are read
+as colors, any other number as so many gray pictures. The batch normalization of its training is folded into
+the convolutions that are shipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 SHIPPED = Path(__file__).with_name("patterns.safetensors")
+SHA256 = "1e01b1c406f9f6a23e3b21a24ff0008ae6077021de28913b890e1d6d43365c6f"  # of the shipped file
 _CHUNK = 64  # pictures at once: what they become stays in the cache
 
 
 class Convolution(nn.Module):
     """A convolution with batch normalization while training, with a bias once folded."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, *, folded: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stride: int = 1, *, folded: bool = False
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=folded)
         self.norm = None if folded else nn.BatchNorm2d(outputs)
@@ -30,13 +33,13 @@ class Convolution(nn.Module):
         x = self.conv(x)
         return x if self.norm is None else self.norm(x)
 
-    @torch.no_grad()
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the one convolution that does the same at evaluation."""
         if self.norm is None:
             assert self.conv.bias is not None
             return self.conv.weight, self.conv.bias
-        assert self.norm.running_mean is not None and self.norm.running_var is not None
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
         scale = self.norm.weight / (self.norm.running_var + self.norm.eps).sqrt()
         return self.conv.weight * scale.view(-1, 1, 1, 1), self.norm.bias - self.norm.running_mean * scale
 
@@ -83,13 +86,17 @@ class Network(nn.Module):
         x = self.coarse(torch.relu(self.to_quarter(x)))
         return torch.relu(self.out(x))
 
+    @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:
         """The folded convolutions in half precision, as they are shipped."""
-        kept = {}
+        kept: dict[str, Tensor] = {}
         for name, module in self.named_modules():
             if isinstance(module, Convolution):
                 weight, bias = module.folded()
-                kept[f"{name}.weight"], kept[f"{name}.bias"] = (t.detach().half().cpu().contiguous() for t in (weight, bias))
+                kept[f"{name}.weight"], kept[f"{name}.bias"] = (
+                    weight.half().cpu().contiguous(),
+                    bias.half().cpu(),
+                )
         return kept
 
     @classmethod
@@ -104,6 +111,11 @@ class Network(nn.Module):
         )
         return network.eval().requires_grad_(False)
 
+    @classmethod
+    def shipped(cls) -> Network:
+        """The network of the package; its model card is beside the weights."""
+        return cls.restored(load_file(SHIPPED))
+
 
 class Patterns:
     """The map's 4×4 averages for pictures of any size and channel count.
@@ -112,9 +124,9 @@ class Patterns:
     trained on.
     """
 
-    def __init__(self, weights: Path = SHIPPED, device: str | torch.device = "cpu") -> None:
-        self.network = Network.restored(load_file(weights)).to(device, memory_format=torch.channels_last)
-        self.channels = self.network.out.conv.out_channels
+    def __init__(self, network: Network) -> None:
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels = network.out.conv.out_channels
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -126,8 +138,10 @@ class Patterns:
         if not 24 <= longer <= 48:
             size = [max(4, round(side * 32 / longer)) for side in (height, width)]
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
-        maps = [self._pooled(part) for part in x.split(_CHUNK)]
+        maps = [self._pooled(part) for part in torch.split(x, _CHUNK)]
         return torch.cat(maps).reshape(n, -1, 4, 4)
 
     def _pooled(self, x: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(self.network(x.contiguous(memory_format=torch.channels_last)), 4)
+        return nn.functional.adaptive_avg_pool2d(
+            self.network(x.contiguous(memory_format=torch.channels_last)), 4
+        )

@@ -1,9 +1,9 @@
 """Trains the network behind `patterns` on generated pictures only: `python -m sottovoce.features.pretrain`.
 
 Contrastive learning (SimCLR): two random crops of one picture, recolored, must find each other among all
-crops of the batch. With z the unit-norm projections of 2n crops and τ the temperature, the loss of crop i with
-partner j is −log exp(⟨z_i, z_j⟩/τ) / Σ_{k≠i} exp(⟨z_i, z_k⟩/τ). A pool of pictures is renewed all the time, so
-that few are seen often. Repeatable with `--steps` and `--seed` up to the order of floating-point sums.
+crops of the batch. With z the unit-norm projections of 2n crops and τ the temperature, the loss of crop i
+with partner j is −log exp(⟨z_i, z_j⟩/τ) / Σ_{k≠i} exp(⟨z_i, z_k⟩/τ). The pool of pictures is renewed all the
+time, so that none is seen often. Repeatable with `--steps` and `--seed`, up to the order of sums on a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sottovoce.features.centres import channels, paths, standardized
 from sottovoce.features.images import generate
-from sottovoce.features.patterns import Network
+from sottovoce.features.patterns import Network, Patterns
+from sottovoce.features.scattering import Scattering
 
 _RENEWED = 4096  # pictures made at once
 
@@ -32,8 +34,8 @@ class Recipe:
 
     device: str = "cpu"
     seed: int = 1
-    steps: int = 0  # 0: as many as fit into `minutes`
-    minutes: float = 1.0
+    steps: int = 24_238
+    minutes: float = 0.0  # more than 0: as many steps as fit into them instead
     pairs: int = 1536  # pictures of a step, two crops of each
     pool: int = 131_072  # pictures kept
     renew_every: int = 32  # steps between two renewals of 4,096 pictures
@@ -51,11 +53,12 @@ class Recipe:
     fine_blocks: int = 2
     coarse_blocks: int = 2
     channels: int = 256
-    compile: int = 0  # 1: torch.compile
+    centred_on: int = 4096  # generated pictures behind the centres
+    compile: int = 0  # 1: torch.compile, a third faster
 
 
 def crops(pictures: Tensor, recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """One random crop of each picture: position, size, shape, mirror image, brightness, contrast, colors, gray."""
+    """One random crop of each picture: place, size, shape, mirror, brightness, contrast, colors, gray."""
     n = len(pictures)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -109,7 +112,7 @@ def train(recipe: Recipe) -> tuple[Network, dict[str, float]]:
     head = nn.Sequential(
         nn.Linear(recipe.channels, 512, bias=False), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 128)
     ).to(device)
-    network = network.to(device, memory_format=torch.channels_last)
+    network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = torch.compile(network) if recipe.compile else network
     weights = [*network.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(
@@ -124,12 +127,13 @@ def train(recipe: Recipe) -> tuple[Network, dict[str, float]]:
     for start in range(0, recipe.pool, _RENEWED):
         _renew(pool, start, recipe, rng)
 
-    began, steps, step, loss, mean = time.monotonic(), recipe.steps, 0, torch.zeros(()), 0.0
+    began, step, loss = time.monotonic(), 0, torch.zeros(())
+    steps = 0 if recipe.minutes else recipe.steps  # 0: not yet known
     timed = began
     while step < (steps or 101):
         if step == 20:
             timed = _now(device)
-        if step == 100 and not recipe.steps:  # the speed is known: choose the number of steps
+        if step == 100 and not steps:  # the speed is known: choose the number of steps
             each = (_now(device) - timed) / 80
             steps = max(101, int((60 * recipe.minutes - (time.monotonic() - began)) / each) + 100)
             print(json.dumps({"steps": steps, "seconds_a_step": round(each, 4)}), flush=True)
@@ -145,12 +149,12 @@ def train(recipe: Recipe) -> tuple[Network, dict[str, float]]:
             z = head(run(views).mean((2, 3)))
             loss = contrast(nn.functional.normalize(z.float()).to(z.dtype), recipe.temperature)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
         if step % 500 == 0:
-            mean = loss.item()
-            print(json.dumps({"step": step, "loss": round(mean, 4), "s": round(time.monotonic() - began)}), flush=True)
+            row = {"step": step, "loss": round(loss.item(), 4), "seconds": round(time.monotonic() - began)}
+            print(json.dumps(row), flush=True)
     measured = {"steps": step, "loss": round(loss.item(), 4), "seconds": round(time.monotonic() - began)}
     return network.eval(), measured
 
@@ -173,8 +177,24 @@ def _now(device: torch.device) -> float:
     return time.monotonic()
 
 
+def centres(network: Network, *, pictures: int, seed: int = 5) -> dict[str, Tensor]:
+    """The centres of both descriptions over generated pictures of 32×32."""
+    rng = torch.Generator().manual_seed(seed)
+    scatter, patterns = Scattering(32, 32), Patterns(network)
+    sums = {"scattering": torch.zeros(81), "patterns": torch.zeros(patterns.channels)}
+    batch = 256
+    for _ in range(pictures // batch):
+        x = generate(batch, 32, rng)
+        for name, values in (
+            ("scattering", paths(scatter(x))),
+            ("patterns", channels(patterns(x), patterns.channels)),
+        ):
+            sums[name] += standardized(values).mean((0, 1, 3))
+    return {name: total / (pictures // batch) for name, total in sums.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains and writes the weights with the recipe in their header."""
+    """Trains and writes the weights, with the recipe in their header, and `centres.safetensors` beside."""
     parser = argparse.ArgumentParser(description="Train the pattern network on generated pictures.")
     parser.add_argument("--out", type=Path, required=True, help="weights file to write (.safetensors)")
     for field in fields(Recipe):
@@ -184,7 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = chosen.pop("out")
     recipe = Recipe(**chosen)
     network, measured = train(recipe)
-    save_file(network.weights(), out, metadata={"recipe": json.dumps(asdict(recipe)), "measured": json.dumps(measured)})
+    save_file(
+        network.weights(),
+        out,
+        metadata={"recipe": json.dumps(asdict(recipe)), "measured": json.dumps(measured)},
+    )
+    save_file(
+        centres(Network.restored(network.weights()), pictures=recipe.centred_on),
+        out.with_name("centres.safetensors"),
+    )
     print(json.dumps({"written": str(out), "bytes": out.stat().st_size, **measured}))
 
 

@@ -6,8 +6,8 @@ With ψ_{j,θ} a Morlet wavelet of scale 2^j (j = 0, 1; eight orientations θ) a
 
 1 + 16 + 64 = 81 coefficients a channel, each on a grid of a quarter of the picture's height and width
 (rounded up). Convolutions are circular on the picture extended by reflection. Every grid is centred on the
-picture, so the coefficients of a mirror image are the picture's with grid and orientations mirrored: exact for
-even widths, and without a further transform.
+picture, so the coefficients of a mirror image are the picture's with grid and orientations mirrored: exact
+for even widths, and without a further transform.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gaussian(d: Tensor) -> Tensor:
 
 
 def extended(length: int) -> Tensor:
-    """Which pixel stands at each place of an axis extended by reflection to a multiple of 4, plus 4 at each end.
+    """Which pixel stands at each place of an axis, reflected to a multiple of 4 and 4 more at each end.
 
     >>> extended(5).tolist()
     [3, 4, 3, 2, 1, 0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2]
@@ -61,7 +61,12 @@ class Scattering:
     """
 
     def __init__(
-        self, height: int, width: int, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+        self,
+        height: int,
+        width: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
     ) -> None:
         self._reflect = [torch.eye(n)[extended(n)].to(device, dtype) for n in (height, width)]
         self.grid = (math.ceil(height / 4), math.ceil(width / 4))
@@ -82,13 +87,13 @@ class Scattering:
     def __call__(self, x: Tensor) -> Tensor:
         """(n, C, H, W) to (n, C, 9, 9, ⌈H/4⌉, ⌈W/4⌉).
 
-        Along the first nine: [S₀, S₁ of the fine scale at each θ], then for each θ [S₁ of the coarse scale at θ,
-        S₂ at θ and each θ'].
+        Along the first nine: [S₀, S₁ of the fine scale at each θ], then for each θ [S₁ of the coarse scale
+        at θ, S₂ at θ and each θ'].
         """
         n, channels, height, width = x.shape
         pictures = x.reshape(n * channels, height, width)
         step = max(1, _CHUNK // (height * width))
-        parts = [self._scatter(part) for part in pictures.split(step)]
+        parts = [self._scatter(part) for part in torch.split(pictures, step)]
         return torch.cat(parts).reshape(n, channels, 9, 9, *self.grid)
 
     def _scatter(self, x: Tensor) -> Tensor:
@@ -101,7 +106,7 @@ class Scattering:
         half = blocks[:, :, :, 0, :, 0] * self._coarse[0]
         for alias, (a, b) in enumerate(((0, 1), (1, 0), (1, 1)), start=1):
             half.addcmul_(blocks[:, :, :, a, :, b], self._coarse[alias])
-        half = half.unflatten(-1, (columns // 2, 2))
+        half = half.view(*half.shape[:-1], columns // 2, 2)
         second = _modulus(torch.fft.ifft2(torch.view_as_complex(half)))
         out = x.new_empty(len(x), 9, 9, *self.grid)
         out[:, 0] = self._smooth[0] @ first @ self._smooth[1].T
@@ -111,7 +116,7 @@ class Scattering:
 
 
 def mirrored(coefficients: Tensor) -> Tensor:
-    """The coefficients of the mirror image (left and right exchanged), from those of a picture of even width."""
+    """The coefficients of the mirror image (left for right), from those of a picture of even width."""
     turned = [0, *(1 + (-o) % ORIENTATIONS for o in range(ORIENTATIONS))]
     return coefficients[..., turned, :, :, :][..., turned, :, :].flip(-1)
 
@@ -122,7 +127,7 @@ def _sum_of_axes(size: tuple[int, int]) -> Tensor:
 
 
 def _spectrum(size: tuple[int, int], scale: int, orientation: int) -> Tensor:
-    """Fourier transform of the periodic wavelet on the fine grid; the coarse scale is centred between pixels."""
+    """Fourier transform of the periodic wavelet on the full grid; the coarse scale sits between pixels."""
     total = [torch.zeros(size, dtype=torch.complex128), torch.zeros(size, dtype=torch.float64)]
     offsets = [torch.arange(n, dtype=torch.float64) + scale / 2 for n in size]
     for down in range(-2, 2):
@@ -131,11 +136,12 @@ def _spectrum(size: tuple[int, int], scale: int, orientation: int) -> Tensor:
             for sums, part in zip(total, morlet(dy, dx, scale, orientation), strict=True):
                 sums += part
     wave, window = total
-    return torch.fft.fft2(wave - wave.sum() / window.sum() * window)
+    spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / window.sum() * window)
+    return spectrum
 
 
 def _smoothing(length: int, spacing: int) -> Tensor:
-    """φ from places 0 (spacing 1) or ½ (spacing 2), … of an extended axis to every fourth, centred: (out, in)."""
+    """φ from places 0, 1, … (spacing 1) or ½, 2½, … (spacing 2) to every fourth, centred: (out, in)."""
     inputs = torch.arange(length // spacing, dtype=torch.float64) * spacing + (spacing - 1) / 2
     outputs = torch.arange((length - 8) // 4, dtype=torch.float64) * 4 + 5.5
     offsets = outputs[:, None] - inputs
