@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,6 +34,19 @@ def paths(coefficients: Tensor) -> Tensor:
     A thousandth is added first: weaker than one step of a byte, it keeps flat places finite.
     """
     return (coefficients + 1e-3).log().flatten(4).flatten(2, 3)
+
+
+def by_kind(coefficients: Tensor) -> Tensor:
+    """Scattering (n, C, 9, 9, h, w) to unit norm, each kind of coefficient standardized by itself.
+
+    The kinds are S₀, S₁ of the fine scale, S₁ of the coarse one, S₂ at each first orientation.
+
+    For drawings: most places of a digit are empty, which no generated picture is, and the logarithm of
+    nothing would outweigh the strokes.
+    """
+    kinds = [coefficients[:, :, 0, :1], coefficients[:, :, 0, 1:], coefficients[:, :, 1:, 0]]
+    kinds += [coefficients[:, :, first, 1:] for first in range(1, 9)]
+    return nn.functional.normalize(torch.cat([standardized(kind).flatten(1) for kind in kinds], dim=1), dim=1)
 
 
 def channels(maps: Tensor, each: int) -> Tensor:

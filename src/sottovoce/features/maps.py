@@ -19,7 +19,7 @@ from sottovoce.features.patterns import Network, Patterns
 from sottovoce.features.scattering import Scattering, mirrored
 
 NAMES = ("none", "scattering", "patterns", "scattering+patterns")
-_PATTERNS_SHARE = 0.7  # of the squared norm where both parts are used
+_PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
 _BATCH = 256  # records at once
 
 # A picture's description, or the sum of it and its mirror image's.
@@ -50,7 +50,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A public function of one picture: (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
+    """A public function of one picture: (n, C, H, W), values in [0, 1], to (n, size) of unit norm, never more.
 
     `public_pretraining` says whether weights learned from other people's public data are in it. The maps
     here have none: the network behind `patterns` has seen noise processes alone.
@@ -114,7 +114,8 @@ def open_features(
         raise SottovoceError(
             f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0 for all"
         )
-    shares = (1 - _PATTERNS_SHARE, _PATTERNS_SHARE) if len(opened) == 2 else (1.0,)
+    patterns = _PATTERNS_SHARE_GRAY if channels == 1 else _PATTERNS_SHARE
+    shares = (1 - patterns, patterns) if len(opened) == 2 else (1.0,)
     return FeatureMap(
         name=name,
         shape=(channels, height, width),
@@ -130,13 +131,17 @@ def open_features(
 def _scattering(channels: int, height: int, width: int) -> tuple[Part, int]:
     scatter, centre = Scattering(height, width), centres.shipped()["scattering"]
 
+    def describe(coefficients: Tensor) -> Tensor:
+        if channels == 1:
+            return centres.by_kind(coefficients)
+        return centres.centred(centres.paths(coefficients), centre)
+
     def part(x: Tensor, mirror: bool) -> Tensor:
         coefficients = scatter(x)
-        features = centres.centred(centres.paths(coefficients), centre)
-        if mirror:
-            flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
-            features = features + centres.centred(centres.paths(flipped), centre)
-        return features
+        if not mirror:
+            return describe(coefficients)
+        flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
+        return describe(coefficients) + describe(flipped)
 
     return part, channels * 81 * math.prod(scatter.grid)
 
