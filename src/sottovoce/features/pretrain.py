@@ -54,7 +54,7 @@ class Recipe:
     coarse_blocks: int = 2
     channels: int = 256
     centred_on: int = 4096  # generated pictures behind the centres
-    compile: int = 0  # 1: torch.compile, a third faster
+    compile: int = 0  # 1: torch.compile
 
 
 def crops(pictures: Tensor, recipe: Recipe, rng: torch.Generator) -> Tensor:
