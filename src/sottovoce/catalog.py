@@ -96,6 +96,7 @@ LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
+FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 
 def entry(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:

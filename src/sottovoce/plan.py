@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "accounting": catalog.ACCOUNTINGS,
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
+    "features": catalog.FEATURES,
 }
 
 
@@ -101,6 +102,9 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    features: str = key("none", "public map of a picture that the model sees instead of it", since="0.2")
+    feature_size: int = key(0, "features: project to so many numbers; 0: as many as the map has", since="0.2")
+    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", since="0.2")
     context_share: float = key(
         0.0, "share of the budget (of μ²) that contexts get; 0: context_noise decides", since="0.2"
     )
@@ -218,6 +222,7 @@ def _check(plan: Plan) -> None:
         "records_per_client",
         "gradient_records",
         "context_records",
+        "feature_size",
         "context_round",
         "evaluate_every",
         "repeat",

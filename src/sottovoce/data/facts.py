@@ -39,6 +39,8 @@ class Facts:
     classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    source: Facts | None = None
+    """What a record was before a public feature map described it; None where the model sees it itself."""
 
     def normalize(self, x: Tensor) -> Tensor:
         """Stored values (n, channels, ...) to float32 (x − mean)/std, bytes divided by 255 first."""
@@ -51,7 +53,8 @@ class Facts:
     def fields(self) -> dict[str, Any]:
         """As plain values, for TOML, JSON and model files."""
         lists = {name: list(getattr(self, name)) for name in ("shape", "mean", "std")}
-        return {**lists, "classes": self.classes}
+        source = {} if self.source is None else {"source": self.source.fields()}
+        return {**lists, "classes": self.classes, **source}
 
     def metadata(self) -> dict[str, str]:
         """As texts, for the header of a model file."""
@@ -70,13 +73,15 @@ class Facts:
             raise FactsError(f"records of shape {shape} are larger than any we know: check the description")
         if len(mean) not in (1, shape[0]) or len(std) not in (1, shape[0]) or min(std) <= 0:
             raise FactsError("mean and std are one number, or one a channel, and std is positive: check them")
-        return cls(shape, classes, mean, std)
+        source = None if fields.get("source") is None else cls.parse({**fields["source"], "source": None})
+        return cls(shape, classes, mean, std, source)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
         """From `metadata()`."""
         try:
             fields = {name: json.loads(metadata[name]) for name in ("shape", "classes", "mean", "std")}
+            fields["source"] = json.loads(metadata.get("source", "null"))
         except (KeyError, ValueError) as error:
             raise FactsError(f"that file does not say what its records are ({error!r})") from None
         return cls.parse(fields)

@@ -8,6 +8,6 @@ alike for every record. No other record enters: no privacy cost.
 
 from __future__ import annotations
 
-from sottovoce.features.maps import NAMES, FeatureMap, open_features
+from sottovoce.features.maps import FeatureMap, open_features
 
-__all__ = ["NAMES", "FeatureMap", "open_features"]
+__all__ = ["FeatureMap", "open_features"]

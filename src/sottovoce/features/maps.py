@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sottovoce.catalog import FEATURES
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.features import centres
 from sottovoce.features.patterns import Network, Patterns
 from sottovoce.features.scattering import Scattering, mirrored
 
-NAMES = ("none", "scattering", "patterns", "scattering+patterns")
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
 _BATCH = 256  # records at once
 
@@ -99,8 +99,8 @@ def open_features(
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    if name not in NAMES:
-        raise SottovoceError(f"no features '{name}': {nearest(name, NAMES)}")
+    if name not in FEATURES:
+        raise SottovoceError(f"no features '{name}': {nearest(name, FEATURES)}")
     if name == "none":
         return None
     if len(shape) != 3:

@@ -15,6 +15,7 @@ import torch
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import COEFFICIENT_BYTES
@@ -35,11 +36,11 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), public.facts)
+        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan))
     federation = data.divide(data.load(plan.dataset), plan)
     sizes = federation.participants.sizes
     trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), federation.facts, sizes=trained)
+    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), sizes=trained)
 
 
 def outline(plan: Plan) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "context": plan.context,
         "uses_future_labels": CONTEXTS[plan.future_context].uses_labels,
         "channel": plan.channel,
+        "features": plan.features,
+        "public_pretraining": False,
         "basis": blueprint.basis.kind,
         "seeded": plan.seeded,
         "model_parameters": blueprint.basis.size,
