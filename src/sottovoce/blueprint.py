@@ -21,7 +21,7 @@ from sottovoce.blending import Blending, blending
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.models import open_model
+from sottovoce.models import open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -181,7 +181,9 @@ def draw(plan: Plan, facts: Facts, module: nn.Module | None = None, sizes: Seque
         module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     else:
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
-    kind = "identity" if plan.traits.whole_model else plan.basis
+    size = sum(parameter.numel() for parameter in trainable(module))
+    # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
+    kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     order = schedule.open_schedule(
         plan.schedule,
