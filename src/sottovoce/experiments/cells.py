@@ -17,7 +17,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan
 
-EXPERIMENTS = ("main-table", "heterogeneity", "geometry", "codecs", "dimension")
+EXPERIMENTS = ("main-table", "frontier", "heterogeneity", "geometry", "codecs", "dimension")
 """In the order of importance in which a grid runs them."""
 
 SEEDS = (41, 42, 43, 44, 45)

@@ -1,0 +1,157 @@
+"""How much each part of a blended coefficient vector moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import data
+from sottovoce.blending import LARGEST_STEP, blending
+from sottovoce.data import Dataset, Facts
+from sottovoce.generator import Blend
+from sottovoce.plan import Plan, PlanError
+from sottovoce.simulation.training import train
+
+BLEND = {
+    "method": "blend",
+    "context": "public",
+    "participants": 3,
+    "clients_per_round": 3,
+    "learning_rate": 0.0,
+    "weighting": 1.5,
+}
+SIZES, SIGMAS = (800, 400, 100), (0.05, 0.1, 0.4)
+
+
+def blend_plan(**changes: object) -> Plan:
+    return Plan.load(overrides={**BLEND, **changes})
+
+
+def test_a_larger_client_counts_more_and_keeps_a_larger_own_part() -> None:
+    found = blending(blend_plan(), SIZES, SIGMAS, releases=40)
+    assert found.weights.sum() == pytest.approx(1)
+    assert found.weights[0] > found.weights[1] > found.weights[2]
+    assert found.individual[0] > found.individual[1] > found.individual[2] > 0
+    assert (found.shared + found.individual + found.generated).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_noise_alone_moves_the_shared_part_alike_whatever_its_scale() -> None:
+    one = blending(blend_plan(), SIZES, SIGMAS, releases=40)
+    other = blending(blend_plan(), SIZES, [3 * sigma for sigma in SIGMAS], releases=40)
+    assert one.step == pytest.approx(3 * other.step)
+    assert one.individual.tolist() == pytest.approx(other.individual.tolist())
+
+
+def test_without_noise_the_step_is_bounded() -> None:
+    assert blending(blend_plan(), SIZES, (0.0, 0.0, 0.0), releases=40).step == LARGEST_STEP
+
+
+def test_momentum_in_sums_is_made_up_for_by_the_step() -> None:
+    plain, heavy = (
+        blending(blend_plan(momentum=beta), SIZES, SIGMAS, releases=40).step for beta in (0.0, 0.9)
+    )
+    assert heavy == pytest.approx(0.1 * plain)
+
+
+def test_shares_beyond_one_are_refused() -> None:
+    with pytest.raises(PlanError, match="shares of 1"):
+        blend_plan(context="moments", generated=0.6, individual=0.5)
+
+
+def generator(individual: float, generated: float = 0.0) -> Blend:
+    context = "moments" if generated else "public"
+    plan = blend_plan(individual=individual, generated=generated, context=context, learning_rate=1.0)
+    return Blend(torch.ones(4), 8, 5, blending(plan, SIZES, SIGMAS, releases=40))
+
+
+def test_an_own_part_moves_by_its_own_release_undivided_and_by_no_other() -> None:
+    blend = generator(individual=0.25)
+    releases = torch.randn(2, 5)
+    blend.pull(torch.ones(2, 4), releases / 2, releases, [0, 2])
+    assert set(blend.own) == {"0", "2"}
+    assert blend.own["0"].grad is not None
+    assert torch.allclose(blend.own["0"].grad, 0.5 * releases[0])
+    assert blend.shared.grad is not None
+    assert torch.allclose(blend.shared.grad, 0.75**0.5 * releases.mean(dim=0))
+
+
+def test_the_parts_of_a_coefficient_vector_are_the_papers_map_with_a_fixed_h() -> None:
+    """a_i = W h_i: one step along a release moves client j by ⟨h_j, h_i⟩ times it (own columns unscaled)."""
+    blend = generator(individual=0.0, generated=0.5)
+    contexts = torch.randn(2, 4)
+    release = torch.randn(1, 5)
+    blend.pull(contexts[:1], release, release, [0])
+    with torch.no_grad():
+        for parameter in blend.parameters():
+            if parameter.grad is not None:
+                parameter -= parameter.grad
+    h = torch.cat([torch.full((2, 1), 0.5**0.5), blend._features(contexts)], dim=1)
+    assert torch.allclose(h.norm(dim=1), torch.ones(2), atol=1e-6)
+    assert torch.allclose(blend(contexts, [0, 1]), -(h @ h[0])[:, None] * release, atol=1e-5)
+
+
+def test_a_future_client_has_no_own_part() -> None:
+    blend = generator(individual=1.0)
+    releases = torch.ones(1, 5)
+    blend.pull(torch.ones(1, 4), releases, releases, [1])
+    with torch.no_grad():
+        blend.own["1"] -= 1.0
+    assert torch.equal(blend(torch.ones(1, 4)), torch.zeros(1, 5))
+    assert torch.equal(blend(torch.ones(1, 4), [1]), -torch.ones(1, 5))
+
+
+def test_own_parts_survive_saving_and_loading() -> None:
+    blend, again = generator(individual=0.5), generator(individual=0.5)
+    blend.pull(torch.ones(1, 4), torch.ones(1, 5), torch.ones(1, 5), [2])
+    with torch.no_grad():
+        blend.own["2"] += 3.0
+    again.load_state_dict(blend.state_dict())
+    assert torch.equal(blend(torch.ones(1, 4), [2]), again(torch.ones(1, 4), [2]))
+
+
+@pytest.fixture(scope="module")
+def sites() -> Dataset:
+    """Three sites of 400, 200 and 100 records whose rule is shifted from site to site."""
+    rng = np.random.default_rng(3)
+    owner = np.repeat([0, 1, 2], [400, 200, 100])
+    z = rng.standard_normal((700, 6))
+    y = ((z + rng.standard_normal((3, 6))[owner]) @ rng.standard_normal((6, 3))).argmax(axis=1)
+    x = torch.from_numpy(z / 6**0.5).float()
+    return Dataset("sites", x, torch.from_numpy(y), Facts((6,), 3), torch.from_numpy(owner))
+
+
+def site_plan(**changes: object) -> Plan:
+    own = {"partition": "client", "future_clients": 0, "records_per_client": 0, "model": "linear"}
+    run = {"rounds": 20, "coefficients": 21, "context_records": 50, "channel": "direct", "seeded": True}
+    return blend_plan(**own, **run, momentum=0.9, averaging=0.3, clip=0.5, evaluate_every=0, **changes)
+
+
+def test_every_site_spends_the_budget_with_noise_of_its_own_size(tmp_path, sites) -> None:
+    result = train(site_plan(epsilon=4.0), tmp_path / "run", dataset=sites)
+    spent = result["epsilon"]["per_client"].values()
+    assert all(3.99 < epsilon <= 4.0 for epsilon in spent)
+    plan = Plan.load(tmp_path / "run" / "plan.toml")
+    assert plan.gradient_records == 0  # each its own
+
+
+def test_blend_learns_what_neither_one_model_nor_a_site_alone_does(tmp_path, sites) -> None:
+    accuracy = {}
+    for name, individual in {"alone": 1.0, "shared": 0.0, "blend": -1.0}.items():
+        result = train(site_plan(epsilon=8.0, individual=individual), tmp_path / name, dataset=sites)
+        accuracy[name] = result["accuracy"]["seen"]
+    assert accuracy["blend"] > max(accuracy["alone"], accuracy["shared"])
+
+
+def test_a_resumed_blend_gives_the_same_numbers(tmp_path, sites) -> None:
+    whole = train(site_plan(epsilon=8.0), tmp_path / "whole", dataset=sites)
+
+    def stop(line: dict[str, object]) -> None:
+        if line["round"] == 13:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, on_round=stop)
+    resumed = train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, resume=True)
+    assert resumed["accuracy"] == whole["accuracy"]
+    assert data.resolve(site_plan(), [400, 200, 100]).gradient_records == 0

@@ -1,0 +1,128 @@
+"""Class priors: what released class shares do to a model, and how shares are had without labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.blueprint import draw
+from sottovoce.context import Confusion, MeanProbability
+from sottovoce.data import Facts
+from sottovoce.errors import SottovoceError
+from sottovoce.models import logits
+from sottovoce.plan import Plan, PlanError
+from sottovoce.prior import ClassPriors, LabelShift, shares
+from sottovoce.simulation.training import train
+from tests.small import small_plan
+
+SHARES = {
+    "model": "linear",
+    "method": "blend",
+    "coefficients": 7850,
+    "context": "shares",
+    "context_share": 0.05,
+    "prior": "context",
+    "learning_rate": 0.0,
+    "clip": 0.5,
+    "momentum": 0.9,
+    "averaging": 0.3,
+}
+
+
+def test_shares_are_the_nearest_point_of_the_simplex() -> None:
+    rng = np.random.default_rng(0)
+    released = torch.from_numpy(rng.normal(0.1, 0.4, size=(20, 5))).float()
+    nearest = (shares(released, 0.0) - 0.02 / 5) / 0.98
+    assert torch.allclose(nearest.sum(dim=1), torch.ones(20), atol=1e-5)
+    assert (nearest > -1e-6).all()
+    corners = torch.from_numpy(rng.dirichlet(np.ones(5), size=4000)).float()
+    distance = (released - nearest).norm(dim=1)
+    assert (torch.cdist(released, corners).min(dim=1).values >= distance - 1e-5).all()
+
+
+def test_the_noisier_the_shares_the_less_they_say() -> None:
+    released = torch.tensor([[0.7, 0.2, 0.1]])
+    said = [float(shares(released, noise).max()) for noise in (0.0, 0.05, 0.5, 50.0)]
+    assert said == sorted(said, reverse=True)
+    assert said[-1] == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else() -> None:
+    plan = Plan.load(overrides={**SHARES, "gradient_records": 40, "context_records": 40})
+    blueprint = draw(plan, Facts((1, 28, 28), 10))
+    priors = ClassPriors.of(blueprint, torch.device("cpu"))
+    released = torch.softmax(torch.randn(1, 10), dim=1)
+    x, a = torch.randn(4, 1, 28, 28), torch.randn(7850)
+    without = logits(blueprint.module, blueprint.theta(a), x)
+    with_prior = logits(blueprint.module, blueprint.theta(a + priors.coefficients(released)[0]), x)
+    assert torch.allclose(with_prior - without, shares(released, priors.noise).log().expand(4, 10), atol=1e-4)
+
+
+def test_a_basis_that_shares_the_last_biases_is_refused() -> None:
+    plan = Plan.load(
+        overrides={**SHARES, "gradient_records": 40, "context_records": 40, "basis": "unstructured"}
+    ).replace(coefficients=500)
+    with pytest.raises(SottovoceError, match="basis=structured"):
+        ClassPriors.of(draw(plan, Facts((1, 28, 28), 10)), torch.device("cpu"))
+
+
+def test_a_prior_without_class_shares_is_refused() -> None:
+    with pytest.raises(PlanError, match="context of class shares"):
+        Plan.load(overrides={"prior": "context"})
+
+
+@pytest.mark.parametrize("statistic", [Confusion(4), MeanProbability(4)])
+def test_replacing_one_record_moves_the_statistic_by_at_most_its_sensitivity(statistic) -> None:
+    generator = torch.Generator().manual_seed(1)
+    largest = 0.0
+    for _ in range(300):
+        scores = 30 * torch.randn(6, 4, generator=generator)
+        y = torch.randint(4, (6,), generator=generator)
+        other, label = scores.clone(), y.clone()
+        other[2], label[2] = (
+            30 * torch.randn(4, generator=generator),
+            torch.randint(4, (), generator=generator),
+        )
+        x = torch.zeros(6, 1)
+        moved = statistic.mean(x, y, 6, scores) - statistic.mean(x, label, 6, other)
+        largest = max(largest, float(moved.norm()))
+    assert 0.95 * statistic.sensitivity(6) < largest <= statistic.sensitivity(6) * (1 + 1e-12)
+
+
+def test_records_without_finite_probabilities_vanish_and_the_denominator_stays() -> None:
+    scores = torch.tensor([[0.0, 0.0], [torch.nan, 0.0]])
+    mean = MeanProbability(2).mean(torch.zeros(2, 1), torch.zeros(2).long(), 2, scores)
+    assert mean.tolist() == [0.25, 0.25]
+
+
+def made_up(noise: float, confusion_noise: float, clients: int = 40) -> tuple[LabelShift, torch.Tensor]:
+    rng = np.random.default_rng(5)
+    truth = torch.from_numpy(rng.dirichlet(np.full(5, 0.5), size=clients + 10)).float()
+    matrix = 0.7 * torch.eye(5) + 0.06
+    released = truth[:clients] + noise * torch.from_numpy(rng.normal(size=(clients, 5))).float()
+    joint = truth[:clients].mean(dim=0)[:, None] * matrix
+    joint = joint + confusion_noise * torch.from_numpy(rng.normal(size=(5, 5))).float()
+    return LabelShift.of(released, noise, joint, confusion_noise), truth[clients:]
+
+
+def test_mean_predictions_corrected_by_the_confusion_are_class_shares() -> None:
+    shift, truth = made_up(noise=0.01, confusion_noise=0.001)
+    predicted = truth @ (0.7 * torch.eye(5) + 0.06)
+    corrected = torch.stack([shift.estimate(row, 0.005)[0] for row in predicted])
+    assert float((corrected - truth).abs().sum(dim=1).mean()) < 0.08
+    assert float((predicted - truth).abs().sum(dim=1).mean()) > 0.25
+
+
+def test_where_the_confusion_says_nothing_the_estimate_is_the_participants_mean() -> None:
+    shift, truth = made_up(noise=0.01, confusion_noise=5.0)
+    estimate, deviation = shift.estimate(truth[0], 0.005)
+    assert float((estimate - shift.mean).norm()) < 0.5 * float((truth[0] - shift.mean).norm())
+    assert deviation == pytest.approx(shift.spread**0.5, rel=0.2)
+
+
+def test_every_release_of_class_shares_is_paid_for(tmp_path) -> None:
+    result = train(small_plan(**SHARES, epsilon=4.0), tmp_path / "run")
+    assert 3.99 < result["epsilon"]["spent_max"] <= 4.0
+    assert result["epsilon"]["future_context"] == pytest.approx(4.0)
+    assert result["uses_future_labels"] is False
