@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from sottovoce.errors import SottovoceError, nearest
 
-Entry = TypeVar("Entry")
+Capabilities = TypeVar("Capabilities")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ CONTEXTS = {
 class Channel:
     """How a release becomes bytes (`channel`)."""
 
+    formats: Mapping[str, int]
+    """Its formats on the wire and their numbers, 0 to 15; a number is given once for ever."""
     options: tuple[str, ...] = ()
     """Plan keys that it takes beside size and σ."""
     compiled: bool = False
@@ -72,11 +74,13 @@ class Channel:
 
 
 CHANNELS = {
-    "direct": Channel(),
-    "direct-q12": Channel(),
-    "lrsuq": Channel(options=("lattice",), compiled=True),
-    "lrsuq-elias": Channel(options=("lattice",), compiled=True),
-    "polar": Channel(compiled=True),
+    "direct": Channel({"direct": 0}),
+    "direct-q12": Channel({"direct-q12": 1}),
+    "lrsuq": Channel({"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4}, options=("lattice",), compiled=True),
+    "lrsuq-elias": Channel(
+        {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7}, options=("lattice",), compiled=True
+    ),
+    "polar": Channel({"polar": 8}, compiled=True),
 }
 
 BASES = ("structured", "unstructured")
@@ -86,7 +90,7 @@ ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 
 
-def entry(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def entry(what: str, name: str, entries: Mapping[str, Capabilities]) -> Capabilities:
     """The entry of a registry; an unknown name is an error that names the nearest one.
 
     >>> entry("method", "factorised", METHODS)

@@ -34,7 +34,7 @@ class Generator(nn.Module):
         return gain
 
 
-class Direct(nn.Module):
+class SharedCoefficients(nn.Module):
     """The coefficients themselves are the parameters, one vector for all clients; the gain is 1."""
 
     def __init__(self, coefficients: int) -> None:
@@ -65,9 +65,45 @@ class RadialTrunk(nn.Module):
         return norms * self.direction
 
 
+def _shared(start: Tensor, hidden: int, layers: int, coefficients: int) -> SharedCoefficients:
+    return SharedCoefficients(coefficients)
+
+
+def _linear(start: Tensor, hidden: int, layers: int, coefficients: int) -> Generator:
+    return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
+
+
+def _factorized(start: Tensor, hidden: int, layers: int, coefficients: int) -> Generator:
+    return Generator(_trunk(start, hidden, layers), hidden, coefficients)
+
+
+def _radial(start: Tensor, hidden: int, layers: int, coefficients: int) -> Generator:
+    return Generator(RadialTrunk(_trunk(start, hidden, layers), start), hidden, coefficients)
+
+
+def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
+    """h_ψ: linear layers, each with a ReLU."""
+    stack: list[nn.Module] = []
+    for width in (len(start), *[hidden] * (layers - 1)):
+        stack += [nn.Linear(width, hidden), nn.ReLU()]
+    return nn.Sequential(*stack)
+
+
+GENERATORS: dict[str, Callable[[Tensor, int, int, int], Generator | SharedCoefficients]] = {
+    "global": _shared,
+    "direct": _shared,
+    "replay": _shared,
+    "deep-linear": _linear,
+    "full": _factorized,
+    "factorized": _factorized,
+    "radial": _radial,
+}
+"""What opens the generator of each method of the catalog, from (start, hidden, layers, coefficients)."""
+
+
 def open_generator(
     method: str, start: Tensor, hidden: int, layers: int, coefficients: int, seed: int
-) -> Generator | Direct:
+) -> Generator | SharedCoefficients:
     """The generator of a plan's method, at its public initialization.
 
     `start` (c,) is the context that stands in before any is released; the radial control is frozen there.
@@ -76,28 +112,5 @@ def open_generator(
     >>> generator(torch.rand(3, 6)).shape
     torch.Size([3, 32])
     """
-
-    def shared() -> Direct:
-        return Direct(coefficients)
-
-    def linear() -> Generator:
-        return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
-
-    def factorized(radial: bool = False) -> Generator:
-        stack: list[nn.Module] = []
-        for width in (len(start), *[hidden] * (layers - 1)):
-            stack += [nn.Linear(width, hidden), nn.ReLU()]
-        trunk: nn.Module = nn.Sequential(*stack)
-        return Generator(RadialTrunk(trunk, start) if radial else trunk, hidden, coefficients)
-
-    generators: dict[str, Callable[[], Generator | Direct]] = {
-        "global": shared,
-        "direct": shared,
-        "replay": shared,
-        "deep-linear": linear,
-        "full": factorized,
-        "factorized": factorized,
-        "radial": lambda: factorized(radial=True),
-    }
     with seeded(seed):
-        return entry("method", method, generators)()
+        return entry("method", method, GENERATORS)(start, hidden, layers, coefficients)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.presets import PRESETS, preset_values
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, Collection[str]] = {
     "preset": PRESETS,
     "partition": catalog.PARTITIONS,
     "basis": catalog.BASES,
-    "method": tuple(METHODS),
-    "context": tuple(CONTEXTS),
-    "channel": tuple(catalog.CHANNELS),
+    "method": METHODS,
+    "context": CONTEXTS,
+    "channel": catalog.CHANNELS,
     "lattice": catalog.LATTICES,
     "accounting": catalog.ACCOUNTINGS,
     "schedule": catalog.SCHEDULES,
@@ -141,13 +141,18 @@ class Plan:
         """
         import hashlib  # loads OpenSSL, which a plan on the command line does without
 
-        values = dataclasses.asdict(self)
-        for field in dataclasses.fields(self):
-            if field.metadata["since"] != "0.1" and values[field.name] == field.default:
-                del values[field.name]
+        values = self.digested()
         values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def digested(self) -> dict[str, Any]:
+        """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
+        }
 
     @property
     def private(self) -> bool:

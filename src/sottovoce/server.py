@@ -16,13 +16,13 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.generator import Direct, Generator, open_generator
+from sottovoce.generator import Generator, SharedCoefficients, open_generator
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
 
 def update_generator(
-    generator: Generator | Direct, descent: Descent, inputs: Tensor, releases: Tensor
+    generator: Generator | SharedCoefficients, descent: Descent, inputs: Tensor, releases: Tensor
 ) -> float:
     """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k).
 

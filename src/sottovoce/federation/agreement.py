@@ -67,8 +67,9 @@ class Agreement:
         return self.plan.to_toml() + "\n[records]\n" + "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A fingerprint: equal agreements and only equal agreements share it."""
-        return hashlib.sha256(json.dumps(self._values(), sort_keys=True).encode()).hexdigest()[:32]
+        """A fingerprint: equal agreements and only equal agreements share it, under later versions too."""
+        values = {**self.plan.digested(), **self._facts()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
     def difference(self, other: Agreement) -> str | None:
         """The first key in which another agreement differs, with both values; None if none does."""
@@ -83,5 +84,7 @@ class Agreement:
         return draw(self.plan, self.facts)
 
     def _values(self) -> dict[str, Any]:
-        facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
-        return {**dataclasses.asdict(self.plan), **facts}
+        return {**dataclasses.asdict(self.plan), **self._facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
