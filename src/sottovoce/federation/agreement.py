@@ -16,6 +16,7 @@ from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
+from sottovoce.data.facts import FactsError
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
@@ -49,7 +50,7 @@ class Agreement:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, FactsError) as error:
             raise AgreementError(
                 f"{path} is not an agreement ({error}): 'sottovoce federate' writes one"
             ) from None

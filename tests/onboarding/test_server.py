@@ -1,0 +1,60 @@
+"""A finished run that decodes contexts and answers with coefficients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load, load_file
+
+from sottovoce.federation.result import write_run
+from sottovoce.onboarding import remote
+from sottovoce.onboarding.remote import onboard
+from sottovoce.onboarding.service import create_service
+from tests.federation.world import World
+
+from .live import live
+from .web import headers, post
+
+
+def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: Path, tmp_path: Path) -> None:
+    other = World(tmp_path / "other", context="labels", epsilon=2.0)
+    other.enrol_all()
+    other.finish()
+    write_run(tmp_path / "other" / "run", other.coordinator, other.store)
+    captured: list[bytes] = []
+
+    class Spy(remote.Connection):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            captured.append(body)
+            return super().post(path, body, headers)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        live(create_service(tmp_path / "other" / "run", open_to_all=True)) as url,
+    ):
+        patch.setattr(remote, "Connection", Spy)
+        onboard(url, records, records.with_name("one"))
+    with live(create_service(run, open_to_all=True)) as url:
+        code, answer = post(url, captured[0], headers(url, ""))
+    assert code == 422
+    assert "does not match its tag" in json.loads(answer)["error"]
+
+
+def test_the_service_can_send_the_whole_model(run: Path, records: Path) -> None:
+    captured: list[bytes] = []
+
+    class Spy(remote.Connection):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            captured.append(body)
+            return super().post(path, body, headers)
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(remote, "Connection", Spy)
+        onboard(url, records, records.with_name("built"))
+        status, model = post(url, captured[0], {**headers(url, ""), "Accept": "application/safetensors"})
+    assert status == 200
+    built, sent = load_file(records.with_name("built")), load(model)
+    assert built.keys() == sent.keys()
+    assert all(built[name].equal(sent[name]) for name in built)
