@@ -41,7 +41,7 @@ def test_a_client_that_is_not_enrolled_releases_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_client_whose_records_paid_for_another_run_declines_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_client_whose_records_paid_for_another_run_declines_and_training_continues(tmp_path: Path) -> None:
     world = World(tmp_path, clients_per_round=3, options=Options(patience=0.0))
     world.enrol_all()
     with ledger(world, 0) as book:
@@ -104,4 +104,4 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert world.store.key.hex() not in caplog.text
     for index in range(3):
-        assert world.coordinator._register.secret(index).hex() not in caplog.text
+        assert world.coordinator._roster.secret(index).hex() not in caplog.text

@@ -69,9 +69,9 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
 ) -> None:
     release, honest = threading.Event(), Onboarding.coefficients
 
-    def slowly(desk: Onboarding, client: str, body: bytes) -> object:
+    def slowly(onboarding: Onboarding, client: str, body: bytes) -> object:
         release.wait(10)
-        return honest(desk, client, body)
+        return honest(onboarding, client, body)
 
     monkeypatch.setattr(Onboarding, "coefficients", slowly)
     with live(create_service(run, Limits(waiting=2), open_to_all=True)) as url:

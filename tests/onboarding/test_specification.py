@@ -25,8 +25,10 @@ def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is
         with live(create_service(run, open_to_all=True)) as url:
             honest = remote.Connection.get
 
-            def lie(door: remote.Connection, path: str, name: str = name, value: object = value) -> bytes:
-                body = honest(door, path)  # noqa: B023
+            def lie(
+                connection: remote.Connection, path: str, name: str = name, value: object = value
+            ) -> bytes:
+                body = honest(connection, path)  # noqa: B023
                 return json.dumps({**json.loads(body), name: value}).encode()
 
             with monkeypatch.context() as patch:
