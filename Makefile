@@ -17,6 +17,7 @@ quickstart: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not network"
 
 test-slow: .venv/installed
@@ -40,6 +41,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks

@@ -30,7 +30,7 @@ from sottovoce.experiments.pool import device_name
 from sottovoce.experiments.summary import collect, write_lines
 from sottovoce.gradients import clipped_means
 from sottovoce.models import flat_parameters, lenet
-from sottovoce.subspace import KINDS, open_basis
+from sottovoce.subspace import BASIS_KINDS, open_basis
 
 METHODS = ("Global", "Full-DG", "DeepLin-DG", "Ours-DG", "Ours-LRSUQ")
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -50,7 +50,7 @@ def rates(device: str, clients: int = CLIENTS, repeats: int = 10) -> dict[str, f
     x = torch.randn(clients, RECORDS, 3, 32, 32, device=device)
     y = torch.randint(10, (clients, RECORDS), device=device)
     found = {}
-    for kind in KINDS:
+    for kind in BASIS_KINDS:
         bases = [open_basis(kind, module, COEFFICIENTS, seed).to(device) for seed in range(clients)]
         work = partial(clipped_means, module, theta, bases, x, y, clip=1.0, denominator=RECORDS)
         seconds = _median(work, device, repeats)

@@ -21,6 +21,32 @@ SMALL = {
 }
 
 
+LEARNING = {
+    "rounds": 30,
+    "learning_rate": 0.5,
+    "epsilon": 64.0,
+    "evaluate_every": 0,
+    "records_per_client": 300,
+}
+"""Enough to be better than chance."""
+
+FEDERATION = {
+    **SMALL,
+    "model": "lenet",
+    "participants": 3,
+    "future_clients": 1,
+    "records_per_client": 100,
+    "context_records": 40,
+    "coefficients": 256,
+    "basis": "unstructured",
+    "clients_per_round": 2,
+    "context": "moments",
+    "learning_rate": 0.3,
+    "evaluate_every": 0,
+}
+"""What processes of their own can train, that know nothing of these tests."""
+
+
 def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A two-layer network for 28×28 images."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, classes))
@@ -29,3 +55,8 @@ def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
 def small_plan(**changes: object) -> Plan:
     """A seeded plan that trains in a second."""
     return Plan.load(overrides={**SMALL, **changes})
+
+
+def federated_plan(**changes: object) -> Plan:
+    """A plan for a federation of three clients."""
+    return Plan.load(overrides={**FEDERATION, **changes})

@@ -1,11 +1,30 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
-from sottovoce.models import ModelError, flat_parameters, lenet, logits, open_model, state_dict_at
+from sottovoce import data
+from sottovoce.gradients import clipped_mean
+from sottovoce.models import (
+    ModelError,
+    flat_parameters,
+    lenet,
+    logits,
+    open_model,
+    parameters_at,
+    state_dict_at,
+)
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.seeding import derived_seed
+from sottovoce.simulation.training import evaluate, train
+from sottovoce.subspace import open_basis
+from tests.small import small_plan
 
 
 @pytest.mark.parametrize(("shape", "size"), [((1, 28, 28), 85_822), ((3, 32, 32), 121_182)])
@@ -52,3 +71,75 @@ def test_records_that_do_not_fit_lenet_are_refused() -> None:
         lenet((1, 8, 8), 10)
     with pytest.raises(ModelError, match="images"):
         lenet((20,), 2)
+
+
+class Tied(nn.Module):
+    """One weight under two names, used twice; a frozen layer and a buffer around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(784, 12)
+        self.fixed.requires_grad_(False)
+        self.register_buffer("shift", torch.full((12,), 0.5))
+        self.first, self.second, self.head = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.fixed(x.flatten(1)) + self.shift)
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(hidden)))))
+
+
+def tied(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Tied()
+
+
+def test_tied_parameters_are_one_place_of_theta_under_all_their_names() -> None:
+    """In 0.1.0 evaluation dropped the second name, so that training and evaluation had different models."""
+    module = Tied()
+    theta = torch.randn(flat_parameters(module).numel())
+    assert theta.numel() == 12 * 12 + 2 * 12 + 12 * 10 + 10
+    views = parameters_at(module, theta)
+    assert torch.equal(views["first.weight"], views["second.weight"])
+    assert not any(name.startswith(("fixed", "shift")) for name in views)
+    state = state_dict_at(module, theta)
+    assert state.keys() == module.state_dict().keys()
+    other = Tied()
+    other.load_state_dict(state)  # strict: in 0.1.0 this state dict did not load
+    x = torch.randn(5, 1, 28, 28)
+    assert torch.allclose(logits(module, theta, x), other(x), atol=1e-6)
+    assert torch.equal(other.fixed.weight, module.fixed.weight)
+
+
+@pytest.mark.parametrize("basis", ["structured", "unstructured"])
+def test_gradients_of_tied_parameters_are_those_of_the_model_that_is_evaluated(basis: str) -> None:
+    module = Tied()
+    theta = (flat_parameters(module) + 0.1).requires_grad_()
+    p = open_basis(basis, module, 150, seed=0)
+    x, y = torch.randn(6, 1, 28, 28), torch.arange(6)
+    loss = nn.functional.cross_entropy(logits(module, theta, x), y, reduction="sum")
+    [gradient] = torch.autograd.grad(loss, theta)
+    mean = clipped_mean(module, theta.detach(), p, x, y, clip=1e6, denominator=6)
+    assert torch.allclose(mean.float(), p.project(gradient) / 6, atol=1e-5)
+
+
+def test_a_model_with_tied_and_frozen_parameters_trains_evaluates_exports_and_loads(tmp_path: Path) -> None:
+    plan = small_plan(model="tests.test_models:tied", coefficients=150, rounds=3)
+    result = train(plan, tmp_path / "run")
+    assert evaluate(tmp_path / "run")["accuracy"] == result["accuracy"]
+    records = data.load("mnist-small")
+    np.savez(tmp_path / "mine.npz", x=records.x[:90].numpy(), y=records.y[:90].numpy())
+    answer = personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    exported = Tied()
+    exported.load_state_dict(load_file(tmp_path / "mine.safetensors"))
+    assert torch.equal(exported.first.weight, exported.second.weight)
+    reference = open_model(plan.model, (1, 28, 28), 10, derived_seed(plan.seed, "reference"))
+    assert torch.equal(exported.fixed.weight, reference.fixed.weight)
+    assert not torch.equal(exported.first.weight, reference.first.weight)
+    held_out = records.records(torch.arange(50, 90))
+    hits = (exported(held_out.x).argmax(1) == held_out.y).double().mean()
+    assert 100 * float(hits) == pytest.approx(answer["accuracy"])
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    with pytest.raises(ModelError, match="frozen"):
+        flat_parameters(nn.Linear(3, 2).requires_grad_(False))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending
-from sottovoce.context import Statistic, open_statistic
+from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.models import open_model, trainable
@@ -57,10 +57,9 @@ class Blueprint:
         None stands for a future client, whose one release is a context.
         """
         plan, opened = self.plan, self._opened
-        if participant is None and plan.context_traits.future:
+        if participant is None and plan.context_traits.predicted_for_future:
             if 0 not in opened:
-                statistic = self._statistic(plan.future_context)
-                opened[0] = open_future_releases(plan, statistic, self.model)
+                opened[0] = open_future_releases(plan, MeanProbability(self.facts.classes), self.model)
             return opened[0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
         if records not in opened:
@@ -73,9 +72,6 @@ class Blueprint:
                 gradients=self.releases_max,
             )
         return opened[records]
-
-    def _statistic(self, context: str) -> Statistic:
-        return open_statistic(context, self.facts.shape, self.facts.classes, self.plan.context_groups)
 
     @property
     def releases(self) -> dict[Kind, Release]:
@@ -154,7 +150,7 @@ class Blueprint:
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:
         """Releases of a participant that the schedule calls so often."""
-        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.future else {}
+        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.predicted_for_future else {}
         return {"gradient": gradients, **self.future_counts, **once}
 
     @property

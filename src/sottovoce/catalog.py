@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from sottovoce.errors import SottovoceError, nearest
 
-Entry = TypeVar("Entry")
+Capabilities = TypeVar("Capabilities")
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,14 @@ METHODS = {
 class Context:
     """The statistic that a client releases once (`context`)."""
 
-    choosable: bool = True
-    """A plan may name it."""
     released: bool = True
     uses_labels: bool = False
     class_shares: bool = False
     """Estimates the shares of the classes among a client's records."""
     uses_model: bool = False
     """Made with the private model of `context_round`, and released then."""
-    future: str = ""
-    """The context of future clients, where it is another one: they may have no labels."""
+    predicted_for_future: bool = False
+    """Future clients, who may have no labels, release the mean prediction of the shared model instead."""
     rescaled: Literal["no", "each", "together"] = "no"
     """How the server rescales contexts: not, each coordinate by its own spread, or all by one."""
 
@@ -67,8 +65,7 @@ CONTEXTS = {
     "labels": Context(uses_labels=True, class_shares=True),
     "predictions": Context(uses_model=True, class_shares=True, rescaled="together"),
     "public": Context(released=False),
-    "shares": Context(uses_labels=True, class_shares=True, future="predicted-shares"),
-    "predicted-shares": Context(uses_model=True, class_shares=True, choosable=False),
+    "shares": Context(uses_labels=True, class_shares=True, predicted_for_future=True),
 }
 
 
@@ -76,6 +73,8 @@ CONTEXTS = {
 class Channel:
     """How a release becomes bytes (`channel`)."""
 
+    formats: Mapping[str, int]
+    """Its formats on the wire and their numbers, 0 to 15; a number is given once for ever."""
     options: tuple[str, ...] = ()
     """Plan keys that it takes beside size and σ."""
     compiled: bool = False
@@ -83,11 +82,13 @@ class Channel:
 
 
 CHANNELS = {
-    "direct": Channel(),
-    "direct-q12": Channel(),
-    "lrsuq": Channel(options=("lattice",), compiled=True),
-    "lrsuq-elias": Channel(options=("lattice",), compiled=True),
-    "polar": Channel(compiled=True),
+    "direct": Channel({"direct": 0}),
+    "direct-q12": Channel({"direct-q12": 1}),
+    "lrsuq": Channel({"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4}, options=("lattice",), compiled=True),
+    "lrsuq-elias": Channel(
+        {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7}, options=("lattice",), compiled=True
+    ),
+    "polar": Channel({"polar": 8}, compiled=True),
 }
 
 BASES = ("structured", "unstructured")
@@ -99,7 +100,7 @@ PRIORS = ("none", "context")
 FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 
-def entry(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def entry(what: str, name: str, entries: Mapping[str, Capabilities]) -> Capabilities:
     """The entry of a registry; an unknown name is an error that names the nearest one.
 
     >>> entry("method", "factorised", METHODS)

@@ -151,21 +151,28 @@ def _probabilities(logits: Tensor | None) -> Tensor:
     return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), probabilities, torch.nan)
 
 
-def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:
-    """The statistic of a plan's `context`; `standardized` is `moments`, rescaled later by the server.
+def _moments(shape: tuple[int, ...], classes: int, groups: int) -> Statistic:
+    return Moments(block_groups(shape, groups))
 
-    A `public` context has the shape of the moments, so that controls differ from the method in one thing.
-    """
-    statistics: dict[str, Callable[[], Statistic]] = {
-        "moments": lambda: Moments(block_groups(shape, groups)),
-        "standardized": lambda: Moments(block_groups(shape, groups)),
-        "public": lambda: Moments(block_groups(shape, groups)),
-        "labels": lambda: LabelHistogram(classes),
-        "predictions": lambda: MeanPrediction(classes),
-        "shares": lambda: LabelHistogram(classes),
-        "predicted-shares": lambda: MeanProbability(classes),
-    }
-    return entry("context", name, statistics)()
+
+STATISTICS: dict[str, Callable[[tuple[int, ...], int, int], Statistic]] = {
+    "moments": _moments,
+    "standardized": _moments,
+    "public": _moments,
+    "labels": lambda shape, classes, groups: LabelHistogram(classes),
+    "predictions": lambda shape, classes, groups: MeanPrediction(classes),
+    "shares": lambda shape, classes, groups: LabelHistogram(classes),
+}
+"""What opens each context of the catalog, from the shape of a record, the classes and the groups.
+
+`standardized` is `moments`, rescaled later by the server; a `public` context has the shape of the moments, so
+that controls differ from the method in one thing.
+"""
+
+
+def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:
+    """The statistic of a plan's `context`."""
+    return entry("context", name, STATISTICS)(shape, classes, groups)
 
 
 def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:

@@ -40,7 +40,7 @@ class Generator(nn.Module):
         return gain
 
 
-class Direct(nn.Module):
+class SharedCoefficients(nn.Module):
     """The coefficients themselves are the parameters, one vector for all clients; the gain is 1."""
 
     def __init__(self, coefficients: int) -> None:
@@ -147,6 +147,58 @@ class Blend(nn.Module):
         return features * scale
 
 
+def _shared(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> SharedCoefficients:
+    return SharedCoefficients(coefficients)
+
+
+def _linear(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> Generator:
+    return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
+
+
+def _factorized(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> Generator:
+    return Generator(_trunk(start, hidden, layers), hidden, coefficients)
+
+
+def _radial(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> Generator:
+    return Generator(RadialTrunk(_trunk(start, hidden, layers), start), hidden, coefficients)
+
+
+def _blend(start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None) -> Blend:
+    assert blending is not None
+    return Blend(start, hidden, coefficients, blending)
+
+
+def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
+    """h_ψ: linear layers, each with a ReLU."""
+    stack: list[nn.Module] = []
+    for width in (len(start), *[hidden] * (layers - 1)):
+        stack += [nn.Linear(width, hidden), nn.ReLU()]
+    return nn.Sequential(*stack)
+
+
+AnyGenerator = Generator | SharedCoefficients | Blend
+
+GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
+    "global": _shared,
+    "direct": _shared,
+    "replay": _shared,
+    "deep-linear": _linear,
+    "full": _factorized,
+    "factorized": _factorized,
+    "radial": _radial,
+    "blend": _blend,
+}
+"""What opens the generator of each method, from (start, hidden, layers, coefficients, blending)."""
+
+
 def open_generator(
     method: str,
     start: Tensor,
@@ -155,7 +207,7 @@ def open_generator(
     coefficients: int,
     seed: int,
     blending: Blending | None = None,
-) -> Generator | Direct | Blend:
+) -> AnyGenerator:
     """The generator of a plan's method, at its public initialization.
 
     `start` (c,) is the context that stands in before any is released; the radial control is frozen there.
@@ -164,33 +216,5 @@ def open_generator(
     >>> generator(torch.rand(3, 6)).shape
     torch.Size([3, 32])
     """
-
-    def shared() -> Direct:
-        return Direct(coefficients)
-
-    def linear() -> Generator:
-        return Generator(nn.Linear(len(start), hidden, bias=False), hidden, coefficients)
-
-    def factorized(radial: bool = False) -> Generator:
-        stack: list[nn.Module] = []
-        for width in (len(start), *[hidden] * (layers - 1)):
-            stack += [nn.Linear(width, hidden), nn.ReLU()]
-        trunk: nn.Module = nn.Sequential(*stack)
-        return Generator(RadialTrunk(trunk, start) if radial else trunk, hidden, coefficients)
-
-    def blend() -> Blend:
-        assert blending is not None
-        return Blend(start, hidden, coefficients, blending)
-
-    generators: dict[str, Callable[[], Generator | Direct | Blend]] = {
-        "global": shared,
-        "direct": shared,
-        "replay": shared,
-        "deep-linear": linear,
-        "full": factorized,
-        "factorized": factorized,
-        "radial": lambda: factorized(radial=True),
-        "blend": blend,
-    }
     with seeded(seed):
-        return entry("method", method, generators)()
+        return entry("method", method, GENERATORS)(start, hidden, layers, coefficients, blending)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.presets import PRESETS, preset_values
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, Collection[str]] = {
     "preset": PRESETS,
     "partition": catalog.PARTITIONS,
     "basis": catalog.BASES,
-    "method": tuple(METHODS),
-    "context": tuple(name for name, context in CONTEXTS.items() if context.choosable),
-    "channel": tuple(catalog.CHANNELS),
+    "method": METHODS,
+    "context": CONTEXTS,
+    "channel": catalog.CHANNELS,
     "lattice": catalog.LATTICES,
     "accounting": catalog.ACCOUNTINGS,
     "schedule": catalog.SCHEDULES,
@@ -158,13 +158,18 @@ class Plan:
         """
         import hashlib  # loads OpenSSL, which a plan on the command line does without
 
-        values = dataclasses.asdict(self)
-        for field in dataclasses.fields(self):
-            if field.metadata["since"] != "0.1" and values[field.name] == field.default:
-                del values[field.name]
+        values = self.digested()
         values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def digested(self) -> dict[str, Any]:
+        """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
+        }
 
     @property
     def private(self) -> bool:
@@ -182,9 +187,14 @@ class Plan:
         return METHODS[self.method]
 
     @property
-    def future_context(self) -> str:
-        """The context that future clients release."""
-        return self.context_traits.future or self.context
+    def uses_future_labels(self) -> bool:
+        """Whether future clients need labels."""
+        return self.context_traits.uses_labels and not self.context_traits.predicted_for_future
+
+    @property
+    def future_uses_model(self) -> bool:
+        """Whether the context of a future client is made with the run's model."""
+        return self.context_traits.uses_model or self.context_traits.predicted_for_future
 
     @property
     def context_traits(self) -> catalog.Context:
@@ -263,7 +273,7 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
     if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
         raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
-    if context.future and not plan.context_share:
+    if context.predicted_for_future and not plan.context_share:
         raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
     if plan.generated and not context.released:
         raise PlanError("generated says how far a context decides: choose a context, or set generated=0")

@@ -119,7 +119,7 @@ def open_releases(
     """
     bound = sensitivity(plan.clip, records)
     context = statistic.sensitivity(plan.context_records)
-    shares = plan.context_share + (plan.confusion_share if plan.context_traits.future else 0.0)
+    shares = plan.context_share + (plan.confusion_share if plan.context_traits.predicted_for_future else 0.0)
     if shares:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share)
@@ -129,7 +129,7 @@ def open_releases(
     releases = [_gradient(plan, model, records, bound, sigma)]
     if plan.releases_context:
         releases.append(_averaged("context", plan, statistic, model, plan.context_records, sigma_context))
-    if plan.context_traits.future:
+    if plan.context_traits.predicted_for_future:
         confusion = Confusion(classes)
         noise = _share(plan, confusion.sensitivity(records), plan.confusion_share)
         releases.append(_averaged("confusion", plan, confusion, model, records, noise))

@@ -1,6 +1,6 @@
 """Public seeds: one for each purpose, and initialization that depends on nothing else.
 
-Modules of torch draw from its one global generator, so threads must take turns.
+Modules of torch draw from its one global generator, so one thread at a time draws.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-_TURN = threading.RLock()
+_ONE_THREAD = threading.RLock()
 
 
 def derived_seed(seed: int, purpose: str) -> int:
@@ -30,6 +30,6 @@ def seeded(seed: int) -> Iterator[None]:
     ...     print(torch.equal(first, torch.rand(2)))
     True
     """
-    with _TURN, torch.random.fork_rng(devices=[]):
+    with _ONE_THREAD, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.generator import Blend, Direct, Generator, open_generator
+from sottovoce.generator import AnyGenerator, open_generator
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
 
 def update_generator(
-    generator: Generator | Direct | Blend,
+    generator: AnyGenerator,
     descent: Descent,
     inputs: Tensor,
     releases: Tensor,
@@ -97,7 +97,7 @@ class Server:
     def open_contexts(self) -> Tensor | None:
         """Call before contexts are released: the shared coefficients behind predictions, else None."""
         if not self.blueprint.plan.context_traits.uses_model:
-            return self.shared_coefficients() if self.blueprint.plan.context_traits.future else None
+            return None
         if not bool(self._known.any()):
             with torch.no_grad():
                 self._snapshot = self.generator(self._neutral[None])[0].clone()

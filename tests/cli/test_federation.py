@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from sottovoce.cli.application import app
+from sottovoce.errors import SottovoceError
+from sottovoce.onboarding.tokens import new_token
 
 from .conftest import Failing
 
@@ -24,3 +29,14 @@ def test_one_plan_file_is_enough(failing: Failing) -> None:
 def test_nothing_is_served_unencrypted_beyond_this_machine(run: Path, failing: Failing) -> None:
     pytest.importorskip("uvicorn")
     assert "unencrypted" in failing("serve", str(run), "--host", "0.0.0.0")
+
+
+def test_the_command_serves_nothing_unencrypted_to_the_world(tmp_path: Path) -> None:
+    new_token(tmp_path, "alice")
+    for options, reason in (
+        (["--host", "0.0.0.0"], "unencrypted"),
+        (["--certificate", "server.crt"], "go together"),
+    ):
+        result = CliRunner().invoke(app, ["serve", str(tmp_path), *options])
+        assert isinstance(result.exception, SottovoceError)
+        assert reason in str(result.exception)

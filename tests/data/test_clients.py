@@ -20,7 +20,7 @@ def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
     return Dataset("numbered", x, y, Facts((1,), 4), client=owner)
 
 
-def dealt(data: Dataset, **changes: object) -> FederatedDataset:
+def divided(data: Dataset, **changes: object) -> FederatedDataset:
     request: dict[str, object] = {
         "partition": "dirichlet",
         "participants": 6,
@@ -39,7 +39,7 @@ def numbers(records: Records) -> set[int]:
 
 @pytest.mark.parametrize("partition", ["dirichlet", "iid"])
 def test_no_record_is_in_two_sets_that_must_be_disjoint(partition: str) -> None:
-    clients = dealt(numbered(400), partition=partition)
+    clients = divided(numbered(400), partition=partition)
     held: list[set[int]] = []
     for mine in clients.participants:
         assert numbers(mine.context) <= numbers(mine.train)
@@ -54,14 +54,14 @@ def test_no_record_is_in_two_sets_that_must_be_disjoint(partition: str) -> None:
 
 
 def test_labels_stay_with_their_records() -> None:
-    clients = dealt(numbered(400))
+    clients = divided(numbered(400))
     for mine in [*clients.participants, *clients.future]:
         for part in (mine.train, mine.held_out, mine.context):
             assert torch.equal(part.x.flatten().long() % 4, part.y)
 
 
 def test_looking_again_or_in_another_federation_gives_the_same_records() -> None:
-    one, two, other = dealt(numbered(400)), dealt(numbered(400)), dealt(numbered(400), seed=42)
+    one, two, other = divided(numbered(400)), divided(numbered(400)), divided(numbered(400), seed=42)
     assert torch.equal(one.participants[3].context.x, one.participants[3].context.x)
     assert torch.equal(one.participants[3].context.x, two.participants[3].context.x)
     assert not torch.equal(one.participants[3].context.x, other.participants[3].context.x)
@@ -81,7 +81,7 @@ def test_the_papers_client_of_417_records_trains_on_333() -> None:
 
 def test_natural_clients_keep_their_sizes() -> None:
     owner = torch.repeat_interleave(torch.arange(8), torch.arange(45, 53))
-    clients = dealt(numbered(len(owner), owner), partition="client", records_per_client=0)
+    clients = divided(numbered(len(owner), owner), partition="client", records_per_client=0)
     assert sorted(clients.participants.sizes + clients.future.sizes) == list(range(45, 53))
     for mine in clients.participants:
         assert len({int(owner[i]) for i in numbers(mine.train) | numbers(mine.held_out)}) == 1
@@ -107,7 +107,7 @@ def test_normalization_uses_the_stated_constants_whatever_the_records_are() -> N
 def test_records_that_are_not_finite_pass_through() -> None:
     x = torch.zeros(400, 2)
     x[7, 0], x[8, 1] = float("nan"), float("inf")
-    clients = dealt(Dataset("holes", x, torch.arange(400) % 4, Facts(x.shape[1:], 4)))
+    clients = divided(Dataset("holes", x, torch.arange(400) % 4, Facts(x.shape[1:], 4)))
     kept = torch.cat([part.x for c in clients.participants for part in (c.train, c.held_out)])
     kept = torch.cat([kept, *(part.x for c in clients.future for part in (c.context, c.held_out))])
     assert int((~kept.isfinite()).sum()) == 2
@@ -122,7 +122,7 @@ def test_a_look_at_a_client_reads_only_that_clients_records(monkeypatch: pytest.
         return original(self, index)
 
     monkeypatch.setattr(Dataset, "records", counting)
-    clients = dealt(
+    clients = divided(
         numbered(50_000), participants=9_990, future_clients=10, records_per_client=5, context_records=4
     )
     assert read == []
@@ -134,7 +134,7 @@ def test_a_look_at_a_client_reads_only_that_clients_records(monkeypatch: pytest.
 def test_clients_looked_at_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("sottovoce.data.clients")
     monkeypatch.setattr(module, "CACHE_BYTES", 2 * 50 * 4)  # two clients of 50 numbers
-    clients = dealt(numbered(400))
+    clients = divided(numbered(400))
     first = weakref.ref(clients.participants[0])
     assert first() is not None
     _ = clients.participants[1], clients.participants[2]
@@ -143,7 +143,7 @@ def test_clients_looked_at_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_clients_index_like_a_list() -> None:
-    clients = dealt(numbered(400)).participants
+    clients = divided(numbered(400)).participants
     assert len(clients[1:4]) == 3
     assert torch.equal(clients[-1].train.x, clients[5].train.x)
     with pytest.raises(IndexError):
@@ -163,21 +163,21 @@ def test_clients_index_like_a_list() -> None:
 )
 def test_impossible_federations_name_the_numbers(changes: dict[str, object], says: str) -> None:
     with pytest.raises(SottovoceError, match=says):
-        dealt(numbered(400), **changes)
+        divided(numbered(400), **changes)
 
 
 def test_a_future_client_keeps_at_least_one_query_record() -> None:
     owner = torch.repeat_interleave(torch.arange(2), 50)
     both = {"partition": "client", "participants": 1, "future_clients": 1, "records_per_client": 0}
-    assert len(dealt(numbered(100, owner), **both, context_records=40).future[0].held_out) == 10
+    assert len(divided(numbered(100, owner), **both, context_records=40).future[0].held_out) == 10
     small = torch.cat([torch.zeros(50).long(), torch.ones(20).long()])
     seeds = [
         seed
         for seed in range(20)
-        if dealt(numbered(70, small), **both, context_records=1, seed=seed).future.sizes == [20]
+        if divided(numbered(70, small), **both, context_records=1, seed=seed).future.sizes == [20]
     ]
     with pytest.raises(SottovoceError, match="there are 19 records that the smallest future"):
-        dealt(numbered(70, small), **both, context_records=20, seed=seeds[0])
+        divided(numbered(70, small), **both, context_records=20, seed=seeds[0])
 
 
 def test_a_future_client_cannot_give_more_context_than_it_has() -> None:
@@ -188,7 +188,7 @@ def test_a_future_client_cannot_give_more_context_than_it_has() -> None:
 
 
 def test_a_federation_may_have_no_future_clients() -> None:
-    clients = dealt(
+    clients = divided(
         numbered(100),
         partition="iid",
         participants=5,

@@ -114,7 +114,7 @@ def test_natural_clients_are_shuffled() -> None:
     assert len({int(part) for part in first}) > 3
 
 
-def test_a_hundred_thousand_clients_are_dealt_in_seconds() -> None:
+def test_a_hundred_thousand_clients_are_divided_in_seconds() -> None:
     data = toy(torch.arange(500_000) % 10, 10)
     start = time.perf_counter()
     partition(data, kind="dirichlet", clients=100_000, records=5, alpha=0.5, seed=0)
@@ -142,6 +142,6 @@ def test_impossible_requests_say_what_to_change(changes: dict[str, object], says
         partition(data, **{**request, **changes})  # type: ignore[arg-type]
 
 
-def test_a_dataset_without_owners_cannot_be_dealt_by_owner() -> None:
+def test_a_dataset_without_owners_cannot_be_divided_by_owner() -> None:
     with pytest.raises(SottovoceError, match="add an array 'client'"):
         partition(toy([0, 1], 2), kind="client", clients=1, records=0, alpha=1, seed=0)

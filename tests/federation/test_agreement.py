@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +12,17 @@ import pytest
 
 from sottovoce.federation.agreement import Agreement, AgreementError
 from sottovoce.federation.client_files import agree
-
-from .world import small_plan
+from sottovoce.plan import Plan
+from tests.small import federated_plan
 
 
 def test_an_agreement_survives_its_file_and_every_key_counts(tmp_path: Path) -> None:
-    agreement = agree(small_plan())
+    agreement = agree(federated_plan())
     file = tmp_path / "agreement.toml"
     file.write_text(agreement.to_toml())
     assert Agreement.load(file) == agreement
     assert Agreement.load(file).digest() == agreement.digest()
-    other = agree(small_plan(clip=0.5))
+    other = agree(federated_plan(clip=0.5))
     assert other.digest() != agreement.digest()
     assert agreement.difference(other) == "clip is 1.0 here and 0.5 there"
     rescaled = Agreement(agreement.plan, replace(agreement.facts, mean=(0.5,)))
@@ -41,8 +44,23 @@ def test_a_missing_agreement_says_whom_to_ask(tmp_path: Path) -> None:
 
 
 def test_a_federation_needs_noise_and_a_number_of_records() -> None:
-    agreement = agree(small_plan())
+    agreement = agree(federated_plan())
     with pytest.raises(AgreementError, match="simulator only"):
         Agreement(agreement.plan.replace(epsilon=float("inf")), agreement.facts)
     with pytest.raises(AgreementError, match="every client can give"):
         Agreement(agreement.plan.replace(gradient_records=0), agreement.facts)
+
+
+def test_agreements_of_version_0_1_keep_their_digest() -> None:
+    """Clients that enrolled then hold that digest; keys that came later count when they are set."""
+    agreement = agree(federated_plan())
+    values = dataclasses.asdict(agreement.plan)
+    for later in (field.name for field in dataclasses.fields(Plan) if field.metadata["since"] != "0.1"):
+        del values[later]
+    facts = {name: getattr(agreement.facts, name) for name in ("shape", "classes", "mean", "std")}
+    text = json.dumps({**values, **facts}, sort_keys=True)
+    assert agreement.digest() == hashlib.sha256(text.encode()).hexdigest()[:32]
+    assert Agreement(agreement.plan.replace(repeat=1), agreement.facts).digest() != agreement.digest()
+    assert "repeat" in (
+        agreement.difference(Agreement(agreement.plan.replace(repeat=1), agreement.facts)) or ""
+    )

@@ -20,13 +20,14 @@ from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import train
+from tests.small import federated_plan
 
 from .processes import Processes, free_port, write_certificates
-from .world import same, small_plan
+from .world import same
 
 
 def prepare(folder: Path, retry: float = 15.0, **changes: Any) -> Agreement:
-    agreement = agree(small_plan(**changes))
+    agreement = agree(federated_plan(**changes))
     write_client_files(agreement, folder / "clients")
     write_app(agreement, folder / "app", run_directory=folder / "run", retry=retry)
     return agreement
@@ -156,7 +157,7 @@ def test_a_node_does_not_join_over_an_expired_certificate(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_flowers_simulation_engine_gives_the_same_generator(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="install sottovoce[simulation]")
-    agreement = agree(small_plan())
+    agreement = agree(federated_plan())
     clients = tmp_path / "clients"
     write_client_files(agreement, clients)
     write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", simulated_clients=clients)

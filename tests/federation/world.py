@@ -14,30 +14,8 @@ from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.node import Member
 from sottovoce.federation.store import Store
-from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-
-SMALL = {
-    "dataset": "mnist-small",
-    "participants": 3,
-    "future_clients": 1,
-    "records_per_client": 100,
-    "context_records": 40,
-    "coefficients": 256,
-    "basis": "unstructured",
-    "rounds": 4,
-    "clients_per_round": 2,
-    "channel": "direct",
-    "context": "moments",
-    "epsilon": 8.0,
-    "learning_rate": 0.3,
-    "evaluate_every": 0,
-    "seeded": True,
-}
-
-
-def small_plan(**changes: Any) -> Plan:
-    return Plan.load(overrides={**SMALL, **changes})
+from tests.small import federated_plan
 
 
 class World:
@@ -45,7 +23,7 @@ class World:
 
     def __init__(self, folder: Path, *, options: Options | None = None, **changes: Any) -> None:
         self.folder = folder
-        self.agreement = agree(small_plan(**changes))
+        self.agreement = agree(federated_plan(**changes))
         self.files = write_client_files(self.agreement, folder / "clients")
         self._options = options
         self.start()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
 from sottovoce.gradients.stack import capture, stack
-from sottovoce.subspace import Basis, Kind, open_basis
+from sottovoce.subspace import Basis, BasisKind, open_basis
 
 from . import models
 
@@ -217,7 +217,7 @@ def test_the_sensitivity_is_twice_the_clip_over_the_denominator() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_share_out_chunks_and_change_nothing_else(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: BasisKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = models.seeded(models.lenet)
     theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 24)

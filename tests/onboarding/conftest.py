@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.federation.result import write_run
+from sottovoce.onboarding import remote
 from tests.federation.world import World
 
 
@@ -25,3 +26,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
 def run(finished: World, tmp_path: Path) -> Path:
     """A fresh copy of the finished run, without tokens and contexts of other tests."""
     return Path(shutil.copytree(finished.folder / "run", tmp_path / "run"))
+
+
+@pytest.fixture
+def records(finished: World, tmp_path: Path) -> Path:
+    """The future client's file, with nothing charged yet."""
+    return Path(shutil.copy(finished.folder / "clients" / "future-0.npz", tmp_path / "mine.npz"))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "TRIES", 1)

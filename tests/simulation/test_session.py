@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce import data
 from sottovoce.data import Dataset, Facts, divide, resolve, scope
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
@@ -21,10 +20,7 @@ from sottovoce.simulation.session import Session, recorded_gains
 from sottovoce.simulation.training import Interrupted, train
 from tests.small import small_plan
 
-
-@pytest.fixture(scope="module")
-def records() -> Dataset:
-    return data.load("mnist-small")
+from .interrupting import interrupted
 
 
 def opened(plan, out, records, **options) -> Session:
@@ -148,15 +144,6 @@ def test_a_ledger_of_other_records_is_refused(tmp_path, records) -> None:
         train(small_plan(), tmp_path / "third", dataset=records, ledger=shared)
 
 
-def test_a_run_is_neither_overwritten_nor_resumed_under_another_plan(tmp_path, records) -> None:
-    train(small_plan(), tmp_path / "run", dataset=records)
-    with pytest.raises(RunError, match="already holds a run"):
-        train(small_plan(), tmp_path / "run", dataset=records)
-    (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(RunError, match=r"clip=1\.0, not 0\.5"):
-        train(small_plan(clip=0.5), tmp_path / "run", dataset=records, resume=True)
-
-
 def test_a_damaged_checkpoint_is_refused(tmp_path, records) -> None:
     session = opened(small_plan(), tmp_path / "run", records, checkpoint_seconds=0.0)
     session.record(session.simulation.step())
@@ -196,15 +183,6 @@ def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
     path.write_text("nothing")
     with pytest.raises(PlanError, match=r"not the rounds\.jsonl"):
         recorded_gains(str(path), 1)
-
-
-def interrupted(plan, out, records, **options) -> None:
-    def stop(line: dict) -> None:
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted):
-        train(plan, out, dataset=records, on_round=stop, **options)
 
 
 def test_a_resumed_run_goes_on_in_the_ledger_it_was_started_with(tmp_path, records) -> None:
@@ -248,15 +226,6 @@ def test_a_lost_result_is_made_again_from_the_model(tmp_path, records) -> None:
     result = train(plan, tmp_path / "run", dataset=records)
     (tmp_path / "run" / "result.json").unlink()
     assert comparable(train(plan, tmp_path / "run", dataset=records, resume=True)) == comparable(result)
-
-
-@pytest.mark.parametrize("damage", ["garbage\n", '{"foreign": 1}\n'])
-def test_damaged_rounds_are_refused(tmp_path, records, damage: str) -> None:
-    interrupted(small_plan(), tmp_path / "run", records)
-    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
-        file.write(damage)
-    with pytest.raises(RunError, match=r"rounds\.jsonl"):
-        train(small_plan(), tmp_path / "run", dataset=records, resume=True)
 
 
 def test_a_refused_run_leaves_no_ledger_behind(tmp_path, records) -> None:

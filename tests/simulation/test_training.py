@@ -1,40 +1,16 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sottovoce import data
 from sottovoce.data import Dataset
-from sottovoce.models import lenet
-from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import evaluate, train
-from tests.small import small_plan, tiny
+from tests.small import LEARNING, small_plan, tiny
 
 CHANCE = 10.0
-LEARNING = {
-    "rounds": 30,
-    "learning_rate": 0.5,
-    "epsilon": 64.0,
-    "evaluate_every": 0,
-    "records_per_client": 300,
-}
-
-
-@pytest.fixture(scope="module")
-def records() -> Dataset:
-    return data.load("mnist-small")
-
-
-@pytest.fixture(scope="module")
-def factorized_run(tmp_path_factory, records):
-    out = tmp_path_factory.mktemp("runs") / "factorized"
-    plan = small_plan(**LEARNING, context="public")
-    return out, train(plan, out, dataset=records)
 
 
 @pytest.mark.parametrize(
@@ -81,24 +57,6 @@ def _scope(method: str, records: Dataset) -> str:
     return data.scope(small_plan(method=method), records)
 
 
-def test_the_files_of_a_run_say_what_it_did(factorized_run) -> None:
-    out, result = factorized_run
-    assert json.loads((out / "result.json").read_text()) == result
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in rounds] == list(range(1, 31))
-    assert sum(line["bytes"] for line in rounds) == result["uplink"]["bytes"]
-    assert result["uplink"]["releases"] == 90
-    assert result["uplink"]["bytes"] >= 90 * 800 * 4
-    assert result["seeded"] is True
-    assert set(result["accuracy"]["future_per_client"]) == {"future-0", "future-1"}
-    assert not (out / "checkpoint.safetensors").exists()
-    mean = np.mean(list(result["accuracy"]["seen_per_client"].values()))
-    assert mean == pytest.approx(result["accuracy"]["seen"])
-    noise = np.mean([line["noise_norm"] for line in rounds])
-    # ‖N(0, σ²I₈₀₀)‖ = σ√800, its mean over 90 releases within 2 %: error rate below 1e-10.
-    assert noise == pytest.approx(result["sigma"] * np.sqrt(800), rel=0.02)
-
-
 def test_evaluating_again_gives_the_same_accuracies(factorized_run, records) -> None:
     out, result = factorized_run
     assert evaluate(out, dataset=records)["accuracy"] == result["accuracy"]
@@ -133,91 +91,5 @@ def test_naturally_partitioned_records_keep_their_clients(tmp_path) -> None:
     assert len(result["accuracy"]["seen_per_client"]) == 6
 
 
-class TestPersonalization:
-    @pytest.fixture
-    def run(self, tmp_path, records):
-        train(small_plan(model="lenet", coefficients=4096, rounds=2), tmp_path / "run", dataset=records)
-        mine = records.records(torch.arange(200, 300))
-        np.savez(tmp_path / "mine.npz", x=records.x[200:300].numpy(), y=mine.y.numpy())
-        np.savez(tmp_path / "unlabelled.npz", x=records.x[200:300].numpy())
-        return tmp_path
-
-    def test_a_future_client_gets_a_plain_state_dict_and_pays_for_one_context(self, run, records) -> None:
-        answer = personalize(run / "run", run / "mine.npz", run / "mine.safetensors")
-        module = lenet((1, 28, 28), 10)
-        module.load_state_dict(load_file(run / "mine.safetensors"))
-        held_out = records.records(torch.arange(250, 300))
-        hits = (module(held_out.x).argmax(1) == held_out.y).float().mean()
-        assert 100 * float(hits) == pytest.approx(answer["accuracy"])
-        assert 0 < answer["epsilon"] < 8
-
-    def test_asking_again_costs_nothing_new_and_gives_the_same_model(self, run) -> None:
-        first = personalize(run / "run", run / "mine.npz", run / "a.safetensors")
-        second = personalize(run / "run", run / "mine.npz", run / "b.safetensors")
-        assert first["epsilon"] == second["epsilon"]
-        assert (run / "a.safetensors").read_bytes() == (run / "b.safetensors").read_bytes()
-
-    def test_the_noise_of_a_future_client_is_never_seeded(self, run) -> None:
-        personalize(run / "run", run / "mine.npz", run / "a.safetensors", ledger=run / "a.sqlite")
-        personalize(run / "run", run / "mine.npz", run / "b.safetensors", ledger=run / "b.sqlite")
-        assert (run / "a.safetensors").read_bytes() != (run / "b.safetensors").read_bytes()
-
-    def test_labels_are_not_needed_for_a_context_without_them(self, run) -> None:
-        answer = personalize(run / "run", run / "unlabelled.npz", run / "mine.safetensors")
-        assert answer["accuracy"] is None
-        assert answer["uses_labels"] is False
-
-    @pytest.mark.parametrize(
-        ("arrays", "hint"),
-        [
-            ({"x": np.zeros((60, 3, 32, 32), np.uint8), "y": np.zeros(60, int)}, "shape"),
-            ({"x": np.zeros((60, 1, 28, 28), np.uint8), "y": np.full(60, 12)}, "label 12"),
-            ({"x": np.zeros((20, 1, 28, 28), np.uint8), "y": np.zeros(20, int)}, "needs 50"),
-            ({"y": np.zeros(20, int)}, "no array 'x'"),
-        ],
-    )
-    def test_records_that_do_not_fit_the_run_are_refused(self, run, arrays, hint) -> None:
-        np.savez(run / "bad.npz", **arrays)
-        with pytest.raises(Exception, match=hint):
-            personalize(run / "run", run / "bad.npz", run / "bad.safetensors")
-        assert not (run / "bad.safetensors").exists()
-        assert not (run / "bad.ledger.sqlite").exists()
-
-
 def test_tiny_is_the_model_of_these_tests() -> None:
     assert sum(p.numel() for p in tiny((1, 28, 28), 10).parameters()) == 12_730
-
-
-def test_a_run_of_an_own_module_is_used_with_that_module_only(tmp_path, records) -> None:
-    torch.manual_seed(5)
-    own = tiny((1, 28, 28), 10).double().train()
-    plan = small_plan(model="lenet", rounds=2)
-    result = train(plan, tmp_path / "run", dataset=records, module=own)
-    assert own.training
-    assert next(own.parameters()).dtype == torch.float64
-    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
-    with pytest.raises(Exception, match="reference differs"):
-        evaluate(tmp_path / "run", dataset=records)
-    with pytest.raises(Exception, match="pass its own module"):
-        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
-    assert not (tmp_path / "mine.ledger.sqlite").exists()
-    assert evaluate(tmp_path / "run", dataset=records, module=own)["accuracy"] == result["accuracy"]
-    personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors", module=own)
-    assert set(load_file(tmp_path / "mine.safetensors")) == set(own.state_dict())
-
-
-def test_a_future_client_sets_its_own_budget(tmp_path, records) -> None:
-    train(small_plan(), tmp_path / "run", dataset=records)
-    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
-    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
-    with pytest.raises(Exception, match="budget"):
-        personalize(*words, budget=0.1)
-    answer = personalize(*words, budget=7.0)
-    assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
-
-
-def test_ablations_without_privacy_personalize_nobody(tmp_path, records) -> None:
-    train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=records)
-    np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
-    with pytest.raises(Exception, match="personalizes nobody"):
-        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")

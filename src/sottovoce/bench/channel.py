@@ -57,12 +57,12 @@ def measure(
     for norm in norms:
         lengths: dict[str, list[int]] = {name: [] for name in opened}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in opened}
-        for turn in range(-1, messages):
+        for repeat in range(-1, messages):
             u = rng.standard_normal(size)
             u *= norm / np.linalg.norm(u)
             for name, channel in opened.items():
-                length, times = _one(channel, u, turn)
-                if turn >= 0:  # the first message pays for compiling and for tables
+                length, times = _one(channel, u, repeat)
+                if repeat >= 0:  # the first message pays for compiling and for tables
                     lengths[name].append(length)
                     seconds[name].append(times)
         for name in opened:

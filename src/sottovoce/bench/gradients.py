@@ -26,7 +26,7 @@ import sottovoce
 from sottovoce.bench.interleaved import medians
 from sottovoce.gradients import clipped_mean, vmap
 from sottovoce.models import flat_parameters, lenet
-from sottovoce.subspace import KINDS, Kind, SignedPartition, open_basis
+from sottovoce.subspace import BASIS_KINDS, BasisKind, SignedPartition, open_basis
 
 COEFFICIENTS = 16_384
 CLIP = 1.0
@@ -72,13 +72,13 @@ def contenders(records: int, *, peers: bool = False) -> dict[str, Callable[[], o
     y = torch.randint(10, (records,), generator=generator)
     module = lenet((3, 32, 32), 10)
     theta = flat_parameters(module)
-    bases = {kind: open_basis(kind, module, COEFFICIENTS, 0) for kind in KINDS}
+    bases = {kind: open_basis(kind, module, COEFFICIENTS, 0) for kind in BASIS_KINDS}
 
     def plain() -> None:
         module.zero_grad()
         torch.autograd.backward(F.cross_entropy(module(x), y))
 
-    def ours(kind: Kind) -> Callable[[], object]:
+    def ours(kind: BasisKind) -> Callable[[], object]:
         return lambda: clipped_mean(module, theta, bases[kind], x, y, clip=CLIP, denominator=records)
 
     partition = bases["unstructured"]

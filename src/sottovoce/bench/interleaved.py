@@ -1,4 +1,4 @@
-"""Contenders of a measurement take turns, so that the machine's moods meet all of them alike."""
+"""Contenders of a measurement are measured in alternation, so that other load meets all of them alike."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 def medians(
     contenders: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Median seconds by `clock` of each contender; the first turn, which warms up, is left out.
+    """Median seconds by `clock` of each contender; the first round, which warms up, is left out.
 
     >>> medians({"nothing": lambda: None}, repeats=3, clock=lambda: 2.0)
     {'nothing': 0.0}
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
+    for repeat in range(repeats + 1):
         for name, work in contenders.items():
             start = clock()
             work()
-            if turn:
+            if repeat:
                 times[name].append(clock() - start)
     return {name: statistics.median(spent) for name, spent in times.items()}

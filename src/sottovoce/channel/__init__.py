@@ -60,7 +60,7 @@ def _polar(size: int, sigma: float) -> Channel:
     return Polar("polar", size, sigma)
 
 
-_OPENERS: dict[str, Callable[..., Channel]] = {
+OPENERS: dict[str, Callable[..., Channel]] = {
     "direct": _direct,
     "direct-q12": _direct_q12,
     "lrsuq": _lrsuq,
@@ -74,11 +74,11 @@ def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Chann
 
     The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
     """
-    if name not in _OPENERS:
-        raise ChannelError(f"no channel is called {name!r}; {nearest(name, _OPENERS)}")
+    if name not in OPENERS:
+        raise ChannelError(f"no channel is called {name!r}; {nearest(name, OPENERS)}")
     known = CHANNELS[name].options
     for option in options:
         if option not in known:
             hint = nearest(option, known) if known else "it takes none"
             raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
-    return _OPENERS[name](size, sigma, **options)
+    return OPENERS[name](size, sigma, **options)

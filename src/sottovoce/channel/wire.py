@@ -13,24 +13,13 @@ import operator
 import struct
 from dataclasses import dataclass
 
+from sottovoce.catalog import CHANNELS
 from sottovoce.errors import SottovoceError
 
 VERSION = 1
 TAG_BYTES = 4
 HEADER_BYTES = 1 + TAG_BYTES
 SECRET_BYTES = 32
-
-CHANNEL_IDS = {
-    "direct": 0,
-    "direct-q12": 1,
-    "lrsuq/Z4": 2,
-    "lrsuq/D4": 3,
-    "lrsuq/E8": 4,
-    "lrsuq-elias/Z4": 5,
-    "lrsuq-elias/D4": 6,
-    "lrsuq-elias/E8": 7,
-    "polar": 8,
-}
 
 Stream = tuple[str | int, ...]
 
@@ -71,20 +60,29 @@ def derive(secret: bytes, purpose: bytes, context: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
+def _formats() -> dict[str, int]:
+    return {name: number for channel in CHANNELS.values() for name, number in channel.formats.items()}
+
+
 @dataclass(frozen=True)
 class Envelope:
     """What both ends know before a message exists; seals payloads and opens messages."""
 
-    format: str  # a key of CHANNEL_IDS
+    format: str  # of a channel of the catalog
     size: int
     sigma: float
     secret: bytes
     stream: Stream
 
     @property
+    def number(self) -> int:
+        """The format's number in the first byte."""
+        return _formats()[self.format]
+
+    @property
     def context(self) -> bytes:
         """Version, channel, size, σ and stream as bytes: the context of every derived key."""
-        head = struct.pack(">BBQd", VERSION, CHANNEL_IDS[self.format], self.size, self.sigma)
+        head = struct.pack(">BBQd", VERSION, self.number, self.size, self.sigma)
         return head + stream_bytes(self.stream)
 
     def _tag(self, payload: bytes) -> bytes:
@@ -93,7 +91,7 @@ class Envelope:
 
     def seal(self, payload: bytes) -> bytes:
         """The message that carries `payload`: HEADER_BYTES longer."""
-        return bytes([VERSION << 4 | CHANNEL_IDS[self.format]]) + self._tag(payload) + payload
+        return bytes([VERSION << 4 | self.number]) + self._tag(payload) + payload
 
     def open(self, message: bytes) -> bytes:
         """The payload of `message`, or a ChannelError that says why it is refused."""
@@ -103,7 +101,7 @@ class Envelope:
         if len(message) < HEADER_BYTES:
             raise ChannelError(f"message of {len(message)} bytes is shorter than a header; ask for it again")
         payload = message[HEADER_BYTES:]
-        expected = bytes([VERSION << 4 | CHANNEL_IDS[self.format]]) + self._tag(payload)
+        expected = bytes([VERSION << 4 | self.number]) + self._tag(payload)
         if not hmac.compare_digest(message[:HEADER_BYTES], expected):
             raise ChannelError(self._refusal(message[0]))
         return payload
@@ -112,8 +110,8 @@ class Envelope:
         version, channel = found >> 4, found & 15
         if version != VERSION:
             return f"message has format version {version}, this decoder reads {VERSION}; update the older end"
-        if channel != CHANNEL_IDS[self.format]:
-            names = {number: name for name, number in CHANNEL_IDS.items()}
+        if channel != self.number:
+            names = {number: name for name, number in _formats().items()}
             sender = names.get(channel, f"number {channel}")
             return f"message was made by channel {sender}, not {self.format}; open one channel at both ends"
         return (

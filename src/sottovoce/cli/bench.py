@@ -59,7 +59,7 @@ def channel(
 @app.command(epilog="Example: sottovoce bench gradients --json")
 def gradients(
     records: int = typer.Option(333, help="Records behind a clipped mean."),
-    repeats: int = typer.Option(15, help="Turns of every contender."),
+    repeats: int = typer.Option(15, help="Repeats of every contender."),
     peer: Path = typer.Option(None, help="A Python that has Opacus; by default that of make bench."),
     json: bool = JSON,
 ) -> None:
@@ -73,7 +73,7 @@ def gradients(
 
 @app.command("round", epilog="Example: sottovoce bench round --json")
 def round_(
-    rounds: int = typer.Option(15, help="Turns of every contender."),
+    rounds: int = typer.Option(15, help="Repeats of every contender."),
     json: bool = JSON,
 ) -> None:
     """A round of the simulator against the gradient work in it, and polar against direct, on one thread."""

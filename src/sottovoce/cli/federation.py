@@ -32,7 +32,7 @@ def federate(
         Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
     ),
     deal: Path = typer.Option(
-        None, help="Deal the plan's dataset into one file per client here, to try things out."
+        None, help="Divide the plan's dataset into one file per client here, to try things out."
     ),
     patience: float = typer.Option(
         600.0, help="Seconds after which a round continues without missing clients."

@@ -1,9 +1,9 @@
-"""Dealing a dataset out to clients: Dirichlet over labels, independently, or by natural owner.
+"""Dividing a dataset among clients: Dirichlet over labels, independently, or by natural owner.
 
 The Dirichlet partition gives every client the same number of records with its own class proportions,
 p ~ Dirichlet(α, …, α): small α makes clients that know few classes. Clients are shuffled at the end, so
 that those who come last (the future clients) are not made of left-overs. Every partition is a function
-of its arguments: the same seed deals the same records.
+of its arguments: the same seed gives the same records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def partition(
     if kind not in PARTITIONS:
         raise SottovoceError(f"unknown partition '{kind}': {nearest(kind, PARTITIONS)}")
     if clients < 1 or records < 0:
-        raise SottovoceError(f"cannot deal {records} records to {clients} clients: use positive numbers")
+        raise SottovoceError(
+            f"cannot divide a dataset into {clients} clients of {records} records: use positive numbers"
+        )
     rng = np.random.default_rng(seed)
     if kind == "client":
         return _by_owner(dataset, clients, records, rng)
@@ -49,10 +51,10 @@ def partition(
             f"{dataset.name}: lower participants, future_clients or records_per_client"
         )
     if kind == "iid":
-        dealt = rng.permutation(len(dataset))[: clients * records].reshape(clients, records)
+        parts = rng.permutation(len(dataset))[: clients * records].reshape(clients, records)
     else:
-        dealt = _dirichlet(dataset, clients, records, alpha, rng)
-    return list(torch.from_numpy(dealt).unbind())
+        parts = _dirichlet(dataset, clients, records, alpha, rng)
+    return list(torch.from_numpy(parts).unbind())
 
 
 def _by_owner(dataset: Dataset, clients: int, records: int, rng: np.random.Generator) -> list[Tensor]:
@@ -73,8 +75,8 @@ def _by_owner(dataset: Dataset, clients: int, records: int, rng: np.random.Gener
             f"{dataset.name} has {len(sizes)} clients, {clients} were asked for: "
             "lower participants or future_clients"
         )
-    dealt = np.split(order[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
-    return [torch.from_numpy(dealt[i]) for i in rng.permutation(len(sizes))[:clients]]
+    parts = np.split(order[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
+    return [torch.from_numpy(parts[i]) for i in rng.permutation(len(sizes))[:clients]]
 
 
 def _dirichlet(dataset: Dataset, clients: int, records: int, alpha: float, rng: np.random.Generator) -> Ints:

@@ -1,7 +1,7 @@
 """Public datasets by name: fetched once, verified, and kept in the user's cache.
 
 Every source leads to the same arrays, whose SHA-256 is written here; nothing else enters the cache, and a
-file appears there complete or not at all. The paper deals out the official training examples (60,000 of
+file appears there complete or not at all. The paper divides the official training examples (60,000 of
 MNIST, 50,000 of CIFAR-10), so those are what is kept.
 """
 

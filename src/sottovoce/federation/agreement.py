@@ -16,6 +16,7 @@ from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
+from sottovoce.data.facts import FactsError
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
@@ -49,7 +50,7 @@ class Agreement:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, FactsError) as error:
             raise AgreementError(
                 f"{path} is not an agreement ({error}): 'sottovoce federate' writes one"
             ) from None
@@ -67,8 +68,9 @@ class Agreement:
         return self.plan.to_toml() + "\n[records]\n" + "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A fingerprint: equal agreements and only equal agreements share it."""
-        return hashlib.sha256(json.dumps(self._values(), sort_keys=True).encode()).hexdigest()[:32]
+        """A fingerprint: equal agreements and only equal agreements share it, under later versions too."""
+        values = {**self.plan.digested(), **self._facts()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
     def difference(self, other: Agreement) -> str | None:
         """The first key in which another agreement differs, with both values; None if none does."""
@@ -83,5 +85,7 @@ class Agreement:
         return draw(self.plan, self.facts)
 
     def _values(self) -> dict[str, Any]:
-        facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
-        return {**dataclasses.asdict(self.plan), **facts}
+        return {**dataclasses.asdict(self.plan), **self._facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}

@@ -22,7 +22,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.padding import unpad
-from sottovoce.federation.roster import Register
+from sottovoce.federation.roster import Roster
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.server import Server
@@ -38,7 +38,7 @@ class Options:
     """What the server's operator may choose without changing a promise."""
 
     patience: float = 600.0
-    """Seconds after which a round goes on without the clients that are missing."""
+    """Seconds after which a round continues without the clients that are missing."""
     bucket: int = 0
     """Messages are padded to multiples of so many bytes; 0: not padded."""
     diagnostics: bool = False
@@ -55,7 +55,7 @@ class Coordinator:
         self._digest = agreement.digest()
         self.server = Server(self.blueprint)
         self._store = store
-        self._register = Register(agreement, store)
+        self._roster = Roster(agreement, store)
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
@@ -81,7 +81,7 @@ class Coordinator:
     @property
     def enrolled(self) -> set[int]:
         """Participants whose keys are known."""
-        return self._register.enrolled
+        return self._roster.enrolled
 
     def batch(self) -> AbstractContextManager[None]:
         """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
@@ -89,11 +89,11 @@ class Coordinator:
 
     def offer(self) -> Fields:
         """What a node is told before it has said who it is."""
-        return self._register.offer()
+        return self._roster.offer()
 
     def enrol(self, answer: Mapping[str, Any], address: str) -> int:
         """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
-        return self._register.enrol(answer, address)
+        return self._roster.enrol(answer, address)
 
     def addresses(self) -> dict[int, str]:
         """Where the engine last reached each participant; what comes from there is checked all the same."""
@@ -201,7 +201,7 @@ class Coordinator:
                 return None
             names = ", ".join(participant_name(participant) for participant in missing)
             what = "contexts of" if self._contexts_open else f"round {self.server.round + 1} without"
-            log.warning("patience is over, going on: %s %s", what, names)
+            log.warning("patience is over, continuing: %s %s", what, names)
         line = None if self._contexts_open else self._close_round()
         contexts = {p: vector for (p, kind), vector in self._decoded.items() if kind == "context"}
         for participant in sorted(contexts):
@@ -252,7 +252,7 @@ class Coordinator:
     def _decode(self, participant: int, kind: Kind, round_number: int, message: bytes) -> np.ndarray:
         release = self.blueprint.releases[kind]
         stream = release.stream(self.run, participant_name(participant), round_number)
-        return release.decode(message, secret=self._register.secret(participant), stream=stream)
+        return release.decode(message, secret=self._roster.secret(participant), stream=stream)
 
     def _diagnose(
         self, participant: int, kind: Kind, message: bytes, decoded: np.ndarray, answer: Mapping[str, Any]

@@ -21,8 +21,13 @@ from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.result import description
 
 
-def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[str, Any]:
-    """Writes the directory of a federation whose last round is closed, and returns its result."""
+def write_run(
+    path: str | Path, coordinator: Coordinator, store: Store, *, engine: str = "flower"
+) -> dict[str, Any]:
+    """Writes the directory of a federation whose last round is closed, and returns its result.
+
+    `engine` is the name of what carried the messages.
+    """
     agreement, server = coordinator.agreement, coordinator.server
     directory = RunDirectory(path)
     directory.path.mkdir(parents=True, exist_ok=True)
@@ -31,7 +36,7 @@ def write_run(path: str | Path, coordinator: Coordinator, store: Store) -> dict[
     write_atomically(directory.rounds_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
     server.finish()
     GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
-    result = _result(coordinator, store, lines)
+    result = {**_result(coordinator, store, lines), "engine": engine}
     write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
@@ -44,7 +49,6 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
         spent[participant_name(participant)] = blueprint.epsilon(counts)
     return {
         **description(blueprint),
-        "engine": "flower",
         "rounds": len(lines),
         "releases": sum(len(line["clients"]) for line in lines),
         "releases_max": blueprint.releases_max,

@@ -23,7 +23,7 @@ from sottovoce.federation.store import Store
 log = logging.getLogger("sottovoce.federation")
 
 
-class Register:
+class Roster:
     """The clients of a run: an index belongs for ever to the key that enrolled first."""
 
     def __init__(self, agreement: Agreement, store: Store) -> None:

@@ -2,7 +2,7 @@
 
 It holds who is enrolled, which releases were asked for and received, and the server's state after every
 round. A message is stored before it is used, and a round is applied in one transaction that saves the new
-state and drops the messages it was made of; so a server killed at any moment goes on with the same bytes.
+state and drops the messages it was made of; so a server killed at any moment continues with the same bytes.
 What was asked for and received is remembered for ever, message or not: that is how a client with a restored
 backup knows what it must have spent.
 """

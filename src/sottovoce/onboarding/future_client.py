@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import CONTEXTS
 from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
 from sottovoce.features.kept import described_client
@@ -79,7 +78,7 @@ def obtain_model(
     client's ledger may reach, by default the run's own.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
-    uses_labels = CONTEXTS[plan.future_context].uses_labels
+    uses_labels = plan.uses_future_labels
     model = server.context_model()
     records = described_client(source, plan, blueprint.facts, needed=plan.context_records, labels=uses_labels)
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])

@@ -90,7 +90,7 @@ class Service:
         connection.get("/v1/access")
 
     def context_model(self) -> Tensor | None:
-        if not self.blueprint.plan.context_traits.uses_model:
+        if not self.blueprint.plan.future_uses_model:
             return None
         return _coefficients(self._connection.get("/v1/context-model"), self.blueprint)
 

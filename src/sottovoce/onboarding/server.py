@@ -65,6 +65,8 @@ class FinishedRun:
 
     def context_model(self) -> Tensor | None:
         """The shared coefficients behind contexts that use a model, None for other statistics."""
+        if self.blueprint.plan.context_traits.predicted_for_future:
+            return self.server.shared_coefficients()
         return self.server.open_contexts()
 
     @property

@@ -120,7 +120,7 @@ def read_run(directory: Path) -> ReportedRun:
             f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version of sottovoce that wrote it"
         )
-    if result.maybe_text("engine") == "flower":
+    if result.maybe_text("engine") is not None:
         raise SottovoceError(
             f"{directory} is the server's side of a federation, which learns no accuracies and byte counts: "
             "a report needs a simulated run"

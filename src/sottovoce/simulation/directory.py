@@ -124,7 +124,7 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def truncate_rounds(self, rounds: int) -> None:
-        """Drops lines written after the checkpoint from which the run goes on."""
+        """Drops lines written after the checkpoint from which the run continues."""
         kept = [line for line in self.rounds() if line["round"] <= rounds]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.rounds_file, text.encode())

@@ -11,7 +11,6 @@ import numpy as np
 
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import CONTEXTS
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Ledger
 
@@ -66,7 +65,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "seed": plan.seed,
         "preset": plan.preset,
         "context": plan.context,
-        "uses_future_labels": CONTEXTS[plan.future_context].uses_labels,
+        "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
         "features": plan.features,
         "public_pretraining": False,

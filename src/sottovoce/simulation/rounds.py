@@ -149,14 +149,14 @@ class Simulation:
             total += len(message)
             self.server.receive_context(participant, self._decode("context", message, client))
         self.server.close_contexts()
-        if not self.blueprint.plan.context_traits.future:
+        if not self.blueprint.plan.context_traits.predicted_for_future:
             self._release_future(model)
         return total
 
     def finish(self) -> None:
         """After the last round: the final generator and, where the plan has them, the last releases."""
         self.server.finish()
-        if self.blueprint.plan.context_traits.future and self._future_contexts is None:
+        if self.blueprint.plan.context_traits.predicted_for_future and self._future_contexts is None:
             model = self.server.shared_coefficients()
             for participant in range(self.blueprint.plan.participants):
                 client = self._participant(participant)

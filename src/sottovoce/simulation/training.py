@@ -49,7 +49,7 @@ def train(
     """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
 
     `ledger` lets budgets add up over several runs on the same records; `dataset` and `module` replace what
-    the plan names; `device` and `on_round` change speed and display only. `resume` goes on after the last
+    the plan names; `device` and `on_round` change speed and display only. `resume` continues after the last
     checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
     """
     directory = RunDirectory(out)
@@ -89,7 +89,7 @@ def evaluate(
     """Evaluates a finished run again and returns its result with fresh accuracies."""
     directory = RunDirectory(out)
     plan = directory.plan()
-    if directory.result().get("engine") == "flower":
+    if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
     records = described(dataset if dataset is not None else data.load(plan.dataset), plan)
     federation = data.divide(records, plan)

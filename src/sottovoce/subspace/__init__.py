@@ -2,20 +2,20 @@
 
 from sottovoce.subspace.allocation import Share
 from sottovoce.subspace.bases import (
-    KINDS,
+    BASIS_KINDS,
     Basis,
+    BasisKind,
     Identity,
-    Kind,
     SignedPartition,
     StructuredPartition,
     open_basis,
 )
 
 __all__ = [
-    "KINDS",
+    "BASIS_KINDS",
     "Basis",
+    "BasisKind",
     "Identity",
-    "Kind",
     "Share",
     "SignedPartition",
     "StructuredPartition",

@@ -22,8 +22,8 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.models import trainable
 from sottovoce.subspace.allocation import Share, allocate
 
-Kind = Literal["structured", "unstructured", "identity"]
-KINDS: tuple[Kind, ...] = ("structured", "unstructured", "identity")
+BasisKind = Literal["structured", "unstructured", "identity"]
+BASIS_KINDS: tuple[BasisKind, ...] = ("structured", "unstructured", "identity")
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Basis(Protocol):
     """What the rest of the package asks of a basis P ∈ ℝ^{d×k} with orthonormal columns."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> BasisKind: ...
     @property
     def size(self) -> int: ...
     @property
@@ -61,7 +61,7 @@ class SignedPartition:
     weight: Tensor  # float32 (d,)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BasisKind:
         return "unstructured"
 
     @property
@@ -93,7 +93,7 @@ class StructuredPartition(SignedPartition):
     shares: tuple[Share, ...]  # in the order of the parameters
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BasisKind:
         return "structured"
 
 
@@ -104,7 +104,7 @@ class Identity:
     size: int
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BasisKind:
         return "identity"
 
     @property
@@ -134,8 +134,8 @@ def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> Si
     size = sum(parameter.numel() for parameter in trainable(module))
     if kind == "identity":
         return Identity(size)
-    if kind not in KINDS:
-        raise SottovoceError(f"unknown basis '{kind}': {nearest(kind, KINDS)}")
+    if kind not in BASIS_KINDS:
+        raise SottovoceError(f"unknown basis '{kind}': {nearest(kind, BASIS_KINDS)}")
     if not 1 <= coefficients <= size:
         raise SottovoceError(
             f"coefficients={coefficients} does not fit a model of {size} parameters: "

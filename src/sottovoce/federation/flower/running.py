@@ -1,6 +1,6 @@
 """Runs a written app on a SuperLink until it is finished, through crashes of everything but this command.
 
-A run that ends early (a killed ServerApp, a restarted SuperLink) is submitted again and goes on from the
+A run that ends early (a killed ServerApp, a restarted SuperLink) is submitted again and continues from the
 server's store, as does one that this command finds nobody working on.
 """
 
@@ -50,7 +50,7 @@ def run_app(
         reason = _watch(run, superlink)
         if reason == "finished:completed":
             return run
-        say(f"run {run} ended as {reason}: going on from the server's store")
+        say(f"run {run} ended as {reason}: continuing from the server's store")
     raise RunFailed(f"gave up after {tries} tries ({reason}): see the log of the SuperLink")
 
 

@@ -2,7 +2,7 @@
 
 A request that was not answered in time is simply made again, after ever longer pauses, since members answer
 it with stored bytes and the first answer counts. Nodes that appear are enrolled, whenever they appear; a
-server that was restarted goes on with the nodes it knew.
+server that was restarted continues with the nodes it knew.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ clientapp = "sottovoce_app.client_app:app"
 [tool.flwr.app.config]
 # The server's own directory: store, checkpoints, and the finished run.
 run-directory = {directory}
-# Seconds after which a round goes on without the clients that are missing.
+# Seconds after which a round continues without the clients that are missing.
 patience = {patience}
 # Seconds after which an unanswered request is made again.
 retry = {retry}
@@ -87,7 +87,7 @@ def write_app(
 ) -> Path:
     """Writes the app directory `app` and returns it; an existing one is not overwritten.
 
-    `simulated_clients` is the folder of dealt client files for Flower's simulation engine.
+    `simulated_clients` is the folder of client files for Flower's simulation engine.
     """
     folder, chosen = Path(app), options or Options()
     if (folder / "pyproject.toml").exists():

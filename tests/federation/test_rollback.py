@@ -138,7 +138,7 @@ def test_a_first_release_in_flight_is_noticed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restore", RESTORES)
-def test_what_the_server_has_is_charged_and_training_goes_on(tmp_path: Path, restore: Restore) -> None:
+def test_what_the_server_has_is_charged_and_training_continues(tmp_path: Path, restore: Restore) -> None:
     world = backed_up(tmp_path)
     world.step()
     world.step()

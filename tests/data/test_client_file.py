@@ -1,0 +1,51 @@
+"""One client's file is read with the run's public facts, never with constants of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.data import DataError, Facts, fingerprint, read_client
+
+FACTS = Facts((1, 4, 4), 3, mean=(0.5,), std=(0.25,))
+
+
+def saved(path: Path, count: int = 10, **arrays: np.ndarray) -> Path:
+    x = np.random.default_rng(0).integers(0, 256, (count, 1, 4, 4), dtype=np.uint8)
+    np.savez(path, **{"x": x, "y": np.arange(count) % 3, **arrays})
+    return path
+
+
+def test_the_files_own_constants_are_not_used(tmp_path: Path) -> None:
+    plain = read_client(saved(tmp_path / "a.npz"), facts=FACTS, needed=5)
+    own = read_client(
+        saved(tmp_path / "b.npz", mean=np.array([0.9]), std=np.array([7.0])), facts=FACTS, needed=5
+    )
+    assert torch.equal(plain.x, own.x)
+    with np.load(tmp_path / "a.npz") as file:
+        assert torch.equal(plain.x, FACTS.normalize(torch.from_numpy(file["x"])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"x": np.zeros((10, 3, 4, 4), np.uint8)}, "of shape"),
+        ({"y": np.full(10, 3)}, "label 3"),
+        ({"count": 4}, "needs 5"),
+    ],
+)
+def test_records_of_another_run_are_refused(tmp_path: Path, changes: dict, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        read_client(saved(tmp_path / "a.npz", **changes), facts=FACTS, needed=5)
+
+
+def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
+    first = saved(tmp_path / "a.npz")
+    (tmp_path / "b.npz").write_bytes(first.read_bytes())
+    assert fingerprint(first) == fingerprint(tmp_path / "b.npz")
+    assert fingerprint(saved(tmp_path / "c.npz", count=11)) != fingerprint(first)
+    with pytest.raises(DataError, match="cannot read"):
+        fingerprint(tmp_path / "missing.npz")

@@ -1,0 +1,107 @@
+"""A client's end of a federation: what it answers, what it declines, what it charges."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from sottovoce.client import OWN_RECORDS
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.store import Store, StoreError
+from sottovoce.privacy.ledger import Charge, Overspent
+
+from .world import World, charged, ledger
+
+
+def test_an_answer_that_was_lost_is_sent_again_byte_for_byte_and_charged_once(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    assert world.answer(0) == world.answer(0)
+    assert charged(world, 0) == [("context", 0)]
+
+
+def test_a_client_that_is_not_enrolled_releases_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol(0)
+    stranger = world.member(0, directory="stranger")
+    with pytest.raises(EnrolmentError, match="is not enrolled in run"):
+        stranger.release(world.coordinator.request(0, "context"))
+    with pytest.raises(EnrolmentError, match="is not the name of a run"):
+        stranger.release({**world.coordinator.request(0, "context"), "run": "../client-0"})
+    mine = tmp_path / "clients" / "stranger"
+    assert not (mine / "ledger.sqlite").exists()
+    assert (
+        "ERROR refused the context of round 0: this client is not enrolled"
+        in (mine / "client.log").read_text()
+    )
+
+
+def test_a_client_whose_records_paid_for_another_run_declines_and_training_continues(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    with ledger(world, 0) as book:
+        earlier = Charge("0" * 16, OWN_RECORDS, "context", 0, sensitivity=1.0, sigma=1.0)
+        book.commit(earlier, b"", world.coordinator.blueprint.budget)
+    declined = set()
+    while not world.coordinator.done:
+        for participant in list(world.coordinator.missing()):
+            try:
+                world.coordinator.accept(participant, world.answer(participant))
+            except Overspent:
+                declined.add(participant)
+        world.coordinator.advance()
+    assert declined == {0}
+    for index in range(3):
+        with ledger(world, index) as book:
+            assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= 8.0 + 1e-6
+
+
+def test_a_member_releases_only_in_rounds_of_the_schedule(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=1)
+    world.enrol_all()
+    world.step()
+    [chosen] = world.coordinator.missing()
+    request = world.coordinator.request(chosen, "gradient")
+    with pytest.raises(SottovoceError, match="not due in round 1"):
+        world.member((chosen + 1) % 3).release({**request, "received_rounds": []})
+    with pytest.raises(SottovoceError, match="not due in round 99"):
+        world.member(chosen).release({**request, "round": 99})
+
+
+def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    other = World(tmp_path / "other", epsilon=9.0)
+    with pytest.raises(EnrolmentError, match="another agreement"):
+        world.member(0, other.agreement).enrol(world.coordinator.offer())
+    world.enrol_all()
+    request = world.coordinator.request(0, "context")
+    with pytest.raises(EnrolmentError, match="nothing is released"):
+        world.member(0, other.agreement).release(request)
+    answer = world.member(0).enrol(world.coordinator.offer())
+    with pytest.raises(EnrolmentError, match="another agreement"):
+        world.coordinator.enrol({**answer, "agreement": other.agreement.digest()}, "9")
+    assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
+    world.kill()
+    with pytest.raises(StoreError, match=r"epsilon is 9\.0 here and 8\.0 there"):
+        Store.open(tmp_path / "server.sqlite", other.agreement)
+
+
+def test_secrets_are_for_their_owner_only_and_never_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    world.finish()
+    private = [tmp_path / "server.sqlite", *(tmp_path / "clients" / "client-0").iterdir()]
+    assert len(private) >= 4
+    for path in private:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert world.store.key.hex() not in caplog.text
+    for index in range(3):
+        assert world.coordinator._roster.secret(index).hex() not in caplog.text

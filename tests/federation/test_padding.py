@@ -1,0 +1,54 @@
+"""Padded messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce.channel import ChannelError
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.padding import pad, unpad
+
+from .world import World, same
+
+
+def test_a_message_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, options=Options(bucket=64))
+    world.enrol_all()
+    answer = world.answer(0)
+    assert len(answer["release"]) % 64 == 0
+    longer = (2**31).to_bytes(4, "big") + answer["release"][4:]
+    with pytest.raises(SottovoceError, match="cannot"):
+        world.coordinator.accept(0, {**answer, "release": longer})
+    with pytest.raises(SottovoceError, match="refused unread"):
+        world.coordinator.accept(0, {**answer, "release": bytes(10**7)})
+    with pytest.raises(SottovoceError, match="not padded"):
+        world.coordinator.accept(0, {**answer, "release": answer["release"][:-1]})
+    assert world.store.received(0) == []
+    world.coordinator.accept(0, answer)
+
+
+def test_padding_changes_no_result(tmp_path: Path) -> None:
+    worlds = [World(tmp_path / str(bucket), options=Options(bucket=bucket)) for bucket in (0, 512)]
+    for world in worlds:
+        world.enrol_all()
+        world.finish()
+    assert same(*(world.coordinator.server.state() for world in worlds))
+
+
+@pytest.mark.parametrize("bucket", [0, 1, 5, 64])
+@pytest.mark.parametrize("size", [0, 1, 59, 60, 61, 4096])
+def test_a_padded_message_comes_back_and_fills_its_bucket(bucket: int, size: int) -> None:
+    message = bytes(range(256)) * 16
+    padded = pad(message[:size], bucket)
+    assert unpad(padded, bucket) == message[:size]
+    assert not bucket or len(padded) % bucket == 0
+
+
+def test_only_one_padding_of_a_message_is_accepted() -> None:
+    padded = pad(b"release", 64)
+    for other in (padded + bytes(64), padded[:-1] + b"\x01", b"", padded[:3]):
+        with pytest.raises(ChannelError, match="refused"):
+            unpad(other, 64)

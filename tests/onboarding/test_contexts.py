@@ -1,0 +1,52 @@
+"""The contexts that a service has received."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import SottovoceError
+from sottovoce.onboarding.contexts import Contexts, SecondContext
+from sottovoce.onboarding.remote import OnboardingError, onboard
+from sottovoce.onboarding.service import create_service
+from sottovoce.onboarding.tokens import new_token
+
+from .live import live
+
+
+def test_a_second_context_from_one_client_is_refused(run: Path, records: Path) -> None:
+    token = new_token(run, "alice")
+    restored = Path(shutil.copy(records, records.with_name("restored.npz")))
+    with live(create_service(run)) as url:
+        onboard(url, records, records.with_name("one"), token=token)
+        with pytest.raises(OnboardingError, match="another context before"):
+            onboard(url, restored, records.with_name("two"), token=token)
+    assert not records.with_name("two").exists()
+
+
+def test_a_context_is_remembered_with_the_bytes_it_came_in(tmp_path: Path) -> None:
+    contexts, vector = Contexts(tmp_path / "contexts.sqlite"), np.array([0.1, -2.0, 1e-300])
+    assert contexts.known("alice", b"body") is None
+    contexts.remember("alice", b"body", vector)
+    contexts.close()
+    again = Contexts(tmp_path / "contexts.sqlite")
+    found = again.known("alice", b"body")
+    assert found is not None
+    assert (found == vector).all()
+    assert again.known("bob", b"body") is None
+    with pytest.raises(SecondContext, match="another context before"):
+        again.known("alice", b"other")
+    with pytest.raises(SottovoceError):
+        again.remember("alice", b"other", vector)
+    assert stat.S_IMODE((tmp_path / "contexts.sqlite").stat().st_mode) == 0o600
+    assert b"body" not in (tmp_path / "contexts.sqlite").read_bytes()
+
+
+def test_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "contexts.sqlite").write_bytes(b"not a database at all, but long enough for one" * 100)
+    with pytest.raises(SottovoceError, match="restore a backup"):
+        Contexts(tmp_path / "contexts.sqlite")

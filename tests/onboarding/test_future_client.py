@@ -1,0 +1,171 @@
+"""A future client gets its model for the price of one context, at home or over the network."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sottovoce import data
+from sottovoce.data import Dataset
+from sottovoce.models import lenet, open_model
+from sottovoce.onboarding import remote
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.onboarding.remote import onboard
+from sottovoce.onboarding.service import create_service
+from sottovoce.onboarding.tokens import new_token
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.simulation.training import evaluate, train
+from tests.small import small_plan, tiny
+
+from .live import live
+from .web import get, spent
+
+
+def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path, records: Path) -> None:
+    token = new_token(run, "alice")
+    with live(create_service(run)) as url:
+        first = onboard(url, records, records.with_name("one"), token=token)
+        again = onboard(url, records, records.with_name("two"), token=token)
+        assert b"sottovoce_retries_total 1" in get(f"{url}/metrics")
+    assert first["epsilon"] == again["epsilon"] > 0
+    assert spent(records) == 1
+    assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()
+    model = open_model("lenet", (1, 28, 28), 10, 0)
+    model.load_state_dict(load_file(records.with_name("one")))
+
+
+def test_the_service_and_personalize_give_models_of_equal_price(run: Path, records: Path) -> None:
+    other = Path(shutil.copy(records, records.with_name("other.npz")))
+    with live(create_service(run, open_to_all=True)) as url:
+        over_http = onboard(url, records, records.with_name("one"))
+    at_home = personalize(run, other, records.with_name("two"))
+    assert over_http["epsilon"] == at_home["epsilon"]
+
+
+def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Path) -> None:
+    honest, sent = Ledger.commit, list[bytes]()
+
+    class Spy(remote.Connection):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            sent.append(body)
+            return super().post(path, body, headers)
+
+    def slowly(ledger: Ledger, *arguments: Any) -> None:
+        threading.Event().wait(0.5)
+        honest(ledger, *arguments)
+
+    def ask(out: str) -> None:
+        onboard(url, records, records.with_name(out))
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(remote, "Connection", Spy)
+        patch.setattr(Ledger, "commit", slowly)
+        threads = [threading.Thread(target=ask, args=(out,)) for out in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    # Not the models: threads of one process disturb each other's seeds.
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+    assert spent(records) == 1
+    assert records.with_name("one").exists()
+    assert records.with_name("two").exists()
+
+
+@pytest.fixture(scope="module")
+def images() -> Dataset:
+    return data.load("mnist-small")
+
+
+class TestPersonalization:
+    @pytest.fixture
+    def run(self, tmp_path, images):
+        train(small_plan(model="lenet", coefficients=4096, rounds=2), tmp_path / "run", dataset=images)
+        mine = images.records(torch.arange(200, 300))
+        np.savez(tmp_path / "mine.npz", x=images.x[200:300].numpy(), y=mine.y.numpy())
+        np.savez(tmp_path / "unlabelled.npz", x=images.x[200:300].numpy())
+        return tmp_path
+
+    def test_a_future_client_gets_a_plain_state_dict_and_pays_for_one_context(self, run, images) -> None:
+        answer = personalize(run / "run", run / "mine.npz", run / "mine.safetensors")
+        module = lenet((1, 28, 28), 10)
+        module.load_state_dict(load_file(run / "mine.safetensors"))
+        held_out = images.records(torch.arange(250, 300))
+        hits = (module(held_out.x).argmax(1) == held_out.y).float().mean()
+        assert 100 * float(hits) == pytest.approx(answer["accuracy"])
+        assert 0 < answer["epsilon"] < 8
+
+    def test_asking_again_costs_nothing_new_and_gives_the_same_model(self, run) -> None:
+        first = personalize(run / "run", run / "mine.npz", run / "a.safetensors")
+        second = personalize(run / "run", run / "mine.npz", run / "b.safetensors")
+        assert first["epsilon"] == second["epsilon"]
+        assert (run / "a.safetensors").read_bytes() == (run / "b.safetensors").read_bytes()
+
+    def test_the_noise_of_a_future_client_is_never_seeded(self, run) -> None:
+        personalize(run / "run", run / "mine.npz", run / "a.safetensors", ledger=run / "a.sqlite")
+        personalize(run / "run", run / "mine.npz", run / "b.safetensors", ledger=run / "b.sqlite")
+        assert (run / "a.safetensors").read_bytes() != (run / "b.safetensors").read_bytes()
+
+    def test_labels_are_not_needed_for_a_context_without_them(self, run) -> None:
+        answer = personalize(run / "run", run / "unlabelled.npz", run / "mine.safetensors")
+        assert answer["accuracy"] is None
+        assert answer["uses_labels"] is False
+
+    @pytest.mark.parametrize(
+        ("arrays", "hint"),
+        [
+            ({"x": np.zeros((60, 3, 32, 32), np.uint8), "y": np.zeros(60, int)}, "shape"),
+            ({"x": np.zeros((60, 1, 28, 28), np.uint8), "y": np.full(60, 12)}, "label 12"),
+            ({"x": np.zeros((20, 1, 28, 28), np.uint8), "y": np.zeros(20, int)}, "needs 50"),
+            ({"y": np.zeros(20, int)}, "no array 'x'"),
+        ],
+    )
+    def test_records_that_do_not_fit_the_run_are_refused(self, run, arrays, hint) -> None:
+        np.savez(run / "bad.npz", **arrays)
+        with pytest.raises(Exception, match=hint):
+            personalize(run / "run", run / "bad.npz", run / "bad.safetensors")
+        assert not (run / "bad.safetensors").exists()
+        assert not (run / "bad.ledger.sqlite").exists()
+
+
+def test_a_run_of_an_own_module_is_used_with_that_module_only(tmp_path, images) -> None:
+    torch.manual_seed(5)
+    own = tiny((1, 28, 28), 10).double().train()
+    plan = small_plan(model="lenet", rounds=2)
+    result = train(plan, tmp_path / "run", dataset=images, module=own)
+    assert own.training
+    assert next(own.parameters()).dtype == torch.float64
+    np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
+    with pytest.raises(Exception, match="reference differs"):
+        evaluate(tmp_path / "run", dataset=images)
+    with pytest.raises(Exception, match="pass its own module"):
+        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    assert not (tmp_path / "mine.ledger.sqlite").exists()
+    assert evaluate(tmp_path / "run", dataset=images, module=own)["accuracy"] == result["accuracy"]
+    personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors", module=own)
+    assert set(load_file(tmp_path / "mine.safetensors")) == set(own.state_dict())
+
+
+def test_a_future_client_sets_its_own_budget(tmp_path, images) -> None:
+    train(small_plan(), tmp_path / "run", dataset=images)
+    np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    with pytest.raises(Exception, match="budget"):
+        personalize(*words, budget=0.1)
+    answer = personalize(*words, budget=7.0)
+    assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
+
+
+def test_ablations_without_privacy_personalize_nobody(tmp_path, images) -> None:
+    train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=images)
+    np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
+    with pytest.raises(Exception, match="personalizes nobody"):
+        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")

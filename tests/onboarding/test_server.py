@@ -1,0 +1,96 @@
+"""A finished run that decodes contexts and answers with coefficients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, load_file
+
+from sottovoce.channel import ChannelError
+from sottovoce.federation.keys import agreed_secret, new_key, public_key
+from sottovoce.federation.result import write_run
+from sottovoce.onboarding import remote
+from sottovoce.onboarding.remote import onboard
+from sottovoce.onboarding.server import FinishedRun, Onboarding
+from sottovoce.onboarding.service import create_service
+from sottovoce.onboarding.specification import NAME
+from tests.federation.world import World
+
+from .live import live
+from .web import headers, post
+
+
+def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: Path, tmp_path: Path) -> None:
+    other = World(tmp_path / "other", context="labels", epsilon=2.0)
+    other.enrol_all()
+    other.finish()
+    write_run(tmp_path / "other" / "run", other.coordinator, other.store)
+    captured: list[bytes] = []
+
+    class Spy(remote.Connection):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            captured.append(body)
+            return super().post(path, body, headers)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        live(create_service(tmp_path / "other" / "run", open_to_all=True)) as url,
+    ):
+        patch.setattr(remote, "Connection", Spy)
+        onboard(url, records, records.with_name("one"))
+    with live(create_service(run, open_to_all=True)) as url:
+        code, answer = post(url, captured[0], headers(url, ""))
+    assert code == 422
+    assert "does not match its tag" in json.loads(answer)["error"]
+
+
+def test_the_service_can_send_the_whole_model(run: Path, records: Path) -> None:
+    captured: list[bytes] = []
+
+    class Spy(remote.Connection):
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+            captured.append(body)
+            return super().post(path, body, headers)
+
+    with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
+        patch.setattr(remote, "Connection", Spy)
+        onboard(url, records, records.with_name("built"))
+        status, model = post(url, captured[0], {**headers(url, ""), "Accept": "application/safetensors"})
+    assert status == 200
+    built, sent = load_file(records.with_name("built")), load(model)
+    assert built.keys() == sent.keys()
+    assert all(built[name].equal(sent[name]) for name in built)
+
+
+def test_a_finished_run_answers_a_context_as_its_server_would(run: Path) -> None:
+    finished, private = FinishedRun.load(run), new_key()
+    release = finished.blueprint.releases["context"]
+    secret = agreed_secret(private, finished.key, run=finished.run, name=NAME)
+    message = release.encode(
+        np.full(release.size, 0.1), secret=secret, stream=release.stream(finished.run, NAME, 0)
+    )
+    context = finished.decode(public_key(private) + message)
+    assert torch.equal(finished.coefficients(private, message), finished.server.personalize(context))
+    with pytest.raises(ChannelError, match="tag"):
+        finished.decode(public_key(new_key()) + message)
+    with pytest.raises(ChannelError, match="not a context"):
+        finished.decode(public_key(private))
+
+
+def test_noise_of_future_clients_is_never_seeded_even_if_the_run_was(run: Path) -> None:
+    assert FinishedRun.load(run).blueprint.plan.seeded is False
+
+
+def test_a_service_keeps_its_key_and_an_unserved_run_has_one_of_its_own(run: Path) -> None:
+    unserved = FinishedRun.load(run).key
+    assert FinishedRun.load(run).key == unserved
+    first = Onboarding(run)
+    first.close()
+    second = Onboarding(run)
+    second.close()
+    assert first.specification == second.specification
+    assert first.specification.key == FinishedRun.load(run).key != unserved

@@ -1,0 +1,49 @@
+"""What a plan says it will cost is what its run then costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce import data
+from sottovoce.data import Dataset
+from sottovoce.plan import PlanError
+from sottovoce.simulation.cost import blueprint_for, outline
+from sottovoce.simulation.training import train
+from tests.small import small_plan
+
+
+@pytest.mark.parametrize("changes", [{}, {"context": "public"}, {"schedule": "random", "accounting": "rdp"}])
+def test_noise_epsilon_and_bytes_are_those_of_the_run(
+    tmp_path: Path, records: Dataset, changes: dict[str, object]
+) -> None:
+    said, done = outline(small_plan(**changes)), train(small_plan(**changes), tmp_path / "run")
+    assert (said["sigma"], said["sigma_context"]) == (done["sigma"], done["sigma_context"])
+    assert said["epsilon"] == pytest.approx(done["epsilon"]["spent_max"], rel=1e-9)
+    assert said["epsilon_future"] == done["epsilon"]["future_context"]
+    assert (said["releases"], said["releases_max"]) == (done["uplink"]["releases"], done["releases_max"])
+    assert said["uplink_bytes"] == done["uplink"]["bytes"]
+    assert said["downlink_bytes"] == done["downlink"]["bytes"]
+
+
+def test_without_noise_no_epsilon_is_promised() -> None:
+    said = outline(small_plan(epsilon=float("inf")))
+    assert (said["epsilon"], said["epsilon_min"], said["epsilon_future"]) == (None, None, None)
+
+
+def test_a_public_dataset_is_costed_without_being_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(*_: object) -> None:
+        raise AssertionError("the dataset was loaded")
+
+    monkeypatch.setattr(data, "load", fetched)
+    blueprint = blueprint_for(
+        small_plan(dataset="cifar10", context="moments", model="lenet", coefficients=4096)
+    )
+    assert blueprint.facts.shape == (3, 32, 32)
+    assert blueprint.plan.gradient_records == 96
+
+
+def test_more_records_than_the_dataset_has_are_refused() -> None:
+    with pytest.raises(PlanError, match="more than the 50000 of cifar10"):
+        blueprint_for(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))

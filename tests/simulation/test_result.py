@@ -1,0 +1,58 @@
+"""What `result.json` says about a finished run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.data import Dataset
+from sottovoce.evaluation import Evaluation
+from sottovoce.simulation.result import accuracies
+from sottovoce.simulation.training import train
+from tests.small import small_plan
+
+
+def test_the_files_of_a_run_say_what_it_did(factorized_run) -> None:
+    out, result = factorized_run
+    assert json.loads((out / "result.json").read_text()) == result
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in rounds] == list(range(1, 31))
+    assert sum(line["bytes"] for line in rounds) == result["uplink"]["bytes"]
+    assert result["uplink"]["releases"] == 90
+    assert result["uplink"]["bytes"] >= 90 * 800 * 4
+    assert result["seeded"] is True
+    assert set(result["accuracy"]["future_per_client"]) == {"future-0", "future-1"}
+    assert not (out / "checkpoint.safetensors").exists()
+    mean = np.mean(list(result["accuracy"]["seen_per_client"].values()))
+    assert mean == pytest.approx(result["accuracy"]["seen"])
+    noise = np.mean([line["noise_norm"] for line in rounds])
+    # ‖N(0, σ²I₈₀₀)‖ = σ√800, its mean over 90 releases within 2 %: error rate below 1e-10.
+    assert noise == pytest.approx(result["sigma"] * np.sqrt(800), rel=0.02)
+
+
+def test_a_run_without_noise_says_null_where_json_has_no_infinity(tmp_path: Path, records: Dataset) -> None:
+    result = train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=records)
+    assert result["epsilon"]["target"] is result["epsilon"]["spent_max"] is None
+    text = (tmp_path / "run" / "result.json").read_text()
+    assert "Infinity" not in text
+    assert "NaN" not in text
+
+
+def test_means_count_clients_alike_and_are_missing_without_clients() -> None:
+    def client(correct: int, wrong: int) -> Evaluation:
+        return Evaluation(np.array([[correct, wrong], [0, 0]]), masked_correct=correct + wrong)
+
+    said = accuracies({"a": client(9, 1), "b": client(100, 100)}, {})
+    assert said["seen"] == pytest.approx(70.0)
+    assert said["seen_masked"] == 100.0
+    assert said["seen_per_client"] == {"a": 90.0, "b": 50.0}
+    assert said["future"] is said["future_masked"] is None
+
+
+def test_use_of_future_labels_is_said(tmp_path: Path, records: Dataset) -> None:
+    for context, uses in (("labels", True), ("moments", False)):
+        result = train(small_plan(context=context, rounds=1), tmp_path / context, dataset=records)
+        assert result["uses_future_labels"] is uses

@@ -1,0 +1,84 @@
+"""Both ends draw the same blueprint from a plan and the facts about records."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sottovoce.blueprint import client_secret, draw, participant_name, seeded_master
+from sottovoce.data import Facts
+from sottovoce.models import lenet
+from tests.small import small_plan
+
+FACTS = Facts((1, 28, 28), 10)
+
+
+def drawn(**changes: object):
+    return draw(small_plan(gradient_records=40, **changes), FACTS)
+
+
+def test_two_ends_draw_the_same_blueprint() -> None:
+    here, there = drawn(), drawn()
+    assert here.reference_digest == there.reference_digest
+    assert (here.schedule == there.schedule).all()
+    a = torch.randn(here.coefficients)
+    assert torch.equal(here.theta(a), there.theta(a))
+    assert here.sigma == there.sigma
+
+
+def test_another_seed_or_model_is_another_reference() -> None:
+    digests = {
+        drawn().reference_digest,
+        drawn(seed=7).reference_digest,
+        drawn(model="lenet").reference_digest,
+    }
+    assert len(digests) == 3
+    module = lenet((1, 28, 28), 10)
+    with torch.no_grad():
+        other = lenet((1, 28, 28), 10)
+        other.load_state_dict(module.state_dict())
+        next(other.parameters())[0] += 1e-3
+    plan = small_plan(gradient_records=40)
+    assert draw(plan, FACTS, module).reference_digest != draw(plan, FACTS, other).reference_digest
+
+
+def test_zero_coefficients_are_the_reference_and_steps_keep_their_length() -> None:
+    made = drawn()
+    assert torch.equal(made.theta(torch.zeros(made.coefficients)), made.model.reference)
+    a = torch.randn(made.coefficients)
+    assert (made.theta(a) - made.model.reference).norm() == pytest.approx(float(a.norm()), rel=1e-5)
+
+
+def test_methods_that_adapt_every_parameter_release_as_many_numbers() -> None:
+    made = drawn(method="global")
+    assert made.coefficients == made.basis.size == 12_730
+
+
+def test_the_callers_own_module_stays_as_it_was() -> None:
+    own = lenet((1, 28, 28), 10).double().train()
+    made = draw(small_plan(gradient_records=40), FACTS, own)
+    assert own.training
+    assert next(own.parameters()).dtype == torch.float64
+    assert made.module is not own
+
+
+def test_contexts_made_with_a_model_come_after_the_rounds_before_theirs() -> None:
+    assert drawn().contexts_after == 0
+    assert drawn(context="predictions", context_round=3).contexts_after == 2
+
+
+def test_epsilon_grows_with_every_release_and_a_future_client_pays_for_its_context_alone() -> None:
+    made = drawn()
+    busy = made.epsilon(made.participant_counts(made.releases_max))
+    idle = made.epsilon(made.participant_counts(1))
+    future = made.epsilon(made.future_counts)
+    assert 0 < future < idle < busy == pytest.approx(made.plan.epsilon, rel=1e-6)
+    assert drawn(context="public").future_counts == {}
+
+
+def test_secrets_of_clients_and_runs_differ() -> None:
+    plan = small_plan()
+    masters = [seeded_master(plan), seeded_master(plan.replace(seed=7)), bytes(32)]
+    secrets = {client_secret(master, participant_name(i)) for master in masters for i in range(3)}
+    assert len(secrets) == 9
+    assert {len(secret) for secret in secrets} == {32}

@@ -1,0 +1,65 @@
+"""Every name of a plan can be opened, and every opener refuses every other name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from sottovoce import catalog
+from sottovoce.channel import open_channel
+from sottovoce.context import STATISTICS, open_statistic
+from sottovoce.errors import SottovoceError
+from sottovoce.generator import GENERATORS, open_generator
+from sottovoce.models import open_model
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.schedule import open_schedule
+from sottovoce.subspace import open_basis
+
+OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    "method": (
+        tuple(catalog.METHODS),
+        lambda name: open_generator(name, torch.ones(4), 3, layers=1, coefficients=5, seed=0),
+    ),
+    "context": (tuple(catalog.CONTEXTS), lambda name: open_statistic(name, (1, 4, 4), 3)),
+    "channel": (tuple(catalog.CHANNELS), lambda name: open_channel(name, size=8, sigma=1.0)),
+    "basis": (catalog.BASES, lambda name: open_basis(name, nn.Linear(9, 9), 60, seed=0)),
+    "schedule": (
+        catalog.SCHEDULES,
+        lambda name: open_schedule(name, clients=4, per_round=2, rounds=3, seed=0),
+    ),
+    "accounting": (catalog.ACCOUNTINGS, lambda name: epsilon(1.0, 1e-5, name)),
+}
+
+
+@pytest.mark.parametrize("what", OPENERS)
+def test_every_name_of_the_catalog_opens(what: str) -> None:
+    names, opener = OPENERS[what]
+    for name in names:
+        assert opener(name) is not None
+
+
+@pytest.mark.parametrize("what", OPENERS)
+def test_an_unknown_name_is_an_error_that_helps(what: str) -> None:
+    names, opener = OPENERS[what]
+    with pytest.raises(SottovoceError, match=f"did you mean '{names[0]}'"):
+        opener(f"{names[0]}x")
+
+
+def test_an_unknown_model_is_an_error_too() -> None:
+    with pytest.raises(SottovoceError, match="did you mean 'lenet'"):
+        open_model("lenett", (1, 28, 28), 10, seed=0)
+
+
+def test_registries_and_catalog_have_the_same_names() -> None:
+    assert STATISTICS.keys() == catalog.CONTEXTS.keys()
+    assert GENERATORS.keys() == catalog.METHODS.keys()
+
+
+def test_no_two_formats_share_a_number_on_the_wire() -> None:
+    numbers = [number for channel in catalog.CHANNELS.values() for number in channel.formats.values()]
+    assert len(set(numbers)) == len(numbers)
+    assert max(numbers) < 16
+    assert numbers == list(range(9))  # given in version 0.1, for ever

@@ -1,0 +1,134 @@
+"""Files survive a crash whole, and open to their owner alone."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sottovoce.errors import SottovoceError
+from sottovoce.files import Database, FileError, kept_secret, locked, write_atomically
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_write_that_fails_leaves_the_old_bytes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    write_atomically(file, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(FileError, match="free some space"):
+        write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="check the path"):
+        write_atomically(tmp_path / "no" / "such" / "folder", b"")
+
+
+def test_a_secret_is_drawn_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    secret = kept_secret(file)
+    assert len(secret) == 32
+    file.chmod(0o644)  # as a restored backup may come back
+    assert kept_secret(file) == secret
+    assert mode(file) == 0o600
+    file.write_bytes(secret[:-1])
+    with pytest.raises(FileError, match="32 secret bytes"):
+        kept_secret(file)
+
+
+def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with (
+        locked(lock),
+        pytest.raises(FileError, match="somebody else"),
+        locked(lock, patience=0.0, busy="somebody else is working"),
+    ):
+        raise AssertionError("two hold it")
+    program = (
+        f"import os, pathlib; from sottovoce.files import locked\n"
+        f"with locked(pathlib.Path({str(lock)!r})): os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 9
+    with locked(lock, patience=0.0, busy="still held"):
+        pass
+
+
+def test_who_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> None:
+    order, taken = [], threading.Event()
+
+    def other() -> None:
+        taken.wait(5)
+        with locked(tmp_path / "lock", patience=5.0, busy="never"):
+            order.append("second")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with locked(tmp_path / "lock"):
+        taken.set()
+        threading.Event().wait(0.3)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def explain(path: Path, error: Exception) -> SottovoceError:
+    return SottovoceError(f"{path.name}: {error}")
+
+
+def test_a_transaction_happens_or_does_not(tmp_path: Path) -> None:
+    database = Database(tmp_path / "file.sqlite", explain)
+    database.query("CREATE TABLE number (value INTEGER PRIMARY KEY)")
+    with pytest.raises(KeyboardInterrupt), database.transaction():  # noqa: PT012
+        database.query("INSERT INTO number VALUES (1)")
+        with database.transaction():  # part of the one around it
+            database.query("INSERT INTO number VALUES (2)")
+        raise KeyboardInterrupt
+    assert database.query("SELECT * FROM number") == []
+    with database.transaction():
+        database.query("INSERT INTO number VALUES (?)", 3)
+    database.close()
+    with sqlite3.connect(tmp_path / "file.sqlite") as again:
+        assert again.execute("SELECT value FROM number").fetchall() == [(3,)]
+
+
+def test_a_database_is_for_its_owner_and_its_errors_say_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    database = Database(path, explain)
+    database.query("PRAGMA journal_mode = WAL")
+    database.query("CREATE TABLE number (value INTEGER)")
+    for file in tmp_path.iterdir():
+        file.chmod(0o644)
+    database.restrict()
+    assert {mode(file) for file in tmp_path.iterdir()} == {0o600}
+    database.close()
+    path.write_bytes(b"something else, and long enough to be taken for a database" * 100)
+    with pytest.raises(SottovoceError, match=r"file\.sqlite: file is not a database"):
+        Database(path, explain).query("SELECT 1 FROM number")
+
+
+def test_deleted_bytes_are_not_in_the_file_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    database = Database(path, explain)
+    database.query("CREATE TABLE message (bytes BLOB)")
+    database.query("INSERT INTO message VALUES (?)", b"private" * 1000)
+    assert b"private" in path.read_bytes()
+    database.query("DELETE FROM message")
+    database.close()
+    assert b"private" not in path.read_bytes()

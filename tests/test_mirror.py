@@ -1,0 +1,51 @@
+"""Tests mirror the tree: every module that holds behaviour has its test module, under the same name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "sottovoce"
+
+THROUGH = {
+    "channel/test_channel.py": "base direct dithers elias lrsuq noiseless reproducible tables",
+    "channel/polar/test_codec.py": "model offsets rotation screen surprises vector",
+    "gradients/test_mean.py": "identity layers patches stack structured sums unstructured vmap",
+    "federation/flower/test_apps.py": "client_app running server_app template",
+    "report/test_run.py": "confusion fields figures markup page",
+    "experiments/test_index.py": "merge summary",
+    "experiments/test_execution.py": "pool",
+    "experiments/test_reproduction.py": "figures",
+    "data/test_clients.py": "dataset",
+    "data/test_public.py": "sources",
+    "cli/test_application.py": "datasets display options",
+}
+"""Parts of one thing that are tested through it, by the test module that does so."""
+
+COVERED = {
+    str(Path(test).with_name(f"{name}.py")) for test, names in THROUGH.items() for name in names.split()
+}
+MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_its_tests(module: str) -> None:
+    path = TESTS / Path(module).with_name(f"test_{Path(module).name}")
+    assert path.exists() != (module in COVERED), (
+        f"write {path.relative_to(TESTS.parent)}, or say in THROUGH what {module} is tested through"
+    )
+
+
+@pytest.mark.parametrize("test", THROUGH)
+def test_what_is_tested_through_something_is_still_there(test: str) -> None:
+    assert (TESTS / test).exists()
+    for name in THROUGH[test].split():
+        assert (SOURCE / Path(test).with_name(f"{name}.py")).exists(), name
+
+
+def test_every_package_of_tests_is_one_of_the_source_or_of_the_benchmarks() -> None:
+    packages = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    for package in packages - {Path("benchmarks")}:
+        assert (SOURCE / package).is_dir(), package

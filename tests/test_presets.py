@@ -1,0 +1,47 @@
+"""Presets: the paper's setting stays the paper's, and what a user chose wins."""
+
+from __future__ import annotations
+
+import pytest
+
+from sottovoce.plan import Plan
+from sottovoce.presets import TUNED
+
+
+@pytest.mark.parametrize("dataset", TUNED)
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+def test_every_preset_of_every_dataset_is_a_plan(preset: str, dataset: str) -> None:
+    plan = Plan.load(overrides={"preset": preset, "dataset": dataset})
+    assert (plan.preset, plan.dataset) == (preset, dataset)
+
+
+def test_the_papers_setting_is_the_papers() -> None:
+    plan = Plan.load(overrides={"preset": "paper", "dataset": "cifar10", "epsilon": 16})
+    stated = {
+        "participants": 40,
+        "future_clients": 10,
+        "rounds": 500,
+        "clients_per_round": 2,
+        "coefficients": 16384,
+        "context": "moments",
+        "context_records": 333,
+        "gradient_records": 333,
+        "schedule": "random",
+        "accounting": "rdp",
+        "basis": "unstructured",
+        "delta": 1e-5,
+        "clip": 1.0,
+    }
+    assert {name: getattr(plan, name) for name in stated} == stated
+
+
+def test_no_preset_uses_labels_of_future_clients() -> None:
+    for preset in ("paper", "tuned"):
+        for dataset in TUNED:
+            plan = Plan.load(overrides={"preset": preset, "dataset": dataset})
+            assert not plan.context_traits.uses_labels
+
+
+def test_what_the_user_chose_wins_and_leaves_nothing_of_the_preset_behind() -> None:
+    plan = Plan.load(overrides={"dataset": "cifar10", "context": "labels", "learning_rate": 0.125})
+    assert (plan.context, plan.learning_rate, plan.context_round) == ("labels", 0.125, 0)

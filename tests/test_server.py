@@ -1,0 +1,142 @@
+"""The server's state: contexts in, releases in, coefficients out, and the same again after a restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.blueprint import draw
+from sottovoce.data import Facts
+from sottovoce.errors import SottovoceError
+from sottovoce.generator import SharedCoefficients
+from sottovoce.server import Server, update_generator
+from sottovoce.sgd import Descent
+from tests.small import small_plan
+
+
+def server(**changes: object) -> Server:
+    return Server(draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10)))
+
+
+def contexts(made: Server, seed: int = 0) -> np.ndarray:
+    size = (made.blueprint.plan.participants, made.blueprint.statistic.size)
+    return np.random.default_rng(seed).normal(0.3, 0.2, size)
+
+
+def with_contexts(made: Server) -> Server:
+    made.open_contexts()
+    for participant, context in enumerate(contexts(made)):
+        made.receive_context(participant, context)
+    made.close_contexts()
+    return made
+
+
+def releases(made: Server, seed: int) -> dict[int, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {participant: generator.normal(size=made.blueprint.coefficients) for participant in (0, 2, 4)}
+
+
+def test_training_starts_at_the_reference_for_everybody() -> None:
+    made = with_contexts(server())
+    assert not made.coefficients(range(6)).any()
+
+
+def test_contexts_are_due_until_all_are_in_and_never_for_a_public_one() -> None:
+    made = server()
+    assert made.contexts_due
+    made.receive_context(0, contexts(made)[0])
+    assert made.contexts_due
+    assert (made.knows(0), made.knows(1)) == (True, False)
+    assert not with_contexts(made).contexts_due
+    assert not server(context="public").contexts_due
+    late = server(context="predictions", context_round=2)
+    assert not late.contexts_due
+    late.receive_round({})
+    assert late.contexts_due
+
+
+def test_a_step_on_shared_coefficients_is_plain_descent_on_the_mean_release() -> None:
+    generator = SharedCoefficients(5)
+    descent = Descent(generator, 0.5, 0.0)
+    given = torch.randn(3, 5)
+    gain = update_generator(generator, descent, torch.ones(3, 2), given)
+    assert torch.allclose(generator.shared.detach(), -0.5 * given.mean(dim=0), atol=1e-6)
+    assert 0 < gain <= 3.0
+
+
+def test_the_order_in_which_releases_arrive_changes_nothing() -> None:
+    one, two = with_contexts(server()), with_contexts(server())
+    given = releases(one, 1)
+    one.receive_round(given)
+    two.receive_round(dict(reversed(given.items())))
+    assert torch.equal(one.coefficients(range(6)), two.coefficients(range(6)))
+
+
+def test_a_round_in_which_nobody_releases_counts_and_moves_nothing() -> None:
+    made = with_contexts(server())
+    before = made.coefficients(range(6))
+    assert made.receive_round({}) is None
+    assert made.round == 1
+    assert torch.equal(made.coefficients(range(6)), before)
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9}, {"averaging": 0.5}, {"context": "standardized"}])
+def test_a_server_that_continues_from_its_state_gives_the_same_bits(changes: dict[str, object]) -> None:
+    steady, stopped = with_contexts(server(**changes)), with_contexts(server(**changes))
+    for number in range(4):
+        steady.receive_round(releases(steady, number))
+        stopped.receive_round(releases(stopped, number))
+        fresh = server(**changes)
+        fresh.load_state(stopped.state())
+        stopped = fresh
+    steady.finish()
+    stopped.finish()
+    assert steady.state().keys() == stopped.state().keys()
+    for name, value in steady.state().items():
+        assert torch.equal(value, stopped.state()[name]), name
+
+
+def test_the_state_of_another_plan_is_refused_in_one_line() -> None:
+    with pytest.raises(SottovoceError, match="does not belong to this plan") as error:
+        server(hidden=7).load_state(server().state())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("context", ["standardized", "predictions"])
+def test_rescaled_contexts_have_about_unit_norm_and_noise_is_not_blown_up(context: str) -> None:
+    made = with_contexts(server(context=context, context_round=int(context == "predictions")))
+    inputs = made.inputs(range(6))
+    assert inputs.mean(dim=0).abs().max() < 1e-5
+    assert 0.5 < float(inputs.norm(dim=1).mean()) < 1.5
+    calm = server(context=context, context_round=int(context == "predictions"))
+    for participant in range(6):
+        calm.receive_context(participant, contexts(calm)[0] + 1e-9 * participant)
+    calm.close_contexts()
+    assert calm.inputs(range(6)).norm(dim=1).max() < 1e-3
+
+
+def test_a_future_client_is_given_what_a_participant_with_its_context_has() -> None:
+    made = with_contexts(server(context="standardized"))
+    for number in range(3):
+        made.receive_round(releases(made, number))
+    known = contexts(made)[2]
+    assert torch.allclose(made.personalize(known), made.coefficients([2])[0], atol=1e-6)
+    assert not torch.allclose(made.personalize(None), made.coefficients([2])[0], atol=1e-3)
+
+
+def test_averaging_ends_at_the_mean_of_the_last_generators() -> None:
+    made, seen = with_contexts(server(averaging=0.5)), []
+    for number in range(4):
+        made.receive_round(releases(made, number))
+        seen.append(made.generator.weight.detach().clone())
+    made.finish()
+    assert torch.allclose(made.generator.weight.detach(), (seen[2] + seen[3]) / 2, atol=1e-6)
+
+
+def test_replayed_gains_scale_the_step_of_their_round() -> None:
+    plan = {"method": "direct"}
+    plain, replayed = server(**plan), Server(server(**plan).blueprint, gains=[3.0] * 4)
+    given = releases(plain, 0)
+    assert replayed.receive_round(given) == pytest.approx(3.0 * plain.receive_round(given))
+    assert torch.allclose(replayed.coefficients([0]), 3.0 * plain.coefficients([0]), rtol=1e-5)
