@@ -65,6 +65,7 @@ PICTURES: dict[str, Any] = {
     "context": "shares",
     "context_share": 0.05,
     "prior": "context",
+    "individual": 0.0,  # clients of a Dirichlet partition differ in class shares, which the prior covers
     "coefficients": 20490,
 }
 BEST_FOR: dict[str, dict[str, Any]] = {

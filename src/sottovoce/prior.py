@@ -86,14 +86,14 @@ class LabelShift:
 
     def estimate(self, predicted: Tensor, noise: float) -> tuple[Tensor, float]:
         """Class shares (K,) from a released mean prediction (K,) with its σ, and their mean deviation."""
-        matrix = self.matrix.double()
-        error = noise**2 + float((self.mean.double() * self.matrix_noise.double()).square().sum())
-        eye = torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        matrix, mean = self.matrix.double().cpu(), self.mean.double().cpu()
+        error = noise**2 + float((mean * self.matrix_noise.double().cpu()).square().sum())
+        eye = torch.eye(len(matrix), dtype=torch.float64)
         gain = self.spread * matrix @ torch.linalg.inv(self.spread * matrix.T @ matrix + error * eye)
-        estimate = self.mean.double() + (predicted.double() - self.mean.double() @ matrix) @ gain.T
+        estimate = mean + (predicted.double().cpu() - mean @ matrix) @ gain.T
         left = self.spread * (eye - gain @ matrix.T)
         deviation = math.sqrt(max(float(left.diagonal().mean()), 0.0))
-        return estimate.float(), deviation
+        return estimate.float().to(predicted.device), deviation
 
 
 def shares(released: Tensor, noise: float) -> Tensor:

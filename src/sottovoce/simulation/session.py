@@ -133,11 +133,11 @@ class Session:
 
     def finish(self) -> dict[str, Any]:
         """Evaluates the final generator and writes model.safetensors and result.json."""
-        self.checkpoint()
         simulation, blueprint = self.simulation, self.simulation.blueprint
+        simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
+        self.checkpoint()
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
-        simulation.finish()
         seen, future = simulation.evaluate()
         result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
         file = GeneratorFile.of(blueprint, self._run, simulation.state())
