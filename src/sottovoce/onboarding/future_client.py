@@ -10,7 +10,7 @@ context and costs nothing new.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,8 @@ from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent, client_scope
-from sottovoce.privacy.price import Agree, Price, calling_is_agreeing
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
 
 
@@ -51,22 +51,6 @@ class Reached(Protocol):
         """Coefficients (k,) for the context in a message."""
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a client's owner says before anything is released.
-
-    `ledger` lies beside the records by default, as NAME.ledger.sqlite, and is that of `client`, by default
-    NAME. `epsilon` and `delta` are what all releases of these records together may cost, by default what was
-    said before, at first 8 and 1e-5; the strictest that was ever said holds. `agree` is shown the price.
-    """
-
-    ledger: str | Path | None = None
-    client: str | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    agree: Agree = calling_is_agreeing
-
-
 def personalize(
     run: str | Path,
     records_file: str | Path,
@@ -81,11 +65,6 @@ def personalize(
     """
     server = FinishedRun.load(run, module)
     return obtain_model(server, records_file, out, terms or Terms())
-
-
-def ledger_of(records_file: Path) -> Path:
-    """Where the one ledger of a client lies unless its owner says otherwise."""
-    return records_file.with_suffix(".ledger.sqlite")
 
 
 def obtain_model(server: Reached, records_file: str | Path, out: str | Path, terms: Terms) -> dict[str, Any]:
@@ -103,16 +82,19 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
     model = server.context_model()
     records = data.read_client(source, facts=blueprint.facts, needed=plan.context_records, labels=uses_labels)
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
-    ledger_file = Path(terms.ledger) if terms.ledger is not None else ledger_of(source)
+    ledger_file = terms.ledger_file(source)
     keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
-    with Ledger.open(ledger_file, scope=client_scope(terms.client or source.stem)) as book, locked(lock):
+    with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):
         book.check_genuine()
         keys.reconcile(book, blueprint.releases.get("context"))
         budget, entry, private = book.willing(terms.epsilon, terms.delta), keys.entry(book), new_key()
         price = Price("this release", spending(blueprint.releases, blueprint.future_counts), 0.0, budget)
         if plan.releases_context:
             if book.stored(entry, OWN_RECORDS, "context", 0) is None:
-                _agree(replace(price, before=book.spent(OWN_RECORDS)), book, terms.agree)
+                asked = replace(price, before=book.spent(OWN_RECORDS))
+                if not asked.affordable:
+                    raise Overspent(asked.refusal(ledger_file))
+                terms.agree(asked)
                 keys.renew(blueprint.releases["context"])
             private = keys.private()
         client = Client(
@@ -145,16 +127,6 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         "uses_labels": uses_labels,
         "accuracy": client.evaluate(coefficients).accuracy if labelled else None,
     }
-
-
-def _agree(price: Price, ledger: Ledger, agree: Agree) -> None:
-    """Refuses what the budget does not cover, then asks the owner."""
-    if not price.affordable:
-        raise Overspent(
-            f"{price}, which the budget does not cover: nothing was released; its owner can raise it with "
-            f"'sottovoce ledger raise {ledger.path} --epsilon E'"
-        )
-    agree(price)
 
 
 def _labelled(path: Path) -> bool:

@@ -63,8 +63,8 @@ class Keys:
             return release.charge(name, OWN_RECORDS, 0)
         if len(price) != _PRICE.size:
             raise SottovoceError(
-                f"a context of run {run} left with a key beside {self._ledger}, which does not know it: restore "
-                "the ledger's newest backup"
+                f"a context of run {run} left with a key beside {self._ledger}, which does not know it: "
+                "restore the ledger's newest backup"
             )
         return Charge(name, OWN_RECORDS, "context", 0, math.sqrt(_PRICE.unpack(price)[0]), 1.0)
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import public_key
-from sottovoce.onboarding.future_client import Terms, obtain_model
+from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.specification import VERSION, Specification
+from sottovoce.privacy.terms import Terms
 
 TRIES = 6
 TIMEOUT = 30.0

@@ -116,6 +116,10 @@ class Past:
         )
         return [Total(client, run, int(releases), spent) for client, run, releases, spent in rows]
 
+    def total_in(self, run: str, client: Client = OWN_RECORDS) -> Total:
+        """What the client was charged in a run, whether one by one or as a sum."""
+        return self._total(str(client), run)
+
     def lost_in(self, run: str, client: Client = OWN_RECORDS) -> Total:
         """What the client was charged in a run as a sum, because the ledger had lost the releases."""
         return self._total(str(client), run, table="lost")
