@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.client import OWN_RECORDS
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.modelfile import load_tensors
-from sottovoce.privacy.ledger import Charge, Overspent
+from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.simulation.training import train
 
 from .world import World, charged, everyone_paid, ledger, same

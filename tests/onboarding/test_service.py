@@ -19,8 +19,6 @@ from safetensors.torch import load, load_file
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from sottovoce.client import OWN_RECORDS
-from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
 from sottovoce.models import open_model
@@ -32,7 +30,7 @@ from sottovoce.onboarding.server import CONTEXTS_FILE, Onboarding
 from sottovoce.onboarding.service import Limits, create_service
 from sottovoce.onboarding.specification import SpecificationError
 from sottovoce.onboarding.tokens import new_token, read_tokens
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from tests.federation.world import World
 
 from .live import live
@@ -74,7 +72,7 @@ def headers(url: str, token: str) -> dict[str, str]:
 
 
 def spent(records: Path) -> int:
-    with Ledger.open(records.with_suffix(".ledger.sqlite"), scope=fingerprint(records)) as ledger:
+    with Ledger.open(records.with_suffix(".ledger.sqlite"), scope=client_scope(records.stem)) as ledger:
         return ledger.releases(OWN_RECORDS)
 
 

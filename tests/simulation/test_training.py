@@ -12,6 +12,7 @@ from sottovoce.data import Dataset
 from sottovoce.models import lenet
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import evaluate, train
 from tests.small import small_plan, tiny
 
@@ -158,8 +159,12 @@ class TestPersonalization:
         assert (run / "a.safetensors").read_bytes() == (run / "b.safetensors").read_bytes()
 
     def test_the_noise_of_a_future_client_is_never_seeded(self, run) -> None:
-        personalize(run / "run", run / "mine.npz", run / "a.safetensors", ledger=run / "a.sqlite")
-        personalize(run / "run", run / "mine.npz", run / "b.safetensors", ledger=run / "b.sqlite")
+        personalize(
+            run / "run", run / "mine.npz", run / "a.safetensors", terms=Terms(ledger=run / "a.sqlite")
+        )
+        personalize(
+            run / "run", run / "mine.npz", run / "b.safetensors", terms=Terms(ledger=run / "b.sqlite")
+        )
         assert (run / "a.safetensors").read_bytes() != (run / "b.safetensors").read_bytes()
 
     def test_labels_are_not_needed_for_a_context_without_them(self, run) -> None:
@@ -211,8 +216,8 @@ def test_a_future_client_sets_its_own_budget(tmp_path, records) -> None:
     np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
     words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
     with pytest.raises(Exception, match="budget"):
-        personalize(*words, budget=0.1)
-    answer = personalize(*words, budget=7.0)
+        personalize(*words, terms=Terms(epsilon=0.1))
+    answer = personalize(*words, terms=Terms(ledger=tmp_path / "other.sqlite", epsilon=7.0))
     assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
 
 

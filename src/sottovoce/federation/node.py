@@ -37,7 +37,7 @@ from sottovoce.federation.keys import (
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
 from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace, trace_file
-from sottovoce.files import locked
+from sottovoce.files import PRIVATE, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
 from sottovoce.privacy.terms import Terms
 
@@ -234,7 +234,8 @@ class Member:
     def _check_agreement(self, fields: Mapping[str, Any]) -> None:
         if (self._agreement.plan.seeded or not self._agreement.plan.private) and not self._simulated:
             raise EnrolmentError(
-                "refused: the noise of this agreement is seeded or absent, for simulations, and protects nobody"
+                "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
+                " refused"
             )
         if fields.get("agreement") != self._agreement.digest():
             raise EnrolmentError(
@@ -281,6 +282,9 @@ class Member:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (self._directory, *self._directory.iterdir()):  # restored files may be open to all
+            if path.stat().st_mode & 0o077:
+                path.chmod(0o700 if path.is_dir() else PRIVATE)
         with locked(self._lock_file):
             yield
 

@@ -4,9 +4,10 @@ A ledger's witness tells what the ledger has lost; whether it may have been used
 server of that run must be asked for the streams, is noted here. What the server received it can tell, but not
 what was lost on the way; so the client must notice the restore itself. Before a release leaves, it notes how
 many its ledger holds of that run, in a file of its own. A restore shows in one of three ways: the ledger
-holds fewer; the note is younger than it says, because no program can set the time at which a file was last changed; or, by the
-same token, the lock file, which nothing ever changes, is a new one. Two cases show none of them: a disk that
-is rolled back as a whole, and ledger and note put back, but not the lock, within seconds of the note.
+holds fewer; the note is younger than it says, because no program can set the time at which a file was last
+changed; or, by the same token, the lock file, which nothing ever changes, is a new one. Two cases show none
+of them: a disk that is rolled back as a whole, and ledger and note put back, but not the lock, within seconds
+of the note.
 """
 
 from __future__ import annotations

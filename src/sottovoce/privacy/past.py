@@ -15,7 +15,7 @@ from pathlib import Path
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.charge import Charge, Client, Total
 from sottovoce.privacy.ledger_file import OWN_RECORDS, LedgerError, LedgerFile
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.witness import Testimony, Witness
 
 log = logging.getLogger("sottovoce.privacy")
 
@@ -98,8 +98,11 @@ class Past:
     def vouch(self) -> None:
         """Takes the files as they are for the true ones, by the word of their owner."""
         self.copied = False
-        with self._file.transaction():
-            self._tell(self.totals())
+        with self._file.transaction(), self._file.explained():
+            known = self._witness.read()
+            totals = {(total.client, total.run): total for total in self.totals()}
+            budget = None if known is None else known.budget
+            self._witness.rewrite(Testimony(self.name, self.scope, totals, budget))
 
     def check_genuine(self) -> None:
         """Refuses a ledger that is a copy or comes from a backup, until its owner vouches for it."""

@@ -96,13 +96,12 @@ class Witness:
         os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE)
         try:
+            written = os.pread(descriptor, os.fstat(descriptor).st_size, 0) if not new else b""
+            if written[-1:] not in (b"", b"\n"):  # a line that a crash cut off
+                os.ftruncate(descriptor, written.rfind(b"\n") + 1)
             for _ in range(_TRIES):
                 now = time.time_ns()
-                text = _text({**line, "lock": self._lock_time(), "time": now} for line in lines)
-                size = os.fstat(descriptor).st_size
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    text = b"\n" + text
-                os.write(descriptor, text)
+                os.write(descriptor, self._text(lines, now))
                 os.fsync(descriptor)
                 if abs(os.fstat(descriptor).st_ctime_ns - now) <= _PROMPT:
                     break
@@ -111,16 +110,19 @@ class Witness:
         if new:
             sync_folder(self.path.parent)
 
-    def shorten(self, said: Testimony) -> None:
-        """Drops lines that later ones replace, where they are many; only of files that are genuine."""
-        if not said.genuine or said.lines <= 2 * len(said.totals) + _LONG:
-            return
-        name = {"ledger": said.ledger, "scope": said.scope}
-        lines: list[dict[str, Any]] = [{**name, **vars(total)} for total in said.totals.values()]
+    def rewrite(self, said: Testimony) -> None:
+        """Says the same in as few lines as can be, in place of all that was there."""
+        name: dict[str, Any] = {"ledger": said.ledger, "scope": said.scope}
+        lines = [name, *({**name, **vars(total)} for total in said.totals.values())]
         if said.budget is not None:
             lines.append({**name, "budget": list(said.budget)})
-        now, lock = time.time_ns(), self._lock_time()
-        write_atomically(self.path, _text({**line, "lock": lock, "time": now} for line in lines), PRIVATE)
+        os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
+        write_atomically(self.path, self._text(lines, time.time_ns()), PRIVATE)
+
+    def shorten(self, said: Testimony) -> None:
+        """Drops lines that later ones replace, where they are many; only of files that are genuine."""
+        if said.genuine and said.lines > 2 * len(said.totals) + _LONG:
+            self.rewrite(said)
 
     def restrict(self) -> None:
         """Makes both files readable by their owner only, where a restore left them open."""
@@ -135,6 +137,6 @@ class Witness:
         except FileNotFoundError:
             return 0
 
-
-def _text(lines: Iterable[Mapping[str, Any]]) -> bytes:
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    def _text(self, lines: Iterable[Mapping[str, Any]], now: int) -> bytes:
+        stamp = {"lock": self._lock_time(), "time": now}
+        return b"".join(json.dumps({**line, **stamp}).encode() + b"\n" for line in lines)
