@@ -81,11 +81,12 @@ def test_a_ledger_deleted_between_runs_is_charged_for_the_run_before(tmp_path: P
     assert site.spent() == pytest.approx(2 * one)
 
 
-def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path: Path, noise: float) -> None:
     """With a context of other noise and another sensitivity than the gradients'."""
     spent = {}
     for name in ("unharmed", "restored"):
-        world = World(tmp_path / name, rounds=3, clients_per_round=3, context_noise=0.5, context="labels")
+        world = World(tmp_path / name, rounds=3, clients_per_round=3, context_noise=noise, context="labels")
         world.enrol_all()
         mine = world.folder / "clients" / "client-0"
         shutil.copytree(mine, world.folder / "backup")

@@ -45,6 +45,15 @@ def test_a_smaller_delta_is_stricter_at_the_same_epsilon_and_a_larger_one_is_not
         ledger.willing(0.1, 0.9)
 
 
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (float("inf"), 1e-5), (1.0, 0.0)])
+def test_what_is_no_budget_is_not_kept(ledger: Ledger, epsilon: float, delta: float) -> None:
+    with pytest.raises(SottovoceError, match=r"epsilon = .* buys no release|delta = .* is outside"):
+        ledger.willing(epsilon, delta)
+    with pytest.raises(SottovoceError, match=r"epsilon = .* buys no release|delta = .* is outside"):
+        ledger.raise_budget(epsilon, delta)
+    assert ledger.budget is None
+
+
 def test_no_caller_spends_more_than_the_ledgers_owner_allows(ledger: Ledger) -> None:
     ledger.willing(1.0)
     generous = Budget(epsilon=100.0, delta=0.9, accounting="exact")

@@ -36,13 +36,18 @@ class Budgets(Past):
         """
         held = self.budget
         default = held or Budget(EPSILON, DELTA, ACCOUNTING)
-        wanted = Budget(epsilon or default.epsilon, delta or default.delta, default.accounting)
+        wanted = Budget(
+            default.epsilon if epsilon is None else epsilon,
+            default.delta if delta is None else delta,
+            default.accounting,
+        )
         return self._set(wanted, raised=False)
 
     def raise_budget(self, epsilon: float, delta: float | None = None) -> Budget:
         """Sets a budget in place of a stricter one, as only the ledger's owner may decide."""
         held = self.budget or Budget(EPSILON, DELTA, ACCOUNTING)
-        return self._set(Budget(epsilon, delta or held.delta, held.accounting), raised=True)
+        wanted = Budget(epsilon, held.delta if delta is None else delta, held.accounting)
+        return self._set(wanted, raised=True)
 
     def budgets(self) -> list[tuple[Budget, bool, datetime]]:
         """Every budget that was set, whether it was a raise, and when."""
@@ -61,9 +66,10 @@ class Budgets(Past):
             raise SottovoceError(
                 f"delta = {budget.delta:g} promises little: take one well below 1/records, like 1e-5"
             )
+        allowed = budget.mu_squared  # refuses what is no budget
         with self._file.transaction():
             held = self.budget
-            if held is not None and not raised and budget.mu_squared >= held.mu_squared:
+            if held is not None and not raised and allowed >= held.mu_squared:
                 return held
             fields = (float(budget.epsilon), float(budget.delta), budget.accounting)
             self._file.query(

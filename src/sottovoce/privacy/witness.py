@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce.files import PRIVATE, sync_folder, write_atomically
+from sottovoce.files import PRIVATE, FileError, sync_folder, write_atomically
 from sottovoce.privacy.charge import Total
 
 _PROMPT = 5 * 10**9  # nanoseconds that writing a line may take; a slower disk is given another line
@@ -96,15 +96,20 @@ class Witness:
         os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE)
         try:
-            written = os.pread(descriptor, os.fstat(descriptor).st_size, 0) if not new else b""
-            if written[-1:] not in (b"", b"\n"):  # a line that a crash cut off
-                os.ftruncate(descriptor, written.rfind(b"\n") + 1)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a crash cut off
+                os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
             for _ in range(_TRIES):
                 now = time.time_ns()
                 os.write(descriptor, self._text(lines, now))
                 os.fsync(descriptor)
                 if abs(os.fstat(descriptor).st_ctime_ns - now) <= _PROMPT:
                     break
+            else:
+                raise FileError(
+                    f"{self.path} lies on a file system that is slow, or has another clock than this one: "
+                    "keep the ledger on a local disk"
+                )
         finally:
             os.close(descriptor)
         if new:
