@@ -41,6 +41,8 @@ def test_a_smaller_delta_is_stricter_at_the_same_epsilon_and_a_larger_one_is_not
     ledger.willing(4.0, 1e-5)
     assert ledger.willing(4.0, 1e-3).delta == 1e-5
     assert ledger.willing(4.0, 1e-7).delta == 1e-7
+    stricter = ledger.willing(4.2, 1e-9)
+    assert stricter == ledger.budget == Budget(4.2, 1e-9, "exact")
     with pytest.raises(SottovoceError, match="promises little"):
         ledger.willing(0.1, 0.9)
 

@@ -345,3 +345,41 @@ def test_a_lock_is_locked_for_other_processes(tmp_path: Path) -> None:
     assert "taken" in refused.stderr
     assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
     assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
+def test_releases_of_one_run_under_several_names_are_lost_once(path: Path) -> None:
+    release(path, "a", 1)
+    spent = release(path, "a/onboarding", 0)
+    for file in files(path):
+        file.unlink()
+    for _ in range(2):
+        assert release(path, "a") == pytest.approx(spent)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost_in("a").releases == 2
+
+
+def test_a_deleted_ledger_comes_back_for_its_own_client_only(path: Path) -> None:
+    release(path, "a", 1)
+    path.unlink()
+    with pytest.raises(LedgerError, match="the ledger of the client 'mine', not of 'other'"):
+        Ledger.open(path, scope=client_scope("other"))
+    assert not path.exists()
+
+
+def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, honest = list[str](), os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), honest(file))
+    )
+    before = os.umask(0)
+    try:
+        release(path, "a")
+        assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
+        assert str(path.parent) in synced
+        synced.clear()
+        release(path, "a", 1)
+    finally:
+        os.umask(before)
+    assert synced == [str(Witness(path).path)]

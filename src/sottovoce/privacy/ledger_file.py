@@ -188,9 +188,8 @@ class LedgerFile(Database):
     def _is_about(self, scope: str) -> bool:
         """In format 1 the ledger of a client was bound to the bytes of its file; now it is to its name."""
         if self.old and scope.startswith(CLIENT):
-            return {client for (client,) in self.query("SELECT DISTINCT client FROM release")} <= {
-                OWN_RECORDS
-            }
+            accounts = {client for (client,) in self.query("SELECT DISTINCT client FROM release")}
+            return accounts <= {OWN_RECORDS}
         return self.scope == scope
 
     def _update(self, scope: str | None, name: str) -> None:
