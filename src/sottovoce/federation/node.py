@@ -272,6 +272,8 @@ class Member:
         return enrolment
 
     def _released(self, run: str) -> bool:
+        if not self._own.exists:
+            return False
         with self._own.open() as ledger:
             return ledger.total_in(run).releases > 0
 

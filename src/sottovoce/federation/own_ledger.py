@@ -42,6 +42,11 @@ class OwnLedger:
             return old
         return self._terms.ledger_file(self._records)
 
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever charged in it, or may have been."""
+        return self.path.exists() or Witness(self.path).path.exists() or bool(traces(self._directory))
+
     @contextmanager
     def open(self) -> Iterator[Ledger]:
         """The ledger, locked, and charged for what any run of the directory knows and it does not."""
