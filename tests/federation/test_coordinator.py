@@ -19,6 +19,7 @@ from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
+from sottovoce.privacy.witness import Witness
 from sottovoce.simulation.training import train
 
 from .world import World, charged, everyone_paid, ledger, same
@@ -93,6 +94,7 @@ def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trace, "follows", lambda *_: True)  # a disk that was rolled back as a whole
+    monkeypatch.setattr(Witness, "_lock_time", lambda _: 0)
     world = World(tmp_path, seeded=False)
     world.enrol_all()
     mine = tmp_path / "clients" / "client-0"
