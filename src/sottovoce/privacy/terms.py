@@ -15,7 +15,7 @@ class Price:
     """Σ (Δ/σ)² of what is about to be released, and of what was before, under the client's own budget.
 
     >>> print(Price("this release", 0.15, 0.1, Budget(epsilon=8, delta=1e-5, accounting="exact")))
-    this release: ε 1.48, together 1.96 of 8 at δ = 1e-5
+    this release: ε 1.5, together 1.99 of 8 at δ = 1e-5
     """
 
     what: str
