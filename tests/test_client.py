@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -145,3 +147,50 @@ def test_a_context_of_predictions_depends_on_the_model_it_is_given(tmp_path) -> 
             sent.append(sender.signal)
     assert not np.allclose(sent[0], sent[1])
     assert made.releases["context"].sensitivity == pytest.approx(np.sqrt(2) / 50)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
+def test_a_context_of_other_noise_is_charged_for_it_and_all_together_cost_epsilon(
+    ledger: Ledger, noise: float
+) -> None:
+    made = blueprint(context_noise=noise, rounds=2, clients_per_round=6, participants=6, epsilon=3.0)
+    assert made.sigma_context == noise * made.sigma == made.releases["context"].sigma
+    sender = client(ledger, made)
+    message = sender.release_context()
+    for number in (1, 2):
+        sender.release_gradient(number, torch.zeros(made.coefficients))
+    context = next(entry.charge for entry in ledger.charges())
+    assert (context.sensitivity, context.sigma) == (made.releases["context"].sensitivity, noise * made.sigma)
+    assert ledger.epsilon("participant-0", 1e-5, "exact") == pytest.approx(3.0, rel=1e-6)
+    stream = made.releases["context"].stream("run", "participant-0", 0)
+    decoded = made.releases["context"].decode(message, secret=SECRET, stream=stream)
+    assert sender.signal is not None
+    assert decoded.shape == (made.statistic.size,)
+
+
+def test_a_mean_over_fewer_records_than_agreed_is_over_the_agreed_number(ledger: Ledger) -> None:
+    """Dividing by the records that are there would move by more than the sensitivity that is charged."""
+    made = draw(small_plan(gradient_records=50, clip=1e-3), Facts((1, 28, 28), 10))
+    few = some_records(100)
+    few = ClientRecords(few.train[:40], few.held_out, few.context)
+    sender = Client("participant-0", few, made, ledger, run="run", secret=SECRET)
+    with contextlib.suppress(SottovoceError):  # or refused
+        sender.release_gradient(1, torch.zeros(made.coefficients))
+        assert sender.signal is not None
+        assert np.linalg.norm(sender.signal) <= 1e-3 * 40 / 50
+    short = ClientRecords(few.train, few.held_out, few.context[:40])
+    sender = Client("participant-1", short, made, ledger, run="run", secret=SECRET)
+    with contextlib.suppress(SottovoceError):
+        sender.release_context()
+        full = made.statistic.mean(short.context.x, short.context.y, 50)
+        assert np.allclose(sender.signal, full)
+
+
+def test_a_tiny_clip_bounds_what_leaves_and_what_is_charged(ledger: Ledger) -> None:
+    made = blueprint(clip=1e-6)
+    sender = client(ledger, made)
+    sender.release_gradient(1, torch.zeros(made.coefficients))
+    assert sender.signal is not None
+    assert 0 < np.linalg.norm(sender.signal) <= 1e-6
+    [entry] = ledger.charges()
+    assert entry.charge.sensitivity == 2e-6 / 40

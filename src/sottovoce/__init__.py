@@ -17,15 +17,27 @@ if TYPE_CHECKING:
     from sottovoce.errors import SottovoceError
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
+    from sottovoce.privacy.terms import Terms
     from sottovoce.simulation.training import evaluate, train
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "Plan", "SottovoceError", "evaluate", "from_torch", "load", "personalize", "train"]
+__all__ = [
+    "Dataset",
+    "Plan",
+    "SottovoceError",
+    "Terms",
+    "evaluate",
+    "from_torch",
+    "load",
+    "personalize",
+    "train",
+]
 
 _HOME = {
     "Dataset": "data",
     "Plan": "plan",
     "SottovoceError": "errors",
+    "Terms": "privacy.terms",
     "evaluate": "simulation.training",
     "from_torch": "data",
     "load": "data",

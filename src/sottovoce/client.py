@@ -22,16 +22,14 @@ from sottovoce.models import logits
 from sottovoce.privacy.ledger import Budget, Kind, Ledger
 from sottovoce.seeding import derived_seed
 
-OWN_RECORDS = "own records"
-"""The one account of a ledger that lies with a client."""
-
 
 class Client:
     """One client of a run; `run` names the run in streams, `secret` is shared with the server.
 
     `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
-    `budget` is what that account may have spent, by default what the plan allows.
+    `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
+    in the ledger, by default its own.
     """
 
     def __init__(
@@ -46,6 +44,7 @@ class Client:
         participant: int | None = None,
         account: str | None = None,
         budget: Budget | None = None,
+        entry: str | None = None,
     ) -> None:
         self.name = name
         self.participant = participant
@@ -57,6 +56,7 @@ class Client:
         self._run = run
         self._secret = secret
         self._budget = budget or blueprint.budget
+        self._entry = entry or run
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
 
@@ -121,7 +121,7 @@ class Client:
         if self._ledger is None and release.place != "nowhere":
             raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
         if self._ledger is not None:
-            stored = self._ledger.stored(self._run, self._account, kind, round_number)
+            stored = self._ledger.stored(self._entry, self._account, kind, round_number)
             if stored is not None:
                 return stored
         u = release.statistic(records(), coefficients) if given is None else given
@@ -133,5 +133,6 @@ class Client:
             seed=plan.seed if plan.seeded else None,
         )
         if self._ledger is not None:
-            self._ledger.commit(release.charge(self._run, self._account, round_number), message, self._budget)
+            charge = release.charge(self._entry, self._account, round_number)
+            self._ledger.commit(charge, message, self._budget)
         return message

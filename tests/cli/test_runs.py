@@ -91,6 +91,9 @@ def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:
         str(tmp_path / "my.safetensors"),
     ]
     answer = runner.invoke(app, words)
+    assert answer.exit_code != 0
+    assert "repeat the command with --yes" in str(answer.exception)
+    answer = runner.invoke(app, [*words, "--yes"])
     assert answer.exit_code == 0, answer.output
     assert "ε of this context" in answer.stdout
     assert (tmp_path / "my.safetensors").exists()

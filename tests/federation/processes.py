@@ -247,6 +247,7 @@ class Processes:
             "directory": str(clients / f"client-{index}"),
             "records": str(clients / f"client-{index}.npz"),
             "agreement": str(clients / "agreement.toml"),
+            "simulated": True,  # the plan is seeded, to be compared with the simulator
         }
         port = self._ports.setdefault(name, free_port())
         self.start(

@@ -69,6 +69,7 @@ def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trace, "follows", lambda *_: True)  # a disk that was rolled back as a whole
+    monkeypatch.setattr(Witness, "_lock_time", lambda _: 0)
     world = World(tmp_path, seeded=False)
     world.enrol_all()
     mine = tmp_path / "clients" / "client-0"

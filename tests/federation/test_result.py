@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.client import OWN_RECORDS
-from sottovoce.data import fingerprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
 from sottovoce.onboarding.future_client import personalize
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
 from sottovoce.simulation.training import evaluate
 
@@ -27,7 +25,8 @@ def test_a_federation_reports_the_epsilon_that_its_members_were_charged(tmp_path
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     for index, name in enumerate(result["epsilon"]["per_client"]):
         records = tmp_path / "clients" / f"client-{index}.npz"
-        with Ledger.open(records.with_suffix("") / "ledger.sqlite", scope=fingerprint(records)) as ledger:
+        path = records.with_suffix("") / "ledger.sqlite"
+        with Ledger.open(path, scope=client_scope(records.stem)) as ledger:
             charged = ledger.epsilon(OWN_RECORDS, result["delta"], "exact")
         assert result["epsilon"]["per_client"][name] == pytest.approx(charged)
     assert result["epsilon"]["spent_max"] <= world.agreement.plan.epsilon

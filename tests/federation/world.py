@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.client import OWN_RECORDS
-from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.node import Member
 from sottovoce.federation.store import Store
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
 from tests.small import federated_plan
 
 
@@ -43,6 +42,8 @@ class World:
             folder / f"client-{index}.npz",
             agreement or self.agreement,
             wish=index,
+            terms=Terms(ledger=folder / f"client-{index}" / "ledger.sqlite"),
+            simulated=True,
         )
 
     def enrol(self, index: int) -> int:
@@ -76,9 +77,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def ledger(world: World, index: int) -> Ledger:
     clients = world.folder / "clients"
-    return Ledger.open(
-        clients / f"client-{index}" / "ledger.sqlite", scope=fingerprint(clients / f"client-{index}.npz")
-    )
+    return Ledger.open(clients / f"client-{index}" / "ledger.sqlite", scope=client_scope(f"client-{index}"))
 
 
 def charged(world: World, index: int) -> list[tuple[str, int]]:

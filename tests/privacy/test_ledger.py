@@ -20,8 +20,8 @@ import pytest
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import ledger_file
 from sottovoce.privacy.accounting import calibrate, epsilon, mu_squared
+from sottovoce.privacy.charge import SLACK
 from sottovoce.privacy.ledger import (
-    SLACK,
     AlreadyDelivered,
     Budget,
     Charge,

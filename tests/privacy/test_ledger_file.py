@@ -69,7 +69,7 @@ def test_another_format_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has ledger format 99 and this version reads 1" in refused(path)
+    assert "has ledger format 99 and this version reads 1 and 2" in refused(path)
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -125,4 +125,4 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
     assert [child.exitcode for child in children] == [0] * 8
     with Ledger.open(path, scope="records") as ledger:
         assert ledger.clients() == [str(number) for number in range(8)]
-    assert os.listdir(tmp_path) == ["ledger.sqlite"]
+    assert sorted(os.listdir(tmp_path)) == ["ledger.sqlite", "ledger.sqlite.lock", "ledger.sqlite.witness"]

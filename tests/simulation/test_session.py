@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,20 @@ import torch
 from sottovoce.data import Dataset, Facts, divide, resolve, scope
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
-from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, Overspent
 from sottovoce.simulation.directory import RunDirectory, RunError
 from sottovoce.simulation.session import Session, recorded_gains
 from sottovoce.simulation.training import Interrupted, train
 from tests.small import small_plan
 
 from .interrupting import interrupted
+
+PLENTY = Budget(epsilon=1e6, delta=1e-5, accounting="exact")
+
+
+@pytest.fixture(scope="module")
+def records() -> Dataset:
+    return data.load("mnist-small")
 
 
 def opened(plan, out, records, **options) -> Session:
@@ -245,3 +253,58 @@ def test_budgets_do_not_add_up_where_records_have_other_owners() -> None:
     )
     plan = small_plan(partition="client", records_per_client=0)
     assert scope(plan, one) != scope(plan, other)
+
+
+def test_a_refused_start_deletes_no_ledger_that_another_run_has_charged(
+    tmp_path, records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, plan = tmp_path / "shared.sqlite", small_plan()
+
+    def charged_meanwhile(*_: object) -> None:
+        with Ledger.open(shared, scope=scope(plan, records)) as other:
+            other.commit(Charge("other", "participant-0", "context", 0, 0.1, 1.0), b"m", PLENTY)
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(RunDirectory, "start", charged_meanwhile)
+    with pytest.raises(RunError, match="full"):
+        train(plan, tmp_path / "run", dataset=records, ledger=shared)
+    with Ledger.open(shared, scope=scope(plan, records)) as ledger:
+        assert ledger.releases("participant-0") == 1
+
+
+def test_a_run_on_a_ledger_that_was_deleted_since_the_last_starts_where_that_ended(tmp_path, records) -> None:
+    shared = tmp_path / "shared.sqlite"
+    train(small_plan(epsilon=2.0, seeded=False), tmp_path / "first", dataset=records, ledger=shared)
+    for end in ("", "-wal", "-shm"):
+        shared.with_name(shared.name + end).unlink(missing_ok=True)
+    with pytest.raises(Overspent, match=r"has spent ε=2\.000"):
+        train(small_plan(epsilon=2.0, seeded=False), tmp_path / "second", dataset=records, ledger=shared)
+
+
+def test_a_run_is_not_resumed_on_a_ledger_that_has_lost_some_of_it(tmp_path, records) -> None:
+    plan = small_plan(seeded=False)
+    interrupted(plan, tmp_path / "run", records)
+    ledger = tmp_path / "run" / "ledger.sqlite"
+    ledger.unlink()
+    with Ledger.open(ledger, scope=None):  # by another command
+        pass
+    with pytest.raises(RunError, match="has lost releases of this run"):
+        train(plan, tmp_path / "run", dataset=records, resume=True)
+
+
+def test_a_copied_ledger_is_not_spent_from_unless_its_noise_is_seeded(tmp_path, records) -> None:
+    for seeded in (True, False):
+        plan, out = small_plan(seeded=seeded), tmp_path / str(seeded)
+        interrupted(plan, out, records)
+        shutil.copytree(out, tmp_path / f"copy-{seeded}")
+    train(small_plan(), tmp_path / "copy-True", dataset=records, resume=True)
+    with pytest.raises(Copied, match="ledger vouch"):
+        train(small_plan(seeded=False), tmp_path / "copy-False", dataset=records, resume=True)
+
+
+def test_a_plan_cannot_spend_more_than_the_owner_of_the_ledger_allows(tmp_path, records) -> None:
+    plan, shared = small_plan(epsilon=4.0), tmp_path / "shared.sqlite"
+    with Ledger.open(shared, scope=scope(plan, records)) as ledger:
+        ledger.willing(2.0)
+    with pytest.raises(Overspent, match="beyond the budget of 2"):
+        train(plan, tmp_path / "run", dataset=records, ledger=shared)

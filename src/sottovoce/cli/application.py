@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import bench, datasets, federation, reproduce, runs
+from sottovoce.cli import bench, datasets, federation, ledger, reproduce, runs
 
 
 class Commands(TyperGroup):
@@ -36,6 +36,7 @@ app = typer.Typer(
 runs.register(app)
 reproduce.register(app)
 federation.register(app)
+app.add_typer(ledger.app, name="ledger", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
 app.add_typer(bench.app, name="bench", cls=Commands)
 

@@ -53,8 +53,8 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
         {
             "ε of this context": f"{number(answer['epsilon'], 5)} at δ = {answer['delta']:g} "
             f"({answer['accounting']} accounting)",
-            "ε spent by these records": f"{number(answer['epsilon_total'], 5)}, over all runs in "
-            f"{answer['ledger']}",
+            "ε spent by these records": f"{number(answer['epsilon_total'], 5)} of {answer['budget']:g}, "
+            f"over all runs in {answer['ledger']}",
             "context": f"{answer['context']}, {data_size(answer['context_bytes'])}"
             + (", made of labels" if answer["uses_labels"] else ""),
             "accuracy on your other records": percent(answer["accuracy"], 2) + " (stays here)",

@@ -6,8 +6,19 @@ from pathlib import Path
 
 import typer
 
+from sottovoce.cli.consent import consent
 from sottovoce.cli.display import answer, err, personalized
-from sottovoce.cli.options import BUDGET, JSON, SETTINGS
+from sottovoce.cli.options import (
+    CLIENT,
+    DATA,
+    DELTA,
+    EPSILON,
+    JSON,
+    LEDGER,
+    MODEL_OUT,
+    SETTINGS,
+    YES,
+)
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
 
@@ -137,19 +148,27 @@ def serve(
 
 def onboard(
     url: str = typer.Argument(help="Where the service is, https://host:port."),
-    data: Path = typer.Option(..., help="The client's records, an .npz with x (and y)."),
-    out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
+    data: Path = DATA,
+    out: Path = MODEL_OUT,
     token_file: Path = typer.Option(None, help="File with the client's token."),
     authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the service."),
-    ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
-    budget: float = BUDGET,
+    ledger: Path = LEDGER,
+    client: str = CLIENT,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    yes: bool = YES,
     json: bool = JSON,
 ) -> None:
-    """Get a model from a service for the price of one context, which is charged here."""
+    """Get a model from a service for the price of one context, which is charged here.
+
+    The price is stated at the client's own δ, and asked for: nothing is released without a yes.
+    """
     from sottovoce.onboarding.remote import onboard as onboard_client
+    from sottovoce.privacy.terms import Terms
 
     token = token_file.read_text().strip() if token_file is not None else ""
-    found = onboard_client(url, data, out, token=token, authority=authority, ledger=ledger, budget=budget)
+    terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
+    found = onboard_client(url, data, out, token=token, authority=authority, terms=terms)
     personalized(found, json=json)
 
 

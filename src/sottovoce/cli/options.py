@@ -37,4 +37,16 @@ SETTINGS = typer.Argument(
     autocompletion=complete_setting,
 )
 DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.", autocompletion=lambda: ["cpu", "cuda"])
-BUDGET = typer.Option(None, min=0.0, help="ε that these records may reach; by default the run's.")
+DATA = typer.Option(..., help="The client's records, an .npz with x (and y).")
+MODEL_OUT = typer.Option(..., help="Where to write the model, a safetensors state dict.")
+LEDGER = typer.Option(
+    None, help="The client's own ledger; by default NAME.ledger.sqlite beside NAME.npz, the records."
+)
+CLIENT = typer.Option(None, help="The client's name in its ledger; by default that of the file of records.")
+EPSILON = typer.Option(
+    None,
+    help="ε that all releases of these records together may reach, kept in the ledger: the strictest ever "
+    "set holds until 'sottovoce ledger raise'; 8 at first.",
+)
+DELTA = typer.Option(None, help="δ at which this client counts, whatever the run's is; 1e-5 at first.")
+YES = typer.Option(False, "--yes", help="Agree to the price without being asked, for machines.")

@@ -8,8 +8,10 @@ from typing import Any
 
 import typer
 
+from sottovoce.cli.consent import consent
 from sottovoce.cli.display import answer, as_json, epsilon, err, facts, out, personalized, round_progress
-from sottovoce.cli.options import BUDGET, DEVICE, JSON, SETTINGS
+from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL_OUT, SETTINGS, YES
+from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report.numbers import data_size, duration, number, percent
@@ -124,16 +126,24 @@ def evaluate(
 
 def personalize(
     run: Path = typer.Argument(help="Directory of a finished run."),
-    data: Path = typer.Option(..., help="The future client's records, an .npz with x (and y)."),
-    out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
-    ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
-    budget: float = BUDGET,
+    data: Path = DATA,
+    out: Path = MODEL_OUT,
+    ledger: Path = OWN_LEDGER,
+    client: str = CLIENT,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    yes: bool = YES,
     json: bool = JSON,
 ) -> None:
-    """Give a client that never trained its own model, for the price of one context."""
-    from sottovoce.onboarding.future_client import personalize as personalize_client
+    """Give a client that never trained its own model, for the price of one context.
 
-    found = personalize_client(run, data, out, ledger=ledger, budget=budget)
+    The price is stated at the client's own δ, and asked for: nothing is released without a yes.
+    """
+    from sottovoce.onboarding.future_client import personalize as personalize_client
+    from sottovoce.privacy.terms import Terms
+
+    terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
+    found = personalize_client(run, data, out, terms=terms)
     personalized(found, json=json)
 
 

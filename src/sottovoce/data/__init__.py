@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sottovoce.data.client_file import fingerprint, read_client
+from sottovoce.data.client_file import read_client
 from sottovoce.data.clients import (
     ClientRecords,
     Clients,
@@ -48,7 +48,6 @@ __all__ = [
     "division",
     "fetch",
     "fetched",
-    "fingerprint",
     "from_torch",
     "load",
     "partition",

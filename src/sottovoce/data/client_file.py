@@ -1,12 +1,11 @@
 """The file of records that one client holds, read for a run whose public facts were fixed elsewhere.
 
 Shape, classes and normalization constants are the run's, never the file's own: a constant computed from a
-client's records would be an uncharged release. The fingerprint names the records in the client's ledger.
+client's records would be an uncharged release.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from sottovoce.data.dataset import Records
@@ -30,11 +29,3 @@ def read_client(
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
     return Records(facts.normalize(own.x), own.y)
-
-
-def fingerprint(path: Path) -> str:
-    """Names the content of a client's file in its ledger."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-    except OSError as error:
-        raise DataError(f"cannot read {path} ({error.strerror}): check the path") from None

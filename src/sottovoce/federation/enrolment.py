@@ -25,6 +25,8 @@ class Enrolment:
     server_key: str
     key: str
     secret: str
+    ledger: str = ""
+    """The name of the ledger that this client enrolled with; version 0.1 did not note it."""
 
     @staticmethod
     def file(directory: Path, run: str) -> Path:

@@ -1,9 +1,11 @@
 """A client of a federation: the simulator's `Client` with a directory of its own on the client's machine.
 
-The directory holds the ledger of the client's records and, for each run, what was agreed at enrolment; both
-only its owner can read. Every request is answered by a fresh process, so all memory is in these files, and
-one request at a time is answered (a lock). A directory or ledger that was restored from a backup is first
-charged for all that the server has received, and for all that the server has asked for and may have left.
+The ledger lies beside the client's records, and is the same that onboarding charges; the directory holds, for
+each run, what was agreed at enrolment. Both only their owner can read. The budget is the owner's: a run whose
+last release would exceed it is refused before enrolment. Every request is answered by a fresh process, so all
+memory is in these files, and one request at a time is answered (a lock). A directory or ledger that was
+restored from a backup is first charged for all that the server has received, and for all that the server has
+asked for and may have left.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import numpy as np
 import torch
 
 from sottovoce.blueprint import Blueprint, participant_name
-from sottovoce.client import OWN_RECORDS, Client
-from sottovoce.data import ClientRecords, fingerprint, read_client, split_participant, split_seeds
+from sottovoce.client import Client
+from sottovoce.data import ClientRecords, read_client, split_participant, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import Journal, shown
@@ -32,22 +34,25 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
+from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
 from sottovoce.federation.padding import pad
-from sottovoce.federation.rollback import Trace
-from sottovoce.files import locked
-from sottovoce.privacy.ledger import AlreadyDelivered, Kind, Ledger
+from sottovoce.federation.rollback import Trace, trace_file
+from sottovoce.files import PRIVATE, locked
+from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
+from sottovoce.privacy.terms import Terms
 
 
 class Declined(SottovoceError):
     """The request is not one that this client answers; says nothing about its records."""
 
 
-class LedgerBehind(SottovoceError):
-    """The ledger was restored, and the release may have left before."""
-
-
 class Member:
-    """One client's end of a federation. `wish` is the participant index it asks for, None: any free one."""
+    """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
+
+    `terms` are what the owner of the records is willing to spend over all runs, and where its ledger lies.
+    `simulated` says that the records are nobody's, so that a seeded plan, whose noise protects nobody, may
+    run.
+    """
 
     def __init__(
         self,
@@ -57,12 +62,16 @@ class Member:
         *,
         wish: int | None = None,
         diagnostics: bool = False,
+        terms: Terms | None = None,
+        simulated: bool = False,
     ) -> None:
         self._directory = Path(directory)
         self._records_file = Path(records)
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
+        self._own = OwnLedger(self._directory, self._records_file, terms or Terms())
+        self._simulated = simulated
         self._journal = Journal(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +82,6 @@ class Member:
             enrolment = Enrolment.read(self._directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
-                self._journal.note(f"enrols in run {run} as {participant_name(enrolment.participant)}")
             elif enrolment.server_key != server_key.hex():
                 raise EnrolmentError(
                     "the server has another key than at enrolment: it lost its store; start a new run"
@@ -113,7 +121,11 @@ class Member:
             if enrolment is None:
                 raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
             blueprint = self._agreement.blueprint()
-            with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
+            with self._own.open() as ledger:
+                if enrolment.ledger not in ("", ledger.name):
+                    raise EnrolmentError(
+                        f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
+                    )
                 self._catch_up(ledger, blueprint, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
@@ -121,8 +133,9 @@ class Member:
                 if ledger.releases(OWN_RECORDS) == before:
                     self._journal.note(f"sends {what} again, as it was stored")
                     return answer
-                spent = ledger.epsilon(OWN_RECORDS, blueprint.plan.delta, blueprint.plan.accounting)
-                self._journal.note(f"sends {what}, charged: these records have spent ε = {spent:.4f}")
+                budget = self._own.budget(ledger)
+                spent = f"{budget.price(ledger.spent(OWN_RECORDS)):.4f} of {budget}"
+                self._journal.note(f"sends {what}, charged: these records have spent ε = {spent}")
                 return answer
 
     def _release(
@@ -146,6 +159,7 @@ class Member:
             ),
             participant=enrolment.participant,
             account=OWN_RECORDS,
+            budget=self._own.budget(ledger),
         )
         if kind == "context":
             message = client.release_context(coefficients)
@@ -162,16 +176,17 @@ class Member:
         """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         run, due = str(request["run"]), (request["kind"], int(request["round"]))
         unknown = self._unknown(ledger, request, "received")
-        if unknown or not self._trace(ledger, run).follows(Trace.read(self._trace_file(run))):
+        if (
+            unknown
+            or ledger.copied
+            or not self._trace(ledger, run).follows(Trace.read(trace_file(self._directory, run)))
+        ):
             # What the server asked for may have left and been lost on its way.
             unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
-            ledger.commit_many(
-                [
-                    (blueprint.releases[kind].charge(run, OWN_RECORDS, number), b"")
-                    for kind, number in unknown
-                ],
-                blueprint.budget,
+            ledger.recover(
+                [blueprint.releases[kind].charge(run, OWN_RECORDS, number) for kind, number in unknown], run
             )
+            ledger.vouch()
             self._journal.note(
                 "this directory or its ledger was restored from a backup: charged for "
                 + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
@@ -195,16 +210,13 @@ class Member:
         return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
 
     def _trace(self, ledger: Ledger, run: str) -> Trace:
-        return Trace.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run))
+        return Trace.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run), ledger.total_in(run).spent)
 
     def _note(self, ledger: Ledger, run: str) -> None:
         """Makes the run's note true, before anything leaves; also where a killed process could not."""
-        trace, file = self._trace(ledger, run), self._trace_file(run)
+        trace, file = self._trace(ledger, run), trace_file(self._directory, run)
         if trace != Trace.read(file):
             trace.write(file)
-
-    def _trace_file(self, run: str) -> Path:
-        return self._directory / f"trace-{run}.json"
 
     def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
         rounds = blueprint.schedule
@@ -221,6 +233,11 @@ class Member:
         return split_participant(records, plan.context_records, seeds[participant])
 
     def _check_agreement(self, fields: Mapping[str, Any]) -> None:
+        if (self._agreement.plan.seeded or not self._agreement.plan.private) and not self._simulated:
+            raise EnrolmentError(
+                "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
+                " refused"
+            )
         if fields.get("agreement") != self._agreement.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
@@ -231,6 +248,14 @@ class Member:
         participant = proposal if self._wish is None else self._wish
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
+        with self._own.open() as ledger:
+            ledger.check_genuine()
+            price, name = self._own.price(ledger, self._agreement.blueprint(), participant), ledger.name
+            if not price.affordable:
+                self._journal.note(price.refusal(ledger.path), level=logging.ERROR)
+                raise EnrolmentError(
+                    "this run would exceed the budget of this client: its own log says by how much"
+                )
         private = new_key()
         secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
         enrolment = Enrolment(
@@ -240,20 +265,18 @@ class Member:
             server_key=server_key.hex(),
             key=public_key(private).hex(),
             secret=secret.hex(),
+            ledger=name,
         )
-        Trace.of(self._lock_file, 0).write(self._trace_file(run))
+        Trace.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
+        self._journal.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
 
     def _released(self, run: str) -> bool:
-        if not self._ledger_file.exists():
+        if not self._own.exists:
             return False
-        with Ledger.open(self._ledger_file, scope=fingerprint(self._records_file)) as ledger:
-            return ledger.releases(OWN_RECORDS, run=run) > 0
-
-    @property
-    def _ledger_file(self) -> Path:
-        return self._directory / "ledger.sqlite"
+        with self._own.open() as ledger:
+            return ledger.total_in(run).releases > 0
 
     @property
     def _lock_file(self) -> Path:
@@ -262,6 +285,9 @@ class Member:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (self._directory, *self._directory.iterdir()):  # restored files may be open to all
+            if path.stat().st_mode & 0o077:
+                path.chmod(0o700 if path.is_dir() else PRIVATE)
         with locked(self._lock_file):
             yield
 

@@ -3,22 +3,24 @@
 There are two ways to reach a server, a finished run in this process (`personalize`) and a service over the
 network (`onboard`), and one client: its records are charged for the context alone, in a ledger that lies
 beside them, under a lock, with noise from the operating system even where the run was a seeded simulation.
-A ledger that was restored from a backup is charged for the lost context first. Asking again resends the
-stored context and costs nothing new.
+The budget is the client's own, and the price is stated at its own δ, whatever the server's plan says. A
+ledger that was restored from a backup is charged for what it has lost first. Asking again resends the stored
+context and costs nothing new.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
-from sottovoce import data
 from sottovoce.blueprint import Blueprint
-from sottovoce.client import OWN_RECORDS, Client
+from sottovoce.client import Client
 from sottovoce.data import ClientRecords
+from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import locked, write_atomically
@@ -26,7 +28,9 @@ from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
-from sottovoce.privacy.ledger import Budget, Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.terms import Price, Terms
+from sottovoce.release import spending
 
 
 class Reached(Protocol):
@@ -52,44 +56,46 @@ def personalize(
     records_file: str | Path,
     out: str | Path,
     *,
-    ledger: str | Path | None = None,
-    budget: float | None = None,
+    terms: Terms | None = None,
     module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
     `module` is the run's own, if it was trained with one from Python.
     """
-    return obtain_model(FinishedRun.load(run, module), records_file, out, ledger=ledger, budget=budget)
+    server = FinishedRun.load(run, module)
+    return obtain_model(server, records_file, out, terms or Terms())
 
 
-def obtain_model(
-    server: Reached,
-    records_file: str | Path,
-    out: str | Path,
-    *,
-    ledger: str | Path | None = None,
-    budget: float | None = None,
-) -> dict[str, Any]:
+def obtain_model(server: Reached, records_file: str | Path, out: str | Path, terms: Terms) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
     The context is made of the first m_c records of the file; where there are more and they have labels, the
-    model's accuracy on the others is returned too. It stays with the client. `budget` is the ε that the
-    client's ledger may reach, by default the run's own.
+    model's accuracy on the others is returned too. It stays with the client.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
+    if plan.seeded or not plan.private:
+        raise SottovoceError(
+            "the run's noise protects nobody, for it is seeded or absent: nothing was released"
+        )
     uses_labels = plan.uses_future_labels
     model = server.context_model()
     records = described_client(source, plan, blueprint.facts, needed=plan.context_records, labels=uses_labels)
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
-    ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
-    allowed = Budget(budget or plan.epsilon, plan.delta, plan.accounting)
+    ledger_file = terms.ledger_file(source)
     keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
-    with Ledger.open(ledger_file, scope=data.fingerprint(source)) as book, locked(lock):
-        private = new_key()
+    with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):
+        book.check_genuine()
+        keys.reconcile(book, blueprint.releases.get("context"))
+        budget, entry, private = book.willing(terms.epsilon, terms.delta), keys.entry(book), new_key()
+        price = Price("this release", spending(blueprint.releases, blueprint.future_counts), 0.0, budget)
         if plan.releases_context:
-            if book.stored(server.run, OWN_RECORDS, "context", 0) is None:
-                keys.renew(book, blueprint.releases["context"], allowed)
+            if book.stored(entry, OWN_RECORDS, "context", 0) is None:
+                asked = replace(price, before=book.spent(OWN_RECORDS))
+                if not asked.affordable:
+                    raise Overspent(asked.refusal(ledger_file))
+                terms.agree(asked)
+                keys.renew(blueprint.releases["context"])
             private = keys.private()
         client = Client(
             NAME,
@@ -99,21 +105,23 @@ def obtain_model(
             run=server.run,
             secret=agreed_secret(private, server.key, run=server.run, name=NAME),
             account=OWN_RECORDS,
-            budget=allowed,
+            budget=budget,
+            entry=entry,
         )
         message = client.release_context(model) if plan.releases_context else b""
         keys.keep()
-        total = book.epsilon(OWN_RECORDS, plan.delta, plan.accounting)
+        total = budget.price(book.spent(OWN_RECORDS))
     coefficients = server.coefficients(private, message)
     write_atomically(Path(out), personal_model(blueprint, coefficients))
     labelled = _labelled(source) and bool(split.held_out)
     return {
         "model": str(out),
         "ledger": str(ledger_file),
-        "epsilon": blueprint.epsilon(blueprint.future_counts),
+        "epsilon": price.epsilon,
         "epsilon_total": total,
-        "delta": plan.delta,
-        "accounting": plan.accounting,
+        "budget": budget.epsilon,
+        "delta": budget.delta,
+        "accounting": budget.accounting,
         "context": plan.context,
         "context_bytes": len(message),
         "uses_labels": uses_labels,

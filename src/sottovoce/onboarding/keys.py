@@ -1,24 +1,33 @@
-"""A future client's key for one run, kept beside its ledger: the stored context was made for it.
+"""A future client's keys, kept beside its ledger, one for each run: a stored context was made for its key.
 
 Each encoding has a key of its own, so that no stream is used twice. A key is a draft until its context is
-charged, and is kept before that context may leave. So a kept key whose context the ledger does not know means
-that the ledger was restored from a backup: the lost context is charged, under a name made of that key.
+charged, and is kept before that context may leave, together with its price. So a kept key whose context the
+ledger does not know means that the ledger was deleted or restored from a backup: the lost context is charged,
+under a name made of that key, whichever run it was made for.
 """
 
 from __future__ import annotations
 
+import glob
 import logging
+import math
 import os
+import struct
 from pathlib import Path
 
-from sottovoce.client import OWN_RECORDS
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import KEY_BYTES, new_key, public_key
-from sottovoce.files import write_atomically
-from sottovoce.privacy.ledger import Budget, Ledger
+from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger
 from sottovoce.release import Release
 
 log = logging.getLogger("sottovoce.onboarding")
+
+_PRICE = struct.Struct("<d")
+
+
+def _entry(run: str) -> str:
+    return f"{run}/onboarding"
 
 
 class Keys:
@@ -31,22 +40,47 @@ class Keys:
         self._kept = ledger.with_name(f"{ledger.name}.{run}.key")
         self._draft = ledger.with_name(f"{ledger.name}.{run}.key.draft")
 
-    def renew(self, ledger: Ledger, release: Release, budget: Budget) -> None:
-        """Drafts a key for a context to be made; one that was lost from the ledger is charged before."""
-        if self._kept.exists():
-            name = f"{self._run}/{public_key(self._kept.read_bytes()[:KEY_BYTES]).hex()[:16]}"
-            if not ledger.releases(OWN_RECORDS, run=name):
-                ledger.commit(release.charge(name, OWN_RECORDS, 0), b"", budget)
-                log.warning("%s was restored from a backup: charged for a context that left", self._ledger)
-        write_atomically(self._draft, new_key() + self._server_key, mode=0o600)
+    def entry(self, ledger: Ledger) -> str:
+        """The name of this run in the ledger, which may hold releases of the run's training too."""
+        old = self._kept.exists() and self._kept.stat().st_size <= 2 * KEY_BYTES  # kept by version 0.1
+        return self._run if old and ledger.releases(OWN_RECORDS, run=self._run) else _entry(self._run)
+
+    def reconcile(self, ledger: Ledger, release: Release | None) -> None:
+        """Charges contexts of any run whose keys are kept here and which the ledger does not know."""
+        for path in sorted(self._ledger.parent.glob(f"{glob.escape(self._ledger.name)}.*.key")):
+            os.chmod(path, PRIVATE)  # a restored file may have come back readable by all
+            run = path.name[len(self._ledger.name) + 1 : -len(".key")]
+            content = path.read_bytes()
+            name = f"{run}/{public_key(content[:KEY_BYTES]).hex()[:16]}"
+            known = (name, _entry(run), *([run] if len(content) <= 2 * KEY_BYTES else []))
+            if any(ledger.releases(OWN_RECORDS, run=entry) for entry in known):
+                continue
+            ledger.recover([self._charge(name, run, content[2 * KEY_BYTES :], release)], run)
+            log.warning("%s was restored from a backup: charged for a context that left", self._ledger)
+
+    def _charge(self, name: str, run: str, price: bytes, release: Release | None) -> Charge:
+        if run == self._run and release is not None:
+            return release.charge(name, OWN_RECORDS, 0)
+        if len(price) != _PRICE.size:
+            raise SottovoceError(
+                f"a context of run {run} left with a key beside {self._ledger}, which does not know it: "
+                "restore the ledger's newest backup"
+            )
+        return Charge(name, OWN_RECORDS, "context", 0, math.sqrt(_PRICE.unpack(price)[0]), 1.0)
+
+    def renew(self, release: Release) -> None:
+        """Drafts a key for a context to be made."""
+        price = _PRICE.pack(release.mu_squared)
+        write_atomically(self._draft, new_key() + self._server_key + price, mode=PRIVATE)
 
     def private(self) -> bytes:
         """The key of the context that is stored or about to be."""
         for path in (self._draft, self._kept):
             if path.exists():
-                private, made_for = path.read_bytes()[:KEY_BYTES], path.read_bytes()[KEY_BYTES:]
+                content = path.read_bytes()
+                made_for = content[KEY_BYTES : 2 * KEY_BYTES]
                 if made_for in (self._server_key, b""):  # nothing: kept by version 0.1
-                    return private
+                    return content[:KEY_BYTES]
                 raise SottovoceError(
                     f"the context in {self._ledger} was made for another key of this run, with which the "
                     "run was not served: give another --ledger and add up what both have spent"
@@ -59,5 +93,5 @@ class Keys:
     def keep(self) -> None:
         """Keeps the draft, durably: its context is charged, and leaves after this."""
         if self._draft.exists():
-            write_atomically(self._kept, self._draft.read_bytes(), mode=0o600)
+            write_atomically(self._kept, self._draft.read_bytes(), mode=PRIVATE)
             os.unlink(self._draft)

@@ -24,6 +24,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import public_key
 from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.specification import VERSION, Specification
+from sottovoce.privacy.terms import Terms
 
 TRIES = 6
 TIMEOUT = 30.0
@@ -110,12 +111,11 @@ def onboard(
     *,
     token: str = "",
     authority: str | Path | None = None,
-    ledger: str | Path | None = None,
-    budget: float | None = None,
+    terms: Terms | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model from the service at `url`; see `obtain_model`."""
     service = Service(Connection(url, token, authority))
-    return obtain_model(service, records_file, out, ledger=ledger, budget=budget)
+    return obtain_model(service, records_file, out, terms or Terms())
 
 
 def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:

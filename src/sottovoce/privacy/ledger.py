@@ -4,32 +4,44 @@ A release is charged, and its message stored, in one transaction that is on the 
 only then may bytes leave. So a process killed at any moment has either charged nothing and sent nothing, or
 has charged once and resends the stored bytes. The ledger refuses a stream (run, client, kind, round) used
 twice, and a release after which the client's Σ (Δ/σ)² over all runs would exceed the budget (the paper's
-ε_i ≤ ε for every client i).
+ε_i ≤ ε for every client i), the caller's or the one that the ledger's owner has set. Every opening compares
+the ledger with its witness: what the ledger has lost since is charged again, as a sum for each run.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Self
 
-from sottovoce.errors import SottovoceError, nearest
-from sottovoce.privacy.accounting import epsilon, mu_squared
-from sottovoce.privacy.ledger_file import LedgerFile
+from sottovoce.errors import SottovoceError
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.budgets import Budgets
+from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Total
+from sottovoce.privacy.ledger_file import CLIENT, OWN_RECORDS, LedgerError, LedgerFile, other_scope
+from sottovoce.privacy.past import Copied
+from sottovoce.privacy.witness import Witness
 
-Kind = Literal["context", "gradient", "confusion"]
-Client = int | str
+__all__ = [
+    "OWN_RECORDS",
+    "AlreadyDelivered",
+    "Budget",
+    "Charge",
+    "Client",
+    "Copied",
+    "Entry",
+    "Kind",
+    "Ledger",
+    "LedgerError",
+    "Overspent",
+    "StreamReused",
+    "Total",
+    "client_scope",
+]
 
-# Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
-# must be able to spend all of it.
-SLACK = 1e-9
-
-_SPENDING = "TOTAL((sensitivity / sigma) * (sensitivity / sigma))"
 _STREAM = "client = ? AND run = ? AND kind = ? AND round = ?"
 
 
@@ -45,64 +57,12 @@ class AlreadyDelivered(SottovoceError):
     """The release was charged, applied, and its message forgotten; it cannot be sent again."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What all releases of any one client together may cost: (ε, δ) under an accounting."""
-
-    epsilon: float
-    delta: float
-    accounting: str
-
-    def covers(self, spending: float) -> bool:
-        """Whether a client may have spent Σ (Δ/σ)² = `spending`.
-
-        >>> Budget(epsilon=16, delta=1e-5, accounting="exact").covers(2.9**2)
-        True
-        """
-        return spending <= mu_squared(self.epsilon, self.delta, self.accounting) * (1 + SLACK)
+def client_scope(name: str) -> str:
+    """The scope of the ledger that lies with a client: its name, whatever its records are by now."""
+    return CLIENT + name
 
 
-@dataclass(frozen=True)
-class Charge:
-    """One release: its stream (run, client, kind, round), its L2 sensitivity Δ and its noise scale σ.
-
-    Clients are compared as text: 3 and "3" are the same client, with one budget.
-    """
-
-    run: str
-    client: Client
-    kind: Kind
-    round: int
-    sensitivity: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise SottovoceError(
-                f"unknown kind of release '{self.kind}': {nearest(self.kind, get_args(Kind))}"
-            )
-        for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
-            if not (math.isfinite(value) and value > 0):
-                raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")
-
-    @property
-    def mu_squared(self) -> float:
-        """(Δ/σ)², the release's share of the client's spending."""
-        return (self.sensitivity / self.sigma) ** 2
-
-    def __str__(self) -> str:
-        return f"{self.kind} of client {self.client} in round {self.round} of run {self.run}"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row of the ledger: the charge and when it was committed (UTC)."""
-
-    charge: Charge
-    time: datetime
-
-
-class Ledger:
+class Ledger(Budgets):
     """An open ledger; several processes may have the same file open.
 
     >>> from tempfile import TemporaryDirectory
@@ -113,22 +73,35 @@ class Ledger:
     b'message' 0.341
     """
 
-    def __init__(self, file: LedgerFile) -> None:
-        self._file = file
-
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, scope: str) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, scope: str | None) -> Self:
         """Opens the ledger at `path`, or creates it, readable by its owner only.
 
-        `scope` is a fingerprint of how the records are divided into clients: budgets add up only where
-        client i means the same records, so a ledger of another scope is refused.
+        `scope` says whose records it is about, and a ledger of another scope is refused: that of a client is
+        `client_scope(name)`; in a simulation it is a fingerprint of how records are divided into clients,
+        since budgets add up only where client i means the same records. None: of whichever records, and the
+        ledger must be there.
         """
-        return cls(LedgerFile.open(Path(path), scope))
-
-    @property
-    def path(self) -> Path:
-        """Where the ledger is kept."""
-        return self._file.path
+        path = Path(path)
+        witness = Witness(path)
+        known = witness.read()
+        if not path.exists() and known is None and witness.lock.exists():
+            raise LedgerError(
+                f"the ledger {path} and its witness are gone, and a lock file shows that they were there: "
+                "restore both, because a new ledger would forget what was spent"
+            )
+        if not path.exists() and known is not None:
+            if scope is not None and scope != known.scope:
+                raise other_scope(path, known.scope, scope)
+            scope = known.scope
+        file = LedgerFile.open(path, scope, "" if known is None else known.ledger)
+        ledger = cls(file, witness)
+        try:
+            ledger.compare()
+        except BaseException:
+            file.close()
+            raise
+        return ledger
 
     def close(self) -> None:
         """Closes the file; charges and stored messages stay."""
@@ -154,25 +127,47 @@ class Ledger:
         with self._file.transaction():
             for charge, message in releases:
                 self._append(charge, message, budget)
+        self._note(charge for charge, _ in releases)
 
-    def _append(self, charge: Charge, message: bytes, budget: Budget) -> None:
+    def recover(self, charges: Sequence[Charge], run: str) -> None:
+        """Charges releases of a run that left before the ledger was restored, whatever the budget is.
+
+        What is known of them one by one is no longer charged as a part of the sum that was lost.
+        """
+        with self._file.transaction():
+            for charge in charges:
+                self._append(charge, b"", None)
+                lost = self.lost_in(run, charge.client)
+                found = min(lost.releases, 1), min(lost.spent, charge.mu_squared)
+                if any(found):
+                    self._lose(Total(lost.client, run, -found[0], -found[1]))
+        self._note(charges)
+
+    def _append(self, charge: Charge, message: bytes, budget: Budget | None) -> None:
         stream = (str(charge.client), charge.run, charge.kind, int(charge.round))
         if self._file.query(f"SELECT 1 FROM release WHERE {_STREAM}", *stream):
             raise StreamReused(f"the {charge} was charged before: send its stored message, or use a new run")
-        before = self.spent(charge.client)
-        after = before + charge.mu_squared
-        if not budget.covers(after):
-            spent, needed = (epsilon(total, budget.delta, budget.accounting) for total in (before, after))
-            raise Overspent(
-                f"the {charge} would take ε from {spent:.4f} to {needed:.4f}, beyond the budget of"
-                f" {budget.epsilon:g} at δ = {budget.delta:g}: use fewer rounds, more noise or more epsilon"
-            )
+        if budget is not None:
+            self._check(charge, budget)
         self._file.query(
             "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
             *(*stream, float(charge.sensitivity), float(charge.sigma), datetime.now(UTC).isoformat()),
         )
         self._file.query("INSERT INTO message VALUES (last_insert_rowid(), ?)", message)
+
+    def _check(self, charge: Charge, budget: Budget) -> None:
+        before, held = self.spent(charge.client), self.budget
+        after = before + charge.mu_squared
+        for limit in (budget, *(() if held is None else (held,))):
+            if not limit.covers(after):
+                advice = "use fewer rounds, more noise or more epsilon"
+                if limit == held:
+                    advice = f"its owner can raise it with 'sottovoce ledger raise {self.path} --epsilon E'"
+                raise Overspent(
+                    f"the {charge} would take ε from {limit.price(before):.4f} to {limit.price(after):.4f}, "
+                    f"beyond the budget of {limit.epsilon:g} at δ = {limit.delta:g}: {advice}"
+                )
 
     def stored(self, run: str, client: Client, kind: Kind, round: int) -> bytes | None:
         """The message to send again for a stream that was charged; None if it never was.
@@ -210,7 +205,7 @@ class Ledger:
 
     def spent(self, client: Client) -> float:
         """Σ (Δ/σ)² over all releases of the client, in all runs of this ledger."""
-        [(total,)] = self._file.query(f"SELECT {_SPENDING} FROM release WHERE client = ?", str(client))
+        [(total,)] = self._file.query("SELECT TOTAL(spent) FROM spending WHERE client = ?", str(client))
         return float(total)
 
     def epsilon(self, client: Client, delta: float, accounting: str) -> float:
@@ -219,24 +214,25 @@ class Ledger:
 
     def worst(self, delta: float, accounting: str) -> float:
         """ε of the client that has spent most; 0 for an empty ledger."""
-        totals = self._file.query(f"SELECT {_SPENDING} FROM release GROUP BY client")
+        totals = self._file.query("SELECT TOTAL(spent) FROM spending GROUP BY client")
         return epsilon(max((total for (total,) in totals), default=0.0), delta, accounting)
 
     def releases(self, client: Client, *, run: str | None = None) -> int:
-        """How many releases the client was ever charged for, in all runs or in one.
+        """How many releases the client was ever charged for, in all runs, or one by one in one run.
 
         The number only grows: a receiver that remembers a larger one is facing a restored backup.
         """
+        if run is None:
+            query = "SELECT TOTAL(releases) FROM spending WHERE client = ?"
+            return int(self._file.query(query, str(client))[0][0])
         [(count,)] = self._file.query(
-            "SELECT COUNT(*) FROM release WHERE client = ? AND run = coalesce(?, run)", str(client), run
+            "SELECT COUNT(*) FROM release WHERE client = ? AND run = ?", str(client), run
         )
         return int(count)
 
     def clients(self) -> list[str]:
         """The clients with at least one charge, sorted as text."""
-        return [
-            client for (client,) in self._file.query("SELECT DISTINCT client FROM release ORDER BY client")
-        ]
+        return [client for (client,) in self._file.query("SELECT DISTINCT client FROM spending ORDER BY 1")]
 
     def charges(self, client: Client | None = None) -> Iterator[Entry]:
         """The rows of the ledger (or of one client) in the order in which they were committed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,18 +22,47 @@ from sottovoce.files import Database, log_of, sync_folder
 log = logging.getLogger("sottovoce.privacy")
 
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
-_FORMAT = 1
+_FORMAT = 2
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
 _CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotten
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
+_SINCE_2 = (
+    """CREATE TABLE lost (
+    id INTEGER PRIMARY KEY,
+    client TEXT NOT NULL,
+    run TEXT NOT NULL,
+    releases INTEGER NOT NULL,
+    spent REAL NOT NULL,
+    time TEXT NOT NULL
+)""",
+    """CREATE TABLE budget (
+    id INTEGER PRIMARY KEY,
+    epsilon REAL NOT NULL,
+    delta REAL NOT NULL,
+    accounting TEXT NOT NULL,
+    raised INTEGER NOT NULL,
+    time TEXT NOT NULL
+)""",
+    """CREATE VIEW spending AS
+SELECT client, substr(run, 1, instr(run || '/', '/') - 1) AS run, 1 AS releases,
+    (sensitivity / sigma) * (sensitivity / sigma) AS spent FROM release
+UNION ALL SELECT client, run, releases, spent FROM lost""",
+    *(
+        f"CREATE TRIGGER {table}_is_never_{change}d BEFORE {change.upper()} ON {table}\n"
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        for table in ("lost", "budget")
+        for change in ("update", "delete")
+    ),
+)
+"""What format 2 adds to format 1."""
 _SCHEMA = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
 BEGIN;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_FORMAT};
-CREATE TABLE ledger (scope TEXT NOT NULL);
+CREATE TABLE ledger (scope TEXT NOT NULL, name TEXT NOT NULL DEFAULT '');
 CREATE TABLE release (
     id INTEGER PRIMARY KEY,
     client TEXT NOT NULL,
@@ -49,8 +79,14 @@ CREATE TRIGGER release_is_never_changed BEFORE UPDATE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER release_is_never_deleted BEFORE DELETE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+{";".join(_SINCE_2)};
 COMMIT;
 """
+
+OWN_RECORDS = "own records"
+"""The one account of a ledger that lies with a client."""
+CLIENT = "client:"
+"""How the scope of such a ledger begins; the client's name follows."""
 
 _FREE_SPACE = "free some space on its disk and run again"
 _RESTORE = "restore its newest backup, because a new ledger would forget what was spent"
@@ -69,14 +105,23 @@ class LedgerError(SottovoceError):
 
 
 class LedgerFile(Database):
-    """An open file with the tables `release` (one row per charge) and `message` (bytes not yet forgotten)."""
+    """An open file with the tables `release` (one row per charge), `message` (bytes not yet forgotten),
+    `lost` (charges of which only the sum is known) and `budget`; the view `spending` adds them up."""
+
+    old = False
+    """Whether the file was of format 1, from before ledgers had witnesses."""
 
     @classmethod
-    def open(cls, path: Path, scope: str) -> Self:
-        """Opens the ledger of these records, or creates it, readable by its owner only."""
+    def open(cls, path: Path, scope: str | None, name: str = "") -> Self:
+        """Opens the ledger of these records, or creates it, readable by its owner only.
+
+        `scope` None: of whichever records. `name` is what a new one is called, by default a random word.
+        """
         try:
             if not path.exists():
-                _create(path, scope)
+                if scope is None:
+                    raise LedgerError(f"there is no ledger at {path}: check the path")
+                _create(path, scope, name)
             whole = path.stat().st_size % _PAGE == 0 or log_of(path).exists()
         except OSError as error:
             raise _explain(path, error) from error
@@ -85,6 +130,7 @@ class LedgerFile(Database):
         file = cls(path, _explain, patience=_PATIENCE_SECONDS)
         try:
             file._inspect(scope)
+            file._update(scope, name)
             file.restrict()
         except BaseException:
             file.close()
@@ -114,31 +160,75 @@ class LedgerFile(Database):
             self.query(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_SECONDS)}")
         return not busy
 
-    def _inspect(self, scope: str) -> None:
+    @property
+    def name(self) -> str:
+        """The random word by which this ledger is told from every other."""
+        return str(self.query("SELECT name FROM ledger")[0][0])
+
+    @property
+    def scope(self) -> str:
+        """Whose records it is about."""
+        return str(self.query("SELECT scope FROM ledger")[0][0])
+
+    def _inspect(self, scope: str | None) -> None:
         if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
             raise LedgerError(f"{self.path} is not a Sottovoce ledger: {_ANOTHER}")
         [(version,)] = self.query("PRAGMA user_version")
-        if version != _FORMAT:
+        if version not in (1, _FORMAT):
             raise LedgerError(
-                f"{self.path} has ledger format {version} and this version reads {_FORMAT}:"
+                f"{self.path} has ledger format {version} and this version reads 1 and {_FORMAT}:"
                 " use the version of Sottovoce that wrote it"
             )
         if self.query("PRAGMA quick_check(1)") != [("ok",)]:
             raise LedgerError(f"{self.path} is damaged: {_RESTORE}")
-        if self.query("SELECT scope FROM ledger") != [(scope,)]:
-            raise LedgerError(
-                f"{self.path} is about other records or another division into clients: give another file, or"
-                " the data, partition and seed that it was made with"
-            )
+        self.old = version == 1
+        if scope is not None and not self._is_about(scope):
+            raise other_scope(self.path, self.scope, scope)
+
+    def _is_about(self, scope: str) -> bool:
+        """In format 1 the ledger of a client was bound to the bytes of its file; now it is to its name."""
+        if self.old and scope.startswith(CLIENT):
+            accounts = {client for (client,) in self.query("SELECT DISTINCT client FROM release")}
+            return accounts <= {OWN_RECORDS}
+        return self.scope == scope
+
+    def _update(self, scope: str | None, name: str) -> None:
+        """Turns a file of format 1 into one of this format, at once or not at all."""
+        if not self.old:
+            return
+        with self.transaction():
+            if self.query("PRAGMA user_version") != [(1,)]:
+                return  # another process was faster
+            self.query("ALTER TABLE ledger ADD COLUMN name TEXT NOT NULL DEFAULT ''")
+            self.query("UPDATE ledger SET name = ?", name or secrets.token_hex(16))
+            if scope is not None:
+                self.query("UPDATE ledger SET scope = ?", scope)
+            for statement in _SINCE_2:
+                self.query(statement)
+            self.query(f"PRAGMA user_version = {_FORMAT}")
 
 
-def _create(path: Path, scope: str) -> None:
+def other_scope(path: Path, mine: str, wanted: str) -> LedgerError:
+    """The refusal of a ledger that is about somebody else."""
+    if mine.startswith(CLIENT) and wanted.startswith(CLIENT):
+        owner, asked = mine.removeprefix(CLIENT), wanted.removeprefix(CLIENT)
+        return LedgerError(
+            f"{path} is the ledger of the client '{owner}', not of '{asked}': give the ledger of '{asked}',"
+            f" or say --client {owner} if these are the records of '{owner}' under another name"
+        )
+    return LedgerError(
+        f"{path} is about other records or another division into clients: give another file, or"
+        " the data, partition and seed that it was made with"
+    )
+
+
+def _create(path: Path, scope: str, name: str) -> None:
     """Makes a complete ledger appear at once: an empty or half-made file is then always a damaged one."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
         with closing(Database(draft, _explain, page_size=_PAGE)) as database:
             database.script(_SCHEMA)
-            database.query("INSERT INTO ledger VALUES (?)", scope)
+            database.query("INSERT INTO ledger VALUES (?, ?)", scope, name or secrets.token_hex(16))
         with suppress(FileExistsError):  # another process was faster, and its ledger counts
             os.link(draft, path)
     sync_folder(path.parent)

@@ -86,9 +86,8 @@ class Session:
         with ExitStack() as stack:
             book = None
             if plan.private:
-                fresh = not path.exists()
-                book = Ledger.open(path, scope=data.scope(plan, records))
-                stack.callback(_leave, book, path if fresh else None)
+                book = stack.enter_context(Ledger.open(path, scope=data.scope(plan, records)))
+                _check_past(book, plan, run)
                 if not resume:
                     _check_budget(blueprint, book)
             if not resume:
@@ -173,11 +172,16 @@ def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
         )
 
 
-def _leave(book: Ledger, created: Path | None) -> None:
-    """Closes the ledger of a run that was refused, and removes it if it was made for that run."""
-    book.close()
-    if created is not None:
-        created.unlink(missing_ok=True)
+def _check_past(book: Ledger, plan: Plan, run: str) -> None:
+    """Refuses a ledger that lacks, or may lack, what left; a seeded simulation makes the same bytes again."""
+    if plan.seeded:
+        return
+    book.check_genuine()
+    if any(book.lost_in(run, total.client).releases for total in book.totals() if total.run == run):
+        raise RunError(
+            f"{book.path} has lost releases of this run, so that a stream might be used twice: they are "
+            "charged; start a new run with another --out and this --ledger"
+        )
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger) -> None:

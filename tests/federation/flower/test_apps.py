@@ -39,6 +39,8 @@ class Network(Grid):
                 "directory": str(clients / f"client-{index}"),
                 "records": str(clients / f"client-{index}.npz"),
                 "agreement": str((agreements or {}).get(index, clients / "agreement.toml")),
+                "ledger": str(clients / f"client-{index}" / "ledger.sqlite"),
+                "simulated": True,  # the plan is seeded
             }
             for index in range(world.agreement.plan.participants)
         }

@@ -20,6 +20,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Declined, Member
 from sottovoce.privacy.ledger import Overspent
+from sottovoce.privacy.terms import Terms
 
 log = logging.getLogger("sottovoce.federation")
 
@@ -66,6 +67,7 @@ def member(context: Context) -> Member:
             client.with_suffix(".npz"),
             Agreement.load(folder / "agreement.toml"),
             wish=int(node["partition-id"]),
+            simulated=True,
         )
     for name in ("directory", "records", "agreement"):
         if name not in node:
@@ -76,6 +78,13 @@ def member(context: Context) -> Member:
         Agreement.load(str(node["agreement"])),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
+        terms=Terms(
+            ledger=str(node["ledger"]) if "ledger" in node else None,
+            client=str(node["client"]) if "client" in node else None,
+            epsilon=float(node["epsilon"]) if "epsilon" in node else None,
+            delta=float(node["delta"]) if "delta" in node else None,
+        ),
+        simulated=bool(node.get("simulated", False)),
     )
 
 

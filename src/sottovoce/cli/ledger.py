@@ -1,0 +1,172 @@
+"""The commands about a ledger: show what was spent, raise a budget, vouch for a copy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sottovoce.cli.consent import confirm
+from sottovoce.cli.display import answer, as_json, err, out
+from sottovoce.cli.options import JSON, YES
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.ledger import Budget, Ledger
+
+app = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
+
+LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
+
+
+@app.command(epilog="Example: sottovoce ledger show my.ledger.sqlite")
+def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
+    """Show who has spent what in which run, and the budgets that were set.
+
+    ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost and was charged for
+    again, as a sum, is shown as lost.
+    """
+    from sottovoce.privacy.ledger import Ledger
+
+    with Ledger.open(ledger, scope=None) as book:
+        content = _content(book)
+    if json:
+        as_json(content)
+        return
+    from sottovoce.report.table import Table
+
+    rows = [
+        [
+            run["client"],
+            run["run"],
+            *(str(run[kind]) for kind in ("context", "gradient", "lost")),
+            _spent(run),
+        ]
+        for run in content["runs"]
+    ]
+    rows += [
+        [each["client"], "all runs", "", "", str(each["lost"]), _spent(each)] for each in content["clients"]
+    ]
+    heads = ["client", "run", "contexts", "gradients", "lost", f"ε at δ = {content['delta']:g}"]
+    out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())
+    for budget in content["budgets"]:
+        said = "raised to" if budget["raised"] else "set to"
+        out.print(f"budget {said} ε = {budget['epsilon']:g} at δ = {budget['delta']:g}, {budget['time']}")
+    if content["copied"]:
+        err.print(
+            "these files were copied or restored from a backup: what was released since is not known, and "
+            f"nothing more is, until 'sottovoce ledger vouch {ledger}'",
+            soft_wrap=True,
+        )
+
+
+@app.command("raise", epilog="Example: sottovoce ledger raise my.ledger.sqlite --epsilon 12")
+def raise_(
+    ledger: Path = LEDGER,
+    epsilon: float = typer.Option(..., help="ε that all releases of these records together may reach."),
+    delta: float = typer.Option(None, help="δ at which it is counted; by default as before."),
+    yes: bool = YES,
+    json: bool = JSON,
+) -> None:
+    """Let a client's records spend more than its strictest budget so far.
+
+    What was released stays released: raising a budget weakens what was promised about every record, old ones
+    included, and lowering it later takes nothing back.
+    """
+    from sottovoce.privacy.ledger import Ledger
+
+    with Ledger.open(ledger, scope=None) as book:
+        held = book.budget
+        before = "no budget" if held is None else str(held)
+        err.print(f"from {before} to ε = {epsilon:g}{_meaning(epsilon)}", soft_wrap=True, highlight=False)
+        confirm("raise the budget?", yes=yes)
+        now = book.raise_budget(epsilon, delta)
+    answer({"ledger": str(ledger), "budget": _fields(now)}, f"{ledger} now allows {now}", json=json)
+
+
+@app.command(epilog="Example: sottovoce ledger vouch my.ledger.sqlite")
+def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
+    """Take a ledger that was copied or restored for the true one.
+
+    Only its owner can know that nothing was released after the copy was made. If something was, and is not
+    in this ledger, it will never be counted.
+    """
+    from sottovoce.privacy.ledger import Ledger
+
+    with Ledger.open(ledger, scope=None) as book:
+        if book.copied:
+            err.print("what left these records after this copy was made, if anything, will never be counted")
+            confirm("is nothing missing in it?", yes=yes)
+            book.vouch()
+    answer({"ledger": str(ledger), "copied": False}, f"{ledger} is taken for the true one", json=json)
+
+
+def _content(book: Ledger) -> dict[str, Any]:
+    from sottovoce.privacy.budgets import ACCOUNTING, DELTA, EPSILON
+    from sottovoce.privacy.ledger import Budget
+
+    held = book.budget
+    counted = held or Budget(EPSILON, DELTA, ACCOUNTING)
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for entry in book.charges():
+        key = str(entry.charge.client), entry.charge.run.partition("/")[0]
+        kinds = counts.setdefault(key, {"context": 0, "gradient": 0})
+        kinds[entry.charge.kind] += 1
+    runs: list[dict[str, Any]] = [
+        {
+            "client": total.client,
+            "run": total.run,
+            **counts.get((total.client, total.run), {"context": 0, "gradient": 0}),
+            "lost": book.lost_in(total.run, total.client).releases,
+            "epsilon": counted.price(total.spent),
+        }
+        for total in book.totals()
+    ]
+    clients = [
+        {
+            "client": client,
+            "releases": book.releases(client),
+            "lost": sum(run["lost"] for run in runs if run["client"] == client),
+            "epsilon": counted.price(book.spent(client)),
+        }
+        for client in book.clients()
+    ]
+    return {
+        "ledger": str(book.path),
+        "name": book.name,
+        "about": _about(book.scope),
+        "delta": counted.delta,
+        "accounting": counted.accounting,
+        "budget": None if held is None else _fields(held),
+        "budgets": [
+            {**_fields(budget), "raised": raised, "time": time.isoformat(timespec="seconds")}
+            for budget, raised, time in book.budgets()
+        ],
+        "clients": clients,
+        "runs": runs,
+        "copied": book.copied,
+    }
+
+
+def _fields(budget: Budget) -> dict[str, Any]:
+    return {"epsilon": budget.epsilon, "delta": budget.delta, "accounting": budget.accounting}
+
+
+def _about(scope: str) -> str:
+    kind, _, name = scope.partition(":")
+    return f"the records of the client '{name}'" if kind == "client" else "simulated clients"
+
+
+def _spent(row: dict[str, Any]) -> str:
+    return f"{row['epsilon']:.4f}"
+
+
+def _meaning(epsilon: float) -> str:
+    """What ε says in words, where a number says it."""
+    if epsilon > 20:
+        return ", which promises almost nothing about any one record"
+    return (
+        f": whoever sees all releases may tell a record apart with odds of up to {math.exp(epsilon):.3g} to 1"
+        " (and now and then, with probability δ, beyond that)"
+    )

@@ -1,0 +1,101 @@
+"""What is charged, and what may be: one release, all releases of a client in a run, and a budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, get_args
+
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.privacy.accounting import epsilon, mu_squared
+
+Kind = Literal["context", "gradient", "confusion"]
+Client = int | str
+
+# Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
+# must be able to spend all of it.
+SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all releases of any one client together may cost: (ε, δ) under an accounting."""
+
+    epsilon: float
+    delta: float
+    accounting: str
+
+    def covers(self, spending: float) -> bool:
+        """Whether a client may have spent Σ (Δ/σ)² = `spending`.
+
+        >>> Budget(epsilon=16, delta=1e-5, accounting="exact").covers(2.9**2)
+        True
+        """
+        return spending <= self.mu_squared * (1 + SLACK)
+
+    @property
+    def mu_squared(self) -> float:
+        """The largest Σ (Δ/σ)² that it pays for: budgets at different δ are compared by it."""
+        return mu_squared(self.epsilon, self.delta, self.accounting)
+
+    def price(self, spending: float) -> float:
+        """ε of Σ (Δ/σ)² = `spending`, at this budget's own δ and accounting."""
+        return epsilon(spending, self.delta, self.accounting)
+
+    def __str__(self) -> str:
+        return f"ε = {self.epsilon:g} at δ = {self.delta:g} ({self.accounting} accounting)"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release: its stream (run, client, kind, round), its L2 sensitivity Δ and its noise scale σ.
+
+    Clients are compared as text: 3 and "3" are the same client, with one budget.
+    """
+
+    run: str
+    client: Client
+    kind: Kind
+    round: int
+    sensitivity: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise SottovoceError(
+                f"unknown kind of release '{self.kind}': {nearest(self.kind, get_args(Kind))}"
+            )
+        for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
+            if not (math.isfinite(value) and value > 0):
+                raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")
+
+    @property
+    def mu_squared(self) -> float:
+        """(Δ/σ)², the release's share of the client's spending."""
+        return (self.sensitivity / self.sigma) ** 2
+
+    def __str__(self) -> str:
+        return f"{self.kind} of client {self.client} in round {self.round} of run {self.run}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the ledger: the charge and when it was committed (UTC)."""
+
+    charge: Charge
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Total:
+    """What one client was ever charged in one run: how many releases, and their Σ (Δ/σ)²."""
+
+    client: str
+    run: str
+    releases: int
+    spent: float
+
+    def exceeds(self, other: Total) -> bool:
+        """Whether it holds more releases, or spending beyond the rounding of sums."""
+        return self.releases > other.releases or self.spent > other.spent * (1 + SLACK)

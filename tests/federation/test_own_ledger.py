@@ -1,0 +1,240 @@
+"""One ledger for each client, over all runs and for onboarding too, under the budget of its owner."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sottovoce.blueprint import draw
+from sottovoce.data import read_client
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.node import Member
+from sottovoce.federation.result import write_run
+from sottovoce.federation.rollback import traces
+from sottovoce.federation.store import Store
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
+
+from .world import World
+
+
+class Site:
+    """A client with its own directory and records, everything where it lies by default."""
+
+    def __init__(self, world: World, index: int = 0) -> None:
+        self.records = world.folder / "clients" / f"client-{index}.npz"
+        self.directory = self.records.with_suffix("")
+        self.ledger = self.records.with_suffix(".ledger.sqlite")
+        self.index = index
+
+    def member(self, agreement: Agreement, **terms: Any) -> Member:
+        return Member(self.directory, self.records, agreement, wish=self.index, terms=Terms(**terms))
+
+    def spent(self) -> float:
+        with Ledger.open(self.ledger, scope=client_scope(self.records.stem)) as ledger:
+            return ledger.spent(OWN_RECORDS)
+
+    def lose_the_ledger(self) -> None:
+        for end in ("", "-wal", "-shm"):
+            Path(f"{self.ledger}{end}").unlink(missing_ok=True)
+
+    def lose_the_witness(self) -> None:
+        for end in (".witness", ".lock"):
+            Path(f"{self.ledger}{end}").unlink()
+
+
+def run(world: World, name: str) -> Coordinator:
+    """Another run on the same records, with a server of its own."""
+    return Coordinator(world.agreement, Store.open(world.folder / f"{name}.sqlite", world.agreement))
+
+
+def train(site: Site, coordinator: Coordinator, agreement: Agreement, **terms: Any) -> None:
+    """The site releases its context."""
+    member = site.member(agreement, **terms)
+    coordinator.enrol(member.enrol(coordinator.offer()), "0")
+    coordinator.accept(0, member.release(coordinator.request(0, "context")))
+
+
+def world_of(tmp_path: Path, **changes: Any) -> World:
+    return World(tmp_path, seeded=False, **changes)
+
+
+@pytest.mark.parametrize("gone", ["ledger", "ledger and witness"])
+def test_a_ledger_deleted_between_runs_is_charged_for_the_run_before(tmp_path: Path, gone: str) -> None:
+    world = world_of(tmp_path)
+    site = Site(world)
+    train(site, run(world, "one"), world.agreement, epsilon=100.0)
+    one = site.spent()
+    assert one > 0
+    site.lose_the_ledger()
+    if gone == "ledger and witness":
+        site.lose_the_witness()  # the traces in the directory tell
+    train(site, run(world, "two"), world.agreement, epsilon=100.0)
+    assert site.spent() == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path: Path, noise: float) -> None:
+    """With a context of other noise and another sensitivity than the gradients'."""
+    spent = {}
+    for name in ("unharmed", "restored"):
+        world = World(tmp_path / name, rounds=3, clients_per_round=3, context_noise=noise, context="labels")
+        world.enrol_all()
+        mine = world.folder / "clients" / "client-0"
+        shutil.copytree(mine, world.folder / "backup")
+        world.step()
+        world.step()
+        if name == "restored":
+            shutil.rmtree(mine)
+            shutil.copytree(world.folder / "backup", mine)
+        world.finish()
+        with Ledger.open(mine / "ledger.sqlite", scope=client_scope("client-0")) as ledger:
+            spent[name] = ledger.spent(OWN_RECORDS)
+            assert ledger.lost_in(world.store.run).spent == 0
+    assert spent["restored"] == pytest.approx(spent["unharmed"], rel=1e-9)
+
+
+def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for index in range(3):
+        site = Site(world, index)
+        member = Member(site.directory, site.records, world.agreement, wish=index, simulated=True)
+        world.coordinator.enrol(member.enrol(world.coordinator.offer()), str(index))
+    while not world.coordinator.done:
+        for participant, kind in list(world.coordinator.missing().items()):
+            site = Site(world, participant)
+            member = Member(site.directory, site.records, world.agreement, wish=participant, simulated=True)
+            answer = member.release(world.coordinator.request(participant, kind))
+            world.coordinator.accept(participant, answer)
+        world.coordinator.advance()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    site = Site(world)
+    training = site.spent()
+    model = tmp_path / "model"
+    with pytest.raises(SottovoceError, match="the budget does not cover"):
+        personalize(tmp_path / "run", site.records, model)
+    with Ledger.open(site.ledger, scope=None) as ledger:
+        ledger.raise_budget(20.0)
+    answer = personalize(tmp_path / "run", site.records, model)
+    assert site.spent() == pytest.approx(
+        training + world.coordinator.blueprint.releases["context"].mu_squared
+    )
+    assert answer["epsilon_total"] > 8 > answer["epsilon"]
+    assert personalize(tmp_path / "run", site.records, model)["epsilon_total"] == answer["epsilon_total"]
+
+
+def test_records_saved_again_or_grown_keep_their_ledger(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    site = Site(world)
+    train(site, run(world, "one"), world.agreement, epsilon=100.0)
+    one = site.spent()
+    with np.load(site.records) as file:
+        fields = dict(file)
+    fields["x"], fields["y"] = (np.concatenate([fields[name], fields[name][:20]]) for name in ("x", "y"))
+    np.savez_compressed(site.records, **fields)
+    train(site, run(world, "two"), world.agreement)
+    assert site.spent() == pytest.approx(2 * one)
+
+
+def test_the_ledger_of_another_client_is_refused_by_name(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    train(Site(world, 0), run(world, "one"), world.agreement)
+    other, two = Site(world, 1), run(world, "two")
+    stolen = other.member(world.agreement, ledger=Site(world, 0).ledger)
+    with pytest.raises(SottovoceError, match="is the ledger of the client 'client-0', not of 'client-1'"):
+        stolen.enrol(two.offer())
+
+
+def test_a_ledger_exchanged_after_enrolment_is_refused(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    site, one = Site(world), run(world, "one")
+    member = site.member(world.agreement)
+    one.enrol(member.enrol(one.offer()), "0")
+    site.lose_the_ledger()
+    site.lose_the_witness()
+    with pytest.raises(EnrolmentError, match="not the ledger with which this client enrolled"):
+        member.release(one.request(0, "context"))
+
+
+def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    site, one = Site(world), run(world, "one")
+    with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
+        site.member(world.agreement, epsilon=2.0).enrol(one.offer())
+    assert not list(site.directory.glob("enrolment-*"))
+    said = (site.directory / "client.log").read_text()
+    assert "this run: ε 8, together 8 of 2 at δ = 1e-5, which the budget does not cover" in said
+    with pytest.raises(EnrolmentError):  # the strictest that was ever said holds
+        site.member(world.agreement, epsilon=50.0).enrol(one.offer())
+    with Ledger.open(site.ledger, scope=None) as ledger:
+        ledger.raise_budget(9.0)
+    site.member(world.agreement).enrol(one.offer())
+    assert (
+        "as participant-0; this run: ε 8, together 8 of 9 at δ = 1e-5"
+        in (site.directory / "client.log").read_text()
+    )
+
+
+def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
+    world = world_of(tmp_path, delta=0.9, epsilon=1.0)
+    one = run(world, "one")
+    with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
+        Site(world).member(world.agreement).enrol(one.offer())
+
+
+def test_a_seeded_agreement_is_refused_outside_simulations(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=True)
+    site = Site(world)
+    with pytest.raises(EnrolmentError, match="protects nobody"):
+        site.member(world.agreement).enrol(world.coordinator.offer())
+    world.enrol_all()  # as a simulation
+    with pytest.raises(EnrolmentError, match="protects nobody"):
+        site.member(world.agreement).release(world.coordinator.request(0, "context"))
+    assert not site.ledger.exists()
+
+
+def test_a_ledger_of_version_01_in_the_directory_is_still_the_clients(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    world.enrol_all()
+    world.step()
+    old = world.folder / "clients" / "client-0" / "ledger.sqlite"
+    with Ledger.open(old, scope=None) as ledger:
+        ledger.raise_budget(20.0)
+    train(Site(world), run(world, "two"), world.agreement)
+    assert not Site(world).ledger.exists()
+    with Ledger.open(old, scope=client_scope("client-0")) as ledger:
+        assert len(ledger.totals()) == 2
+
+
+def test_restored_files_open_to_all_are_closed_again(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    site = Site(world)
+    train(site, run(world, "one"), world.agreement)
+    site.directory.chmod(0o755)
+    for path in site.directory.iterdir():
+        path.chmod(0o644)
+    site.member(world.agreement).refused("0" * 16, "nothing")
+    assert site.directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in site.directory.iterdir()} == {0o600}
+    assert [trace.releases for trace in traces(site.directory).values()] == [1]
+
+
+def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Path) -> None:
+    world = world_of(tmp_path, gradient_records=50)
+    facts, path = world.agreement.facts, Site(world).records
+    with np.load(path) as file:
+        fields = dict(file)
+    fields["x"], fields["y"] = fields["x"][:50], fields["y"][:50]  # 40 to train on
+    np.savez(path, **fields)
+    with pytest.raises(SottovoceError, match="holds 50 records: this run needs 63"):
+        train(Site(world), run(world, "one"), world.agreement)
+    assert len(read_client(path, facts=facts, needed=50)) == 50
+    assert draw(world.agreement.plan, facts).releases["gradient"].sensitivity == 2 / 50

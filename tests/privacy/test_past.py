@@ -1,0 +1,385 @@
+"""A ledger cannot lose its past unnoticed: what its witness knows is charged, told, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sottovoce.privacy import witness as witness_module
+from sottovoce.privacy.charge import SLACK
+from sottovoce.privacy.ledger import (
+    OWN_RECORDS,
+    Budget,
+    Charge,
+    Copied,
+    Ledger,
+    LedgerError,
+    Overspent,
+    Total,
+    client_scope,
+)
+from sottovoce.privacy.ledger_file import LedgerFile
+from sottovoce.privacy.witness import Witness
+
+PLENTY = Budget(epsilon=1e6, delta=1e-5, accounting="exact")
+MINE = client_scope("mine")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mine.ledger.sqlite"
+
+
+def release(path: Path, run: str, *rounds: int, mu: float = 0.5) -> float:
+    """Charges gradients of a run; what the ledger says was spent in all."""
+    with Ledger.open(path, scope=MINE) as ledger:
+        for number in rounds:
+            charge = Charge(run, OWN_RECORDS, "gradient", number, sensitivity=mu, sigma=1.0)
+            ledger.commit(charge, b"message", PLENTY)
+        return ledger.spent(OWN_RECORDS)
+
+
+def files(path: Path) -> list[Path]:
+    """The ledger and its write-ahead log, without its witness."""
+    return [Path(f"{path}{end}") for end in ("", "-wal", "-shm") if Path(f"{path}{end}").exists()]
+
+
+def restore(backup: Path, path: Path) -> None:
+    """Only the ledger itself, as an owner would who knows of nothing else."""
+    for file in files(path):
+        file.unlink()
+    shutil.copy(backup, path)
+
+
+def aged(path: Path, seconds: float) -> None:
+    """Makes lines of a witness as old as if they had been written so long ago."""
+    file = Witness(path).path
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["time"] -= int(seconds * 1e9)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_deleted_ledger_is_charged_again_for_all_runs(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    release(path, "a", 1, 2)
+    spent = release(path, "b", 1)
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(spent, rel=SLACK)
+        assert ledger.releases(OWN_RECORDS) == 3
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5), Total(OWN_RECORDS, "b", 1, 0.25)]
+    assert "it had lost 2 releases of own records in run a, which are charged again" in caplog.text
+    assert release(path, "c", 1) == pytest.approx(spent + 0.25)
+
+
+def test_a_restored_ledger_is_charged_for_what_it_lacks_and_once_only(path: Path, tmp_path: Path) -> None:
+    release(path, "a", 1)
+    backup = Path(shutil.copy(path, tmp_path / "backup"))
+    spent = release(path, "a", 2, 3)
+    for _ in range(2):
+        restore(backup, path)
+        assert release(path, "a") == pytest.approx(spent, rel=SLACK)
+        assert release(path, "a") == pytest.approx(spent, rel=SLACK)
+
+
+def test_a_ledger_that_lost_its_past_does_not_buy_more(path: Path) -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5, accounting="exact")
+    release(path, "a", 1, mu=0.25)
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger, pytest.raises(Overspent):
+        ledger.commit(Charge("b", OWN_RECORDS, "context", 0, sensitivity=0.25, sigma=1.0), b"", budget)
+
+
+def test_the_budget_comes_back_with_the_past(path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.willing(2.0)
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.willing(4.0).epsilon == 2.0
+
+
+def test_another_ledger_in_its_place_is_refused(path: Path, tmp_path: Path) -> None:
+    release(path, "a", 1, 2)
+    other = tmp_path / "elsewhere" / path.name
+    other.parent.mkdir()
+    release(other, "a", 1)
+    restore(other, path)
+    with pytest.raises(LedgerError, match=r"is not the ledger that .* knows: put that one back"):
+        Ledger.open(path, scope=MINE)
+
+
+def test_a_ledger_and_witness_that_are_gone_leave_a_lock_that_tells(path: Path) -> None:
+    release(path, "a", 1)
+    for file in (*files(path), Witness(path).path):
+        file.unlink()
+    with pytest.raises(LedgerError, match="a lock file shows that they were there: restore both"):
+        Ledger.open(path, scope=MINE)
+
+
+def test_a_ledger_without_its_witness_is_a_copy(path: Path) -> None:
+    release(path, "a", 1)
+    Witness(path).path.unlink()
+    with Ledger.open(path, scope=MINE) as ledger, pytest.raises(Copied, match="ledger vouch"):
+        ledger.check_genuine()
+
+
+@pytest.mark.parametrize("what", ["witness", "lock"])
+def test_files_put_back_are_noticed_until_their_owner_vouches(path: Path, tmp_path: Path, what: str) -> None:
+    release(path, "a", 1)
+    shutil.copytree(path.parent, tmp_path / "backup")
+    release(path, "a", 2)
+    for file in path.parent.glob("mine.*"):
+        if what == "lock" or file.suffix != ".lock":
+            file.unlink()
+            if (tmp_path / "backup" / file.name).exists():
+                shutil.copy(tmp_path / "backup" / file.name, file)
+    if what == "witness":  # put back half a minute later; sooner, only the lock tells
+        aged(path, 30)
+    for _ in range(2):  # looking does not make it true
+        with Ledger.open(path, scope=MINE) as ledger:
+            assert ledger.copied
+            ledger.willing(1.0)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.vouch()
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.check_genuine()
+
+
+def test_an_untouched_ledger_stays_genuine(path: Path) -> None:
+    for number in range(5):
+        release(path, "a", number)
+    aged_by = time.time_ns() - Witness(path).path.stat().st_ctime_ns
+    assert aged_by < 5e9
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.check_genuine()
+        assert ledger.lost == []
+
+
+def test_a_process_killed_between_charge_and_note_is_charged_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(path, "a", 1)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            release(path, "a", 2)
+    spent = release(path, "a")  # opening it tells the witness
+    assert spent == pytest.approx(0.5)
+    for file in files(path):
+        file.unlink()
+    assert release(path, "a") == pytest.approx(spent)
+
+
+def test_a_line_cut_off_by_a_crash_is_no_past(path: Path) -> None:
+    spent = release(path, "a", 1)
+    with Witness(path).path.open("a") as file:
+        file.write('{"ledger": "half a li')
+    assert release(path, "a") == spent
+    assert release(path, "a", 2) == pytest.approx(2 * spent)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.check_genuine()
+        assert ledger.lost == []
+
+
+def test_a_damaged_witness_is_a_copy_until_its_owner_vouches(path: Path) -> None:
+    spent = release(path, "a", 1)
+    said = Witness(path).path
+    said.write_bytes(b"garbage\n" + said.read_bytes())
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.copied
+        ledger.vouch()
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.check_genuine()
+        assert ledger.spent(OWN_RECORDS) == spent
+
+
+def test_the_witness_is_told_before_a_release_may_leave(path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        for number in range(3):
+            ledger.commit(Charge("a", OWN_RECORDS, "gradient", number, 0.5, 1.0), b"m", PLENTY)
+            said = Witness(path).read()
+            assert said is not None
+            assert said.totals == {(OWN_RECORDS, "a"): ledger.total_in("a")}
+
+
+def test_a_long_witness_is_shortened_and_says_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness_module, "_LONG", 3)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.willing(3.0)
+    release(path, "a", *range(20), mu=0.01)
+    release(path, "b", 1, mu=0.01)
+    with Ledger.open(path, scope=MINE) as ledger:
+        totals = {(total.client, total.run): total for total in ledger.totals()}
+    said = Witness(path).read()
+    assert said is not None
+    assert (said.lines, said.totals, said.genuine) == (4, totals, True)
+    assert said.budget == (3.0, 1e-5, "exact")
+
+
+def test_only_its_owner_reads_any_file_of_it_also_after_a_restore(path: Path) -> None:
+    release(path, "a", 1)
+    for file in path.parent.iterdir():
+        file.chmod(0o644)
+    with Ledger.open(path, scope=MINE):
+        assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+def test_a_release_explained_by_the_server_is_not_charged_twice(path: Path) -> None:
+    spent = release(path, "a", 1, 2, 3)
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        charges = [Charge("a", OWN_RECORDS, "gradient", number, 0.5, 1.0) for number in (1, 2)]
+        ledger.recover(charges, "a")
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(spent)
+        assert ledger.releases(OWN_RECORDS) == 3
+        assert ledger.lost_in("a").releases == 1
+        ledger.recover([Charge("a", OWN_RECORDS, "gradient", 4, 0.5, 1.0)], "b")  # of no run that lost any
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(spent + 0.25)
+    assert release(path, "a") == pytest.approx(spent + 0.25)
+
+
+def old_format(path: Path, scope: str, account: str) -> None:
+    """A ledger as version 0.1 wrote it."""
+    with sqlite3.connect(path) as database:
+        database.executescript(f"""
+            PRAGMA journal_mode = WAL; PRAGMA application_id = {0x536F7474}; PRAGMA user_version = 1;
+            CREATE TABLE ledger (scope TEXT NOT NULL);
+            CREATE TABLE release (id INTEGER PRIMARY KEY, client TEXT NOT NULL, run TEXT NOT NULL,
+                kind TEXT NOT NULL, round INTEGER NOT NULL, sensitivity REAL NOT NULL CHECK (sensitivity > 0),
+                sigma REAL NOT NULL CHECK (sigma > 0), time TEXT NOT NULL, UNIQUE (client, run, kind, round));
+            CREATE TABLE message (release INTEGER PRIMARY KEY REFERENCES release (id), body BLOB NOT NULL);
+            INSERT INTO ledger VALUES ('{scope}');
+            INSERT INTO release VALUES (1, '{account}', 'a', 'context', 0, 0.5, 1.0, '2026-01-01T00:00:00');
+            INSERT INTO message VALUES (1, x'00');
+        """)
+    database.close()
+
+
+def test_a_clients_ledger_of_version_01_is_its_ledger_whatever_its_records_are_by_now(path: Path) -> None:
+    old_format(path, "0" * 32, OWN_RECORDS)
+    assert release(path, "b", 1) == pytest.approx(0.5)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.check_genuine()
+        assert ledger.stored("a", OWN_RECORDS, "context", 0) == b"\0"
+    with pytest.raises(LedgerError, match="the ledger of the client 'mine', not of 'other'"):
+        Ledger.open(path, scope=client_scope("other"))
+
+
+def test_a_simulations_ledger_of_version_01_keeps_its_scope(path: Path) -> None:
+    old_format(path, "division", "participant-0")
+    for scope in (MINE, "another division"):
+        with pytest.raises(LedgerError, match="about other records"):
+            Ledger.open(path, scope=scope)
+    with Ledger.open(path, scope="division") as ledger:
+        assert ledger.spent("participant-0") == 0.25
+
+
+def test_a_backup_of_version_01_beside_a_witness_is_a_restored_ledger(path: Path) -> None:
+    old_format(path, "0" * 32, OWN_RECORDS)
+    backup = Path(shutil.copy(path, path.with_name("backup")))
+    spent = release(path, "b", 1)
+    restore(backup, path)
+    assert release(path, "b") == pytest.approx(spent)
+
+
+def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
+    release(path, "a", 1)
+    file = LedgerFile.open(path, MINE)
+    assert file.query("PRAGMA secure_delete") == [(1,)]
+    assert file.query("PRAGMA synchronous") == [(2,)]
+    assert file.query("PRAGMA busy_timeout") == [(60_000,)]
+    for table in ("lost", "budget"):
+        file.query(
+            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '')"
+            if table == "lost"
+            else "INSERT INTO budget VALUES (9, 1.0, 1e-5, 'exact', 0, '')"
+        )
+        for statement in (f"UPDATE {table} SET id = 8", f"DELETE FROM {table}"):
+            with pytest.raises(LedgerError, match="append-only"):
+                file.query(statement)
+    file.close()
+
+
+def test_who_comes_second_when_a_ledger_is_created_takes_the_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, spent = os.link, []
+
+    def faster(draft: Path, target: Path) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", link)
+            spent.append(release(path, "first", 1))
+        link(draft, target)
+
+    monkeypatch.setattr(os, "link", faster)
+    assert release(path, "second") == spent[0] > 0
+
+
+def test_a_lock_is_locked_for_other_processes(tmp_path: Path) -> None:
+    from sottovoce.files import locked
+
+    lock = tmp_path / "lock"
+    attempt = (
+        "from sottovoce.files import locked\nfrom pathlib import Path\n"
+        f"with locked(Path({str(lock)!r}), patience=0.0, busy='taken'): pass"
+    )
+    with locked(lock):
+        refused = subprocess.run([sys.executable, "-c", attempt], capture_output=True, text=True)
+    assert "taken" in refused.stderr
+    assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
+def test_releases_of_one_run_under_several_names_are_lost_once(path: Path) -> None:
+    release(path, "a", 1)
+    spent = release(path, "a/onboarding", 0)
+    for file in files(path):
+        file.unlink()
+    for _ in range(2):
+        assert release(path, "a") == pytest.approx(spent)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost_in("a").releases == 2
+
+
+def test_a_deleted_ledger_comes_back_for_its_own_client_only(path: Path) -> None:
+    release(path, "a", 1)
+    path.unlink()
+    with pytest.raises(LedgerError, match="the ledger of the client 'mine', not of 'other'"):
+        Ledger.open(path, scope=client_scope("other"))
+    assert not path.exists()
+
+
+def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, honest = list[str](), os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), honest(file))
+    )
+    before = os.umask(0)
+    try:
+        release(path, "a")
+        assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
+        assert str(path.parent) in synced
+        synced.clear()
+        release(path, "a", 1)
+    finally:
+        os.umask(before)
+    assert synced == [str(Witness(path).path)]
