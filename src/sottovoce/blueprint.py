@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.data import Facts
-from sottovoce.models import open_model
+from sottovoce.models import ModelError, import_model, open_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -123,12 +123,21 @@ class Blueprint:
         return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule)
 
 
-def draw(plan: Plan, facts: Facts, module: nn.Module | None = None) -> Blueprint:
-    """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python."""
-    if module is None:
-        module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
-    else:
+def draw(plan: Plan, facts: Facts, module: nn.Module | str | None = None) -> Blueprint:
+    """The blueprint of a resolved plan, whose model is a built-in one unless `module` says otherwise.
+
+    `module` is the caller's own, from Python, or the name of the plan's model as this machine's owner gave
+    it, 'package.module:function' included. The plan's word alone imports nothing.
+    """
+    if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
+    else:
+        if module is not None and module != plan.model:
+            raise ModelError(
+                f"the plan is about model={plan.model}, not {module}: name that one, if you trust it"
+            )
+        open_ = open_model if module is None else import_model
+        module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     kind = "identity" if plan.traits.whole_model else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     order = schedule.open_schedule(

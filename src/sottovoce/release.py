@@ -115,7 +115,9 @@ def open_releases(plan: Plan, statistic: Statistic, model: Model, releases_max: 
     """
     contexts = statistic.sensitivity(plan.context_records)
     gradients = sensitivity(plan.clip, plan.gradient_records)
-    sigma = _calibrated(plan, releases_max * gradients**2, contexts)
+    # What is charged may be less than what noise is calibrated for, never more.
+    bound = statistic.calibrated_sensitivity(plan.context_records)
+    sigma = _calibrated(plan, releases_max * gradients**2, bound)
     releases = {"gradient": _gradient(plan, model, gradients, sigma)}
     if plan.releases_context:
         releases["context"] = _context(plan, statistic, model, contexts, sigma * plan.context_noise)

@@ -38,3 +38,8 @@ SETTINGS = typer.Argument(
 )
 DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.", autocompletion=lambda: ["cpu", "cuda"])
 BUDGET = typer.Option(None, min=0.0, help="ε that these records may reach; by default the run's.")
+MODEL = typer.Option(
+    None,
+    metavar="NAME",
+    help="The run's own model, package.module:function, if it has one; what a file names is not imported.",
+)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from sottovoce.cli.display import answer, as_json, epsilon, err, facts, out, personalized, round_progress
-from sottovoce.cli.options import BUDGET, DEVICE, JSON, SETTINGS
+from sottovoce.cli.options import BUDGET, DEVICE, JSON, MODEL, SETTINGS
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report.numbers import data_size, duration, number, percent
@@ -107,6 +107,7 @@ def train(
 
 def evaluate(
     run: Path = typer.Argument(help="Directory of a finished run."),
+    model: str = MODEL,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -115,7 +116,7 @@ def evaluate(
 
     _check_device(device)
     with err.status("evaluating"):
-        result = evaluate_run(run, device=device)
+        result = evaluate_run(run, module=model, device=device)
     if json:
         as_json(result)
     else:
@@ -128,12 +129,13 @@ def personalize(
     out: Path = typer.Option(..., help="Where to write the model, a safetensors state dict."),
     ledger: Path = typer.Option(None, help="The client's own ledger; by default beside its records."),
     budget: float = BUDGET,
+    model: str = MODEL,
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context."""
     from sottovoce.onboarding.future_client import personalize as personalize_client
 
-    found = personalize_client(run, data, out, ledger=ledger, budget=budget)
+    found = personalize_client(run, data, out, ledger=ledger, budget=budget, module=model)
     personalized(found, json=json)
 
 

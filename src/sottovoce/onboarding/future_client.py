@@ -53,11 +53,11 @@ def personalize(
     *,
     ledger: str | Path | None = None,
     budget: float | None = None,
-    module: nn.Module | None = None,
+    module: nn.Module | str | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
-    `module` is the run's own, if it was trained with one from Python.
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
     """
     return obtain_model(FinishedRun.load(run, module), records_file, out, ledger=ledger, budget=budget)
 

@@ -35,9 +35,9 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, size), public.facts)
+        return draw(data.resolve(plan, size), public.facts, plan.model)
     federation = data.divide(data.load(plan.dataset), plan)
-    return draw(data.resolve(plan, min(federation.participants.sizes)), federation.facts)
+    return draw(data.resolve(plan, min(federation.participants.sizes)), federation.facts, plan.model)
 
 
 def outline(plan: Plan) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Session:
     ) -> Session:
         """Starts a run in the directory `out`, or continues from its last checkpoint."""
         plan = data.resolve(plan, min(federation.participants.sizes))
-        blueprint = draw(plan, federation.facts, module).to(device)
+        blueprint = draw(plan, federation.facts, plan.model if module is None else module).to(device)
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
