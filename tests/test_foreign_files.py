@@ -185,7 +185,7 @@ def test_a_plan_from_elsewhere_has_types_and_bounds(values: Any) -> None:
 
 
 def test_a_plan_from_elsewhere_cannot_ask_for_a_large_model() -> None:
-    text = Agreement(plan(), Facts((1, 4096, 4096), 10)).to_toml()
+    text = Agreement(plan(context="labels"), Facts((1, 4096, 4096), 10)).to_toml()
     with pytest.raises(SottovoceError, match="name it yourself"):
         Agreement.parse(text)
     wide = Agreement(plan(context_groups=64), Facts((3, 512, 512), 10)).to_toml()

@@ -68,7 +68,7 @@ def headers(url: str, token: str) -> dict[str, str]:
     digest = json.loads(get(f"{url}/v1/specification"))["digest"]
     return {
         "Authorization": f"Bearer {token}",
-        "Sottovoce-Version": "1",
+        "Sottovoce-Version": "2",
         "Sottovoce-Specification": digest,
     }
 
@@ -229,7 +229,7 @@ def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(
             code, answer = post(url, body, good)
             assert code == status, answer
             assert json.loads(answer)["error"]
-        assert post(url, bytes(64), {**good, "Sottovoce-Version": "2"})[0] == 400
+        assert post(url, bytes(64), {**good, "Sottovoce-Version": "1"})[0] == 400
         assert post(url, bytes(64), {**good, "Sottovoce-Specification": "0" * 32})[0] == 409
         assert post(url, bytes(64), {**good, "Authorization": "Bearer wrong"})[0] == 401
         for reason in ("(413): a context", "(400): this service speaks", "(409): your", "(401): no such"):
@@ -266,7 +266,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
 def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is_charged(
     run: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("version", 2), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
+    for name, value in (("version", 1), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
         with live(create_service(run, open_to_all=True)) as url:
             honest = remote.Connection.get
 

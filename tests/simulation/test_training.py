@@ -13,7 +13,7 @@ from sottovoce.models import lenet
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import evaluate, train
-from tests.small import small_plan, tiny
+from tests.small import SMALL, small_plan, tiny
 
 CHANCE = 10.0
 LEARNING = {
@@ -101,7 +101,7 @@ def test_the_files_of_a_run_say_what_it_did(factorized_run) -> None:
 
 def test_evaluating_again_gives_the_same_accuracies(factorized_run, records) -> None:
     out, result = factorized_run
-    assert evaluate(out, dataset=records)["accuracy"] == result["accuracy"]
+    assert evaluate(out, dataset=records, module=SMALL["model"])["accuracy"] == result["accuracy"]
 
 
 def test_an_own_module_and_an_own_dataset_train_from_python(tmp_path) -> None:
@@ -211,13 +211,16 @@ def test_a_future_client_sets_its_own_budget(tmp_path, records) -> None:
     np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
     words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
     with pytest.raises(Exception, match="budget"):
-        personalize(*words, budget=0.1)
-    answer = personalize(*words, budget=7.0)
+        personalize(*words, budget=0.1, module=SMALL["model"])
+    answer = personalize(*words, budget=7.0, module=SMALL["model"])
     assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
 
 
 def test_ablations_without_privacy_personalize_nobody(tmp_path, records) -> None:
     train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=records)
     np.savez(tmp_path / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    with pytest.raises(Exception, match="name it yourself"):
+        personalize(*words)
     with pytest.raises(Exception, match="personalizes nobody"):
-        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+        personalize(*words, module=SMALL["model"])
