@@ -9,13 +9,13 @@ from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import Ledger, Overspent
-from tests.small import small_plan
+from tests.small import SMALL, small_plan
 
 SECRET = bytes(range(32))
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
+    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
 
 
 def some_records(count: int, seed: int = 0) -> ClientRecords:

@@ -73,8 +73,8 @@ class Moments(Statistic):
     1 − tanh q ≤ 1 − tanh m² = 2/(e^{2m²} + 1) ≤ 1/cosh m = √(1 − tanh² m). The middle step is
     2 cosh m ≤ 2z ≤ z⁴ + 1 with z = e^{m²/2} ≥ 1, as cosh m ≤ z and z⁴ + 1 − 2z ≥ (z − 1)². So two records
     differ by at most 2 in the point of each of the s groups, and by √(4s)/√(2s) = √2 in φ; a missing one,
-    the point (0, 0), included. Records of constants c and −c come as near to √2 as one likes. The paper bounds the
-    distance by 2‖φ‖ ≤ 2, for which noise is still calibrated, so that σ is the paper's.
+    the point (0, 0), included. Records of constants c and −c come as near to √2 as one likes. The paper
+    bounds the distance by 2‖φ‖ ≤ 2, for which noise is still calibrated, so that σ is the paper's.
 
     >>> statistic = Moments(torch.tensor([0, 0, 1]))
     >>> statistic.size, round(statistic.sensitivity(100), 6), statistic.calibrated_sensitivity(100)

@@ -1,4 +1,4 @@
-"""A token and a context travel to the service that was named, and to nobody else; their length says little."""
+"""Token and context travel to the service that was named, and to nobody else; their length says little."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def test_contexts_travel_in_messages_of_one_length(
     bodies: list[bytes] = []
 
     class Spy(Connection):
-        def post(self, path: str, body: bytes, headers: dict[str, str], most: int = 0) -> bytes:
+        def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
             bodies.append(body)
-            return super().post(path, body, headers, most)
+            return super().post(path, body, headers)
 
     monkeypatch.setattr(remote, "Connection", Spy)
     records = tmp_path / "mine.npz"

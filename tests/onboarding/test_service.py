@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load, load_file
+from safetensors import safe_open
+from safetensors.torch import load, load_file, save
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
@@ -240,7 +241,7 @@ def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(
 
 
 def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: Path, tmp_path: Path) -> None:
-    other = World(tmp_path / "other", context="labels", epsilon=2.0)
+    other = World(tmp_path / "other", context="labels", epsilon=2.0, seeded=False)
     other.enrol_all()
     other.finish()
     write_run(tmp_path / "other" / "run", other.coordinator, other.store)
@@ -354,6 +355,17 @@ def test_tokens_are_kept_as_hashes_for_their_owner_only(run: Path) -> None:
 def test_nobody_serves_without_tokens_by_accident(run: Path) -> None:
     with pytest.raises(SottovoceError, match="nobody has a token"):
         create_service(run)
+
+
+def test_a_seeded_or_noiseless_run_is_not_served(run: Path, tmp_path: Path) -> None:
+    path = run / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata, state = file.metadata(), load_file(path)
+    for changes in ({"seeded": True}, {"seeded": True, "epsilon": float("inf"), "channel": "direct"}):
+        plan = {**json.loads(metadata["plan"]), **changes}
+        path.write_bytes(save(state, {**metadata, "plan": json.dumps(plan)}))
+        with pytest.raises(SottovoceError, match="protects nobody"):
+            create_service(run, open_to_all=True)
 
 
 def test_the_command_serves_nothing_unencrypted_to_the_world(run: Path) -> None:

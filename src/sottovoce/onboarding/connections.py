@@ -146,8 +146,7 @@ def door(keeper: Doorkeeper, tls: ssl.SSLContext | None) -> type[asyncio.Protoco
         def __init__(self, **given: Any) -> None:
             self._given = given
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             name = transport.get_extra_info("peername")
             address = name[0] if isinstance(name, tuple) else ""
             if not keeper.admits(address):

@@ -53,23 +53,25 @@ class Connection:
         handlers: list[urllib.request.BaseHandler] = [_Redirects(), urllib.request.HTTPSHandler(context=tls)]
         if not self._url.startswith("https:"):
             handlers.append(urllib.request.ProxyHandler({}))  # what is not encrypted stays on this machine
+        self.most = MOST_TEXT
+        """Bytes of an answer that are read."""
         self._opener = urllib.request.build_opener(*handlers)
 
-    def get(self, path: str, most: int = MOST_TEXT) -> bytes:
-        return self._open(urllib.request.Request(self._url + path, headers=self._headers), most)
+    def get(self, path: str) -> bytes:
+        return self._open(urllib.request.Request(self._url + path, headers=self._headers))
 
-    def post(self, path: str, body: bytes, headers: dict[str, str], most: int = MOST_TEXT) -> bytes:
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         everything = {**self._headers, **headers, "Content-Type": "application/octet-stream"}
-        return self._open(urllib.request.Request(self._url + path, data=body, headers=everything), most)
+        return self._open(urllib.request.Request(self._url + path, data=body, headers=everything))
 
-    def _open(self, request: urllib.request.Request, most: int) -> bytes:
-        """The answer, of `most` bytes; a busy or silent service is asked again a few times."""
+    def _open(self, request: urllib.request.Request) -> bytes:
+        """The answer; a busy or silent service is asked again a few times."""
         for attempt in range(TRIES):
             try:
                 with self._opener.open(request, timeout=TIMEOUT) as answer:
-                    body: bytes = answer.read(most + 1)
-                if len(body) > most:
-                    raise OnboardingError(f"the service sends more than {most} bytes: check the URL")
+                    body: bytes = answer.read(self.most + 1)
+                if len(body) > self.most:
+                    raise OnboardingError(f"the service sends more than {self.most} bytes: check the URL")
                 return body
             except urllib.error.HTTPError as error:
                 if error.code not in (429, 503) or attempt == TRIES - 1:
@@ -101,11 +103,12 @@ class Service:
         self.blueprint = self._specification.agreement.blueprint()
         self._specification.check(stated, self.blueprint)
         connection.get("/v1/access")
+        connection.most = max(MOST_TEXT, 4 * self.blueprint.coefficients)
 
     def context_model(self) -> Tensor | None:
         if not self.blueprint.plan.context_traits.uses_model:
             return None
-        return _coefficients(self._connection.get("/v1/context-model", self._most), self.blueprint)
+        return _coefficients(self._connection.get("/v1/context-model"), self.blueprint)
 
     def coefficients(self, private: bytes, message: bytes) -> Tensor:
         headers = {
@@ -113,11 +116,7 @@ class Service:
             "Sottovoce-Specification": self._specification.digest(),
         }
         body = public_key(private) + pad(message, BUCKET)
-        return _coefficients(self._connection.post("/v1/onboard", body, headers, self._most), self.blueprint)
-
-    @property
-    def _most(self) -> int:
-        return 4 * self.blueprint.coefficients
+        return _coefficients(self._connection.post("/v1/onboard", body, headers), self.blueprint)
 
 
 def onboard(

@@ -41,6 +41,7 @@ RETRY = {"Retry-After": "1"}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 BYTES = {"content": {COEFFICIENTS: BINARY}}
 EITHER = {"content": {COEFFICIENTS: BINARY, MODEL: BINARY}}
+REFUSED = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
 Authorization = Annotated[str, Header(description="Bearer, and the client's token")]
 SHED = (429, 503)
 """Refusals for want of time, which are counted and not logged."""
@@ -216,7 +217,9 @@ def create_service(
         "/metrics",
         summary="For Prometheus",
         response_class=PlainTextResponse,
-        responses=_refusals(429, 503),
+        responses={
+            status: {"content": REFUSED, "description": "too many requests, or busy"} for status in (429, 503)
+        },
     )
     async def get_metrics(request: Request, authorization: Authorization = "") -> PlainTextResponse:
         gate.glance(request, authorization)
