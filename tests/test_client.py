@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,11 @@ def test_every_release_is_charged_with_its_stated_sensitivity_and_noise(ledger: 
     sender.release_context()
     sender.release_gradient(1, torch.zeros(made.coefficients))
     context, gradient = (entry.charge for entry in ledger.charges("participant-0"))
-    assert (context.kind, context.sensitivity, context.sigma) == ("context", 2 / 50, made.sigma_context)
+    assert (context.kind, context.sensitivity, context.sigma) == (
+        "context",
+        math.sqrt(2) / 50,
+        made.sigma_context,
+    )
     assert (gradient.kind, gradient.sensitivity, gradient.sigma) == ("gradient", 2 / 40, made.sigma)
     assert ledger.spent("participant-0") == pytest.approx(
         (2 / 50 / made.sigma_context) ** 2 + (2 / 40 / made.sigma) ** 2

@@ -42,6 +42,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 BYTES = {"content": {COEFFICIENTS: BINARY}}
 EITHER = {"content": {COEFFICIENTS: BINARY, MODEL: BINARY}}
 REFUSED = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
+SHED_REFUSAL = {"content": REFUSED, "description": "too many requests, or busy"}
 Authorization = Annotated[str, Header(description="Bearer, and the client's token")]
 SHED = (429, 503)
 """Refusals for want of time, which are counted and not logged."""
@@ -217,9 +218,7 @@ def create_service(
         "/metrics",
         summary="For Prometheus",
         response_class=PlainTextResponse,
-        responses={
-            status: {"content": REFUSED, "description": "too many requests, or busy"} for status in (429, 503)
-        },
+        responses={429: SHED_REFUSAL, 503: SHED_REFUSAL},
     )
     async def get_metrics(request: Request, authorization: Authorization = "") -> PlainTextResponse:
         gate.glance(request, authorization)
