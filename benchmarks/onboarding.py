@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks.memory import kilobytes
 from sottovoce.channel import Channel
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
-from sottovoce.onboarding.specification import NAME, Specification
+from sottovoce.federation.padding import pad
+from sottovoce.onboarding.specification import BUCKET, NAME, VERSION, Specification
 from sottovoce.plan import Plan
 from sottovoce.simulation.training import train
 
@@ -69,9 +70,9 @@ class Load:
         secret = agreed_secret(key, self._specification.key, run=run, name=NAME)
         vector = self._rng.dirichlet(np.ones(self._channel.size))
         message = self._channel.encode(vector, secret=secret, stream=(run, NAME, "context", 0))
-        body = public_key(key) + message
+        body = public_key(key) + pad(message, BUCKET)
         head = (
-            "POST /v1/onboard HTTP/1.1\r\nHost: here\r\nSottovoce-Version: 1\r\n"
+            f"POST /v1/onboard HTTP/1.1\r\nHost: here\r\nSottovoce-Version: {VERSION}\r\n"
             f"Sottovoce-Specification: {self._specification.digest()}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

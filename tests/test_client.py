@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import Ledger, Overspent
-from tests.small import small_plan
+from tests.small import SMALL, small_plan
 
 SECRET = bytes(range(32))
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
+    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
 
 
 def some_records(count: int, seed: int = 0) -> ClientRecords:
@@ -53,7 +54,11 @@ def test_every_release_is_charged_with_its_stated_sensitivity_and_noise(ledger: 
     sender.release_context()
     sender.release_gradient(1, torch.zeros(made.coefficients))
     context, gradient = (entry.charge for entry in ledger.charges("participant-0"))
-    assert (context.kind, context.sensitivity, context.sigma) == ("context", 2 / 50, made.sigma_context)
+    assert (context.kind, context.sensitivity, context.sigma) == (
+        "context",
+        math.sqrt(2) / 50,
+        made.sigma_context,
+    )
     assert (gradient.kind, gradient.sensitivity, gradient.sigma) == ("gradient", 2 / 40, made.sigma)
     assert ledger.spent("participant-0") == pytest.approx(
         (2 / 50 / made.sigma_context) ** 2 + (2 / 40 / made.sigma) ** 2

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.blueprint import draw
 from sottovoce.catalog import CONTEXTS
 from sottovoce.context import (
     ContextError,
@@ -17,7 +18,11 @@ from sottovoce.context import (
     block_groups,
     open_statistic,
 )
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
+from sottovoce.privacy.accounting import calibrate
+from sottovoce.server import Server
+from tests.small import SMALL, small_plan
 
 CLASSES, RECORDS, SHAPE = 10, 25, (3, 4, 4)
 
@@ -119,3 +124,47 @@ def test_groups_cover_every_coordinate_once() -> None:
         Moments(torch.tensor([0, 2]))
     with pytest.raises(ContextError, match="lower it"):
         block_groups((1, 4, 4), 5)
+
+
+def test_two_records_differ_in_their_moments_by_the_charged_spread_and_by_no_more() -> None:
+    statistic = Moments(torch.arange(3).repeat_interleave(4))
+    generator = torch.Generator().manual_seed(3)
+    levels = torch.cat([torch.linspace(-4, 4, 161), torch.tensor([-1e30, -50.0, 50.0, 1e30])])
+    constant = levels[:, None].expand(-1, 12)
+    mixed = torch.randn(400, 12, generator=generator) * 10.0 ** torch.randint(
+        -3, 3, (400, 1), generator=generator
+    )
+    vectors = statistic.per_record(torch.cat([constant, mixed]), torch.zeros(0), None)
+    everything = torch.cat([vectors, torch.zeros(1, 6, dtype=torch.float64)])  # a missing record is zero
+    farthest = float(torch.cdist(everything, everything).max())
+    assert farthest <= statistic.spread * (1 + 1e-12)
+    assert farthest == pytest.approx(math.sqrt(2.0), rel=1e-12)  # tight
+    assert statistic.calibrated_spread == 2.0
+
+
+def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one() -> None:
+    made = draw(small_plan(gradient_records=40), Facts((1, 28, 28), 10), SMALL["model"])
+    release, plan = made.releases["context"], made.plan
+    assert release.sensitivity == pytest.approx(math.sqrt(2) / plan.context_records)
+    gradient = made.releases["gradient"]
+    squared = made.releases_max * gradient.sensitivity**2 + (2 / plan.context_records) ** 2
+    expected = calibrate(epsilon=8.0, delta=plan.delta, accounting="exact", squared_sensitivity=squared)
+    assert made.sigma == pytest.approx(expected, rel=1e-9)
+    for spread in CONTEXTS:
+        statistic = open_statistic(spread, SHAPE, CLASSES)
+        assert statistic.calibrated_sensitivity(7) >= statistic.sensitivity(7)
+
+
+@pytest.mark.parametrize("name", ["standardized", "predictions"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_contexts_closed_with_too_few_participants_stay_as_they_are(name: str, count: int) -> None:
+    plan = small_plan(gradient_records=40, context=name, context_round=2)
+    server = Server(draw(plan, Facts((1, 28, 28), 10), SMALL["model"]))
+    context = np.full(server.blueprint.statistic.size, 0.25)
+    for participant in range(count):
+        server.receive_context(participant, context)
+    server.close_contexts()
+    assert all(bool(torch.isfinite(value).all()) for value in server.state().values())
+    assert bool(torch.isfinite(server.personalize(context)).all())
+    if count:
+        assert server.inputs([0])[0].tolist() == context.tolist()

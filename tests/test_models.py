@@ -14,6 +14,7 @@ from sottovoce.gradients import clipped_mean
 from sottovoce.models import (
     ModelError,
     flat_parameters,
+    import_model,
     lenet,
     logits,
     open_model,
@@ -62,8 +63,15 @@ def test_a_flat_vector_and_a_loaded_module_are_the_same_model() -> None:
 
 @pytest.mark.parametrize("name", ["resnet", "no.such.module:build", "sottovoce.models:nothing"])
 def test_unknown_models_are_refused(name: str) -> None:
-    with pytest.raises(ModelError):
-        open_model(name, (1, 28, 28), 10, seed=0)
+    for opened in (open_model, import_model):
+        with pytest.raises(ModelError):
+            opened(name, (1, 28, 28), 10, seed=0)
+
+
+def test_opening_a_model_imports_nothing_and_importing_one_is_asked_for_by_name() -> None:
+    with pytest.raises(ModelError, match="not a built-in"):
+        open_model("tests.small:tiny", (1, 28, 28), 10, seed=0)
+    assert len(flat_parameters(import_model("tests.small:tiny", (1, 28, 28), 10, seed=0))) == 12_730
 
 
 def test_records_that_do_not_fit_lenet_are_refused() -> None:

@@ -21,7 +21,7 @@ from sottovoce.blending import Blending, blending
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.models import open_model, trainable
+from sottovoce.models import ModelError, import_model, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -168,15 +168,24 @@ class Blueprint:
         return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule, self.sizes)
 
 
-def draw(plan: Plan, facts: Facts, module: nn.Module | None = None, sizes: Sequence[int] = ()) -> Blueprint:
-    """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python.
+def draw(
+    plan: Plan, facts: Facts, module: nn.Module | str | None = None, sizes: Sequence[int] = ()
+) -> Blueprint:
+    """The blueprint of a resolved plan, whose model is a built-in one unless `module` says otherwise.
 
-    `sizes` are the participants' training records where the plan leaves `gradient_records` to them.
+    `module` is the caller's own, from Python, or the name of the plan's model as this machine's owner gave
+    it, 'package.module:function' included. The plan's word alone imports nothing. `sizes` are the
+    participants' training records where the plan leaves `gradient_records` to them.
     """
-    if module is None:
-        module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
-    else:
+    if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
+    else:
+        if module is not None and module != plan.model:
+            raise ModelError(
+                f"the plan is about model={plan.model}, not {module}: name that one, if you trust it"
+            )
+        open_ = open_model if module is None else import_model
+        module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     size = sum(parameter.numel() for parameter in trainable(module))
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
     kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis

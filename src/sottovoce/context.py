@@ -28,7 +28,12 @@ class Statistic(ABC):
     size: int
     """Length of the context vector."""
     spread: float
-    """Largest distance between the vectors of any two records (a missing one counts as zero)."""
+    """Largest distance between the vectors of any two records (a missing one counts as zero): charged."""
+
+    @property
+    def calibrated_spread(self) -> float:
+        """The distance for which noise is calibrated: never less than `spread`."""
+        return self.spread
 
     @property
     def neutral(self) -> Tensor:
@@ -42,6 +47,10 @@ class Statistic(ABC):
     def sensitivity(self, records: int) -> float:
         """Most that replacing one of `records` records moves the mean, in Euclidean norm."""
         return self.spread / records
+
+    def calibrated_sensitivity(self, records: int) -> float:
+        """The same as the paper bounds it, where its bound is not tight: σ follows from it."""
+        return self.calibrated_spread / records
 
     def mean(self, x: Tensor, y: Tensor, records: int, logits: Tensor | None = None) -> Tensor:
         """The statistic of exactly `records` records, float64 (size,)."""
@@ -59,12 +68,21 @@ class Moments(Statistic):
 
     `groups` assigns each input coordinate (flattened) to one of s groups; no labels are needed.
 
+    Two records are less than √2 apart, and no smaller bound holds. For a group with mean m and mean square
+    q ≥ m², the point (tanh m, tanh q) lies within 1 of (0, 1): tanh² m + (1 − tanh q)² ≤ 1, since
+    1 − tanh q ≤ 1 − tanh m² = 2/(e^{2m²} + 1) ≤ 1/cosh m = √(1 − tanh² m). The middle step is
+    2 cosh m ≤ 2z ≤ z⁴ + 1 with z = e^{m²/2} ≥ 1, as cosh m ≤ z and z⁴ + 1 − 2z ≥ (z − 1)². So two records
+    differ by at most 2 in the point of each of the s groups, and by √(4s)/√(2s) = √2 in φ; a missing one,
+    the point (0, 0), included. Records of constants c and −c come as near to √2 as one likes. The paper
+    bounds the distance by 2‖φ‖ ≤ 2, for which noise is still calibrated, so that σ is the paper's.
+
     >>> statistic = Moments(torch.tensor([0, 0, 1]))
-    >>> statistic.size, statistic.sensitivity(100)
-    (4, 0.02)
+    >>> statistic.size, round(statistic.sensitivity(100), 6), statistic.calibrated_sensitivity(100)
+    (4, 0.014142, 0.02)
     """
 
-    spread = 2.0
+    spread = math.sqrt(2.0)
+    calibrated_spread = 2.0
 
     def __init__(self, groups: Tensor) -> None:
         count = int(groups.max()) + 1

@@ -14,6 +14,23 @@ class SottovoceError(Exception):
     """Something the user can put right; the message says how."""
 
 
+SHOWN = 200
+"""Letters of a stranger's text that are shown."""
+
+
+def shown(said: object) -> str:
+    """What a stranger said, fit for one line of a log or an error: printable, and not too long.
+
+    >>> shown("gone\\nERROR all is lost")
+    'gone ERROR all is lost'
+    """
+    try:
+        text = str(said)
+    except ValueError:  # a whole number of thousands of digits
+        return "…"
+    return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint that names the closest valid word, or all of them.
 

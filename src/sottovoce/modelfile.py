@@ -14,12 +14,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.files import write_atomically
+from sottovoce.foreign import check_sizes, foreign_name, foreign_plan
 from sottovoce.models import state_dict_at
 from sottovoce.plan import Plan
 
@@ -55,14 +56,20 @@ class GeneratorFile:
         save_tensors(path, self.state, metadata)
 
     @classmethod
-    def read(cls, path: Path) -> GeneratorFile:
-        """From the file of a finished run, checked."""
+    def read(cls, path: Path, *, model: nn.Module | str | None = None) -> GeneratorFile:
+        """From the file of a finished run, which may be another party's: typed and bounded, or refused.
+
+        `model` is what this machine's owner trained it with, or its name (`foreign`).
+        """
         state, metadata = load_tensors(path)
         try:
-            plan = Plan.load(overrides=json.loads(metadata["plan"]))
-            return cls(metadata["run"], metadata["reference"], plan, Facts.from_metadata(metadata), state)
-        except (KeyError, ValueError, AttributeError) as error:
-            raise ModelFileError(f"{path} holds an incomplete model: {error!r}") from None
+            values = json.loads(metadata["plan"])
+            run, reference = foreign_name(metadata["run"]), metadata["reference"]
+        except (KeyError, ValueError, RecursionError) as error:
+            raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
+        plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
+        check_sizes(plan, facts, model=model)
+        return cls(run, reference, plan, facts, state)
 
 
 def personal_model(blueprint: Blueprint, coefficients: Tensor) -> bytes:
@@ -91,7 +98,7 @@ def load_tensors(
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelFileError(f"{path} is damaged or not a safetensors file: {error}") from None
+        raise ModelFileError(f"{path} is damaged or not a safetensors file: {shown(error)}") from None
     if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:
         raise ModelFileError(
             f"{path} was not written by this version of sottovoce: use the one that wrote it"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.errors import SottovoceError, nearest
+from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.seeding import seeded
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -70,11 +70,28 @@ MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear}
 
 
 def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The named model at its reference parameters; `seed` is public.
+    """The built-in model of that name at its reference parameters; `seed` is public.
 
-    The draw is made on the CPU in float32, so that every machine starts from the same θ_ref.
+    No name makes this import anything: it may come from another party. The draw is made on the CPU in
+    float32, so that every machine starts from the same θ_ref.
     """
-    factory = MODELS[name] if name in MODELS else _imported(name)
+    if name not in MODELS:
+        hint = "name it yourself with --model" if ":" in name else nearest(name, MODELS)
+        raise ModelError(f"model={shown(name)} is not a built-in one: {hint}")
+    return _at_reference(MODELS[name], name, shape, classes, seed)
+
+
+def import_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The same for a name that this machine's owner gave, which may be 'package.module:function'.
+
+    That function is imported and called: never pass a name that came in a message or in another's file.
+    """
+    return _at_reference(MODELS.get(name) or _imported(name), name, shape, classes, seed)
+
+
+def _at_reference(
+    factory: ModelFactory, name: str, shape: tuple[int, ...], classes: int, seed: int
+) -> nn.Module:
     with seeded(seed):
         module = factory(shape, classes)
     if not isinstance(module, nn.Module):

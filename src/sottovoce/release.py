@@ -124,7 +124,9 @@ def open_releases(
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share)
     else:
-        sigma = _calibrated(plan, gradients * bound**2, context)
+        # What is charged may be less than what noise is calibrated for, never more.
+        calibrated = statistic.calibrated_sensitivity(plan.context_records)
+        sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
     releases = [_gradient(plan, model, records, bound, sigma)]
     if plan.releases_context:

@@ -116,6 +116,8 @@ class Server:
         """
         rescaled, known = self.blueprint.plan.context_traits.rescaled, self._contexts[self._known]
         if rescaled != "no":
+            if len(known) < 2:
+                return  # nobody to compare with: contexts stay as they are, of norm 1 at most but for noise
             self._center = known.mean(dim=0)
             deviation = known.std(dim=0)
             if rescaled == "together":
@@ -260,6 +262,25 @@ class Server:
 
     def _tensor(self, vector: np.ndarray) -> Tensor:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)
+
+
+def check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
+    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
+    plan, size = blueprint.plan, blueprint.statistic.size
+    with torch.device("meta"):
+        generator = open_generator(
+            plan.method, torch.empty(size), plan.hidden, plan.trunk_layers, blueprint.coefficients, 0
+        )
+    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
+    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
+    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
+    for name, shape in shapes.items():
+        dtype = {"known": torch.bool, "round": torch.int64}.get(name, torch.float32)
+        found = state.get(name)
+        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
+            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
+        if not bool(torch.isfinite(found).all()):
+            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -242,13 +242,11 @@ class Processes:
             security = ["--root-certificates", str(self.folder / "tls" / "ca.crt")]
             security += ["--auth-supernode-private-key", str(key)]
         clients = self.folder / "clients"
-        config = {
-            "partition-id": index,
-            "directory": str(clients / f"client-{index}"),
-            "records": str(clients / f"client-{index}.npz"),
-            "agreement": str(clients / "agreement.toml"),
-            "simulated": True,  # the plan is seeded, to be compared with the simulator
-        }
+        config: dict[str, int | str] = {"partition-id": index}
+        if "seeded = true" not in (clients / "agreement.toml").read_text():  # else played by this machine
+            config["directory"] = str(clients / f"client-{index}")
+            config["records"] = str(clients / f"client-{index}.npz")
+            config["agreement"] = str(clients / "agreement.toml")
         port = self._ports.setdefault(name, free_port())
         self.start(
             name,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement, AgreementError
 from sottovoce.federation.client_files import agree
+from sottovoce.federation.flower.template import write_app
 from sottovoce.plan import Plan
 from tests.small import federated_plan
 
@@ -20,12 +22,12 @@ def test_an_agreement_survives_its_file_and_every_key_counts(tmp_path: Path) -> 
     agreement = agree(federated_plan())
     file = tmp_path / "agreement.toml"
     file.write_text(agreement.to_toml())
-    assert Agreement.load(file) == agreement
-    assert Agreement.load(file).digest() == agreement.digest()
+    assert Agreement.load(file, simulation=True) == agreement
+    assert Agreement.load(file, simulation=True).digest() == agreement.digest()
     other = agree(federated_plan(clip=0.5))
     assert other.digest() != agreement.digest()
     assert agreement.difference(other) == "clip is 1.0 here and 0.5 there"
-    rescaled = Agreement(agreement.plan, replace(agreement.facts, mean=(0.5,)))
+    rescaled = replace(agreement, facts=replace(agreement.facts, mean=(0.5,)))
     assert "mean" in (agreement.difference(rescaled) or "")
     assert rescaled.digest() != agreement.digest()
 
@@ -46,9 +48,9 @@ def test_a_missing_agreement_says_whom_to_ask(tmp_path: Path) -> None:
 def test_a_federation_needs_noise_and_a_number_of_records() -> None:
     agreement = agree(federated_plan())
     with pytest.raises(AgreementError, match="simulator only"):
-        Agreement(agreement.plan.replace(epsilon=float("inf")), agreement.facts)
+        replace(agreement, plan=agreement.plan.replace(epsilon=float("inf")))
     with pytest.raises(AgreementError, match="every client can give"):
-        Agreement(agreement.plan.replace(gradient_records=0), agreement.facts)
+        replace(agreement, plan=agreement.plan.replace(gradient_records=0))
 
 
 def test_agreements_of_version_0_1_keep_their_digest() -> None:
@@ -64,3 +66,23 @@ def test_agreements_of_version_0_1_keep_their_digest() -> None:
     assert "repeat" in (
         agreement.difference(Agreement(agreement.plan.replace(repeat=1), agreement.facts)) or ""
     )
+
+
+def test_a_seeded_agreement_is_a_simulation_and_no_file_can_say_so(tmp_path: Path) -> None:
+    agreement, file = agree(federated_plan()), tmp_path / "agreement.toml"
+    file.write_text(agreement.to_toml())
+    assert agreement.simulation
+    with pytest.raises(AgreementError, match="simulations only"):
+        Agreement(agreement.plan, agreement.facts)
+    with pytest.raises(AgreementError, match="simulations only"):
+        Agreement.load(file)
+    file.write_text("simulation = true\n" + agreement.to_toml())
+    with pytest.raises(AgreementError, match="unknown plan key"):
+        Agreement.load(file, simulation=True)
+
+
+def test_an_app_for_real_clients_is_not_written_for_a_seeded_plan(tmp_path: Path) -> None:
+    agreement = agree(federated_plan())
+    with pytest.raises(SottovoceError, match="for real ones"):
+        write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run")
+    write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", simulated_clients=tmp_path)

@@ -11,6 +11,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.rollback import Trace
 from sottovoce.modelfile import load_tensors
+from sottovoce.privacy.witness import Witness
 from sottovoce.simulation.training import train
 
 from .world import World, charged, everyone_paid, same

@@ -15,7 +15,7 @@ from tests.federation.world import World
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A federation whose run directory is `folder / "run"`."""
-    world = World(tmp_path_factory.mktemp("finished"), context="labels")
+    world = World(tmp_path_factory.mktemp("finished"), context="labels", seeded=False)
     world.enrol_all()
     world.finish()
     write_run(world.folder / "run", world.coordinator, world.store)

@@ -6,18 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from sottovoce.onboarding.connections import configure
 from tests.federation.processes import free_port
 
 
 @contextmanager
-def live(service: FastAPI) -> Iterator[str]:
+def live(service: FastAPI, **options: Any) -> Iterator[str]:
     """Serves until the block ends; yields the URL."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(service, port=port, log_level="warning", ws="none"))
+    server = uvicorn.Server(configure(service, host="127.0.0.1", port=port, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

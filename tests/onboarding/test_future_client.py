@@ -21,8 +21,9 @@ from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import evaluate, train
-from tests.small import small_plan, tiny
+from tests.small import SMALL, small_plan, tiny
 
 from .live import live
 from .web import get, spent
@@ -89,7 +90,7 @@ class TestPersonalization:
     @pytest.fixture
     def run(self, tmp_path, images):
         train(small_plan(model="lenet", coefficients=4096, rounds=2), tmp_path / "run", dataset=images)
-        mine = images.records(torch.arange(200, 300))
+        mine = images.images(torch.arange(200, 300))
         np.savez(tmp_path / "mine.npz", x=images.x[200:300].numpy(), y=mine.y.numpy())
         np.savez(tmp_path / "unlabelled.npz", x=images.x[200:300].numpy())
         return tmp_path
@@ -98,7 +99,7 @@ class TestPersonalization:
         answer = personalize(run / "run", run / "mine.npz", run / "mine.safetensors")
         module = lenet((1, 28, 28), 10)
         module.load_state_dict(load_file(run / "mine.safetensors"))
-        held_out = images.records(torch.arange(250, 300))
+        held_out = images.images(torch.arange(250, 300))
         hits = (module(held_out.x).argmax(1) == held_out.y).float().mean()
         assert 100 * float(hits) == pytest.approx(answer["accuracy"])
         assert 0 < answer["epsilon"] < 8
@@ -110,8 +111,12 @@ class TestPersonalization:
         assert (run / "a.safetensors").read_bytes() == (run / "b.safetensors").read_bytes()
 
     def test_the_noise_of_a_future_client_is_never_seeded(self, run) -> None:
-        personalize(run / "run", run / "mine.npz", run / "a.safetensors", ledger=run / "a.sqlite")
-        personalize(run / "run", run / "mine.npz", run / "b.safetensors", ledger=run / "b.sqlite")
+        personalize(
+            run / "run", run / "mine.npz", run / "a.safetensors", terms=Terms(ledger=run / "a.sqlite")
+        )
+        personalize(
+            run / "run", run / "mine.npz", run / "b.safetensors", terms=Terms(ledger=run / "b.sqlite")
+        )
         assert (run / "a.safetensors").read_bytes() != (run / "b.safetensors").read_bytes()
 
     def test_labels_are_not_needed_for_a_context_without_them(self, run) -> None:
@@ -159,13 +164,18 @@ def test_a_future_client_sets_its_own_budget(tmp_path, images) -> None:
     np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
     words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
     with pytest.raises(Exception, match="budget"):
-        personalize(*words, budget=0.1)
-    answer = personalize(*words, budget=7.0)
+        personalize(*words, terms=Terms(epsilon=0.1), module=SMALL["model"])
+    answer = personalize(
+        *words, terms=Terms(ledger=tmp_path / "other.sqlite", epsilon=7.0), module=SMALL["model"]
+    )
     assert answer["epsilon"] == pytest.approx(answer["epsilon_total"]) == pytest.approx(answer["epsilon"])
 
 
 def test_ablations_without_privacy_personalize_nobody(tmp_path, images) -> None:
     train(small_plan(epsilon=float("inf")), tmp_path / "run", dataset=images)
     np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    with pytest.raises(Exception, match="name it yourself"):
+        personalize(*words)
     with pytest.raises(Exception, match="personalizes nobody"):
-        personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+        personalize(*words, module=SMALL["model"])

@@ -25,7 +25,7 @@ from .web import headers, post
 
 
 def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: Path, tmp_path: Path) -> None:
-    other = World(tmp_path / "other", context="labels", epsilon=2.0)
+    other = World(tmp_path / "other", context="labels", epsilon=2.0, seeded=False)
     other.enrol_all()
     other.finish()
     write_run(tmp_path / "other" / "run", other.coordinator, other.store)

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding import service
@@ -34,7 +36,7 @@ def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(
             code, answer = post(url, body, good)
             assert code == status, answer
             assert json.loads(answer)["error"]
-        assert post(url, bytes(64), {**good, "Sottovoce-Version": "2"})[0] == 400
+        assert post(url, bytes(64), {**good, "Sottovoce-Version": "1"})[0] == 400
         assert post(url, bytes(64), {**good, "Sottovoce-Specification": "0" * 32})[0] == 409
         assert post(url, bytes(64), {**good, "Authorization": "Bearer wrong"})[0] == 401
         for reason in ("(413): a context", "(400): this service speaks", "(409): your", "(401): no such"):
@@ -118,3 +120,14 @@ def test_the_service_describes_itself(run: Path) -> None:
         assert json.loads(get(f"{url}/health"))["status"] == "ok"
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{url}/v1/context-model")
+
+
+def test_a_seeded_or_noiseless_run_is_not_served(run: Path, tmp_path: Path) -> None:
+    path = run / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata, state = file.metadata(), load_file(path)
+    for changes in ({"seeded": True}, {"seeded": True, "epsilon": float("inf"), "channel": "direct"}):
+        plan = {**json.loads(metadata["plan"]), **changes}
+        path.write_bytes(save(state, {**metadata, "plan": json.dumps(plan)}))
+        with pytest.raises(SottovoceError, match="protects nobody"):
+            create_service(run, open_to_all=True)

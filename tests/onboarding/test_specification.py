@@ -21,14 +21,12 @@ from .live import live
 def test_a_specification_that_contradicts_its_plan_is_refused_before_anything_is_charged(
     run: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("version", 2), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
+    for name, value in (("version", 1), ("context", {"sigma": 1e-9}), ("coefficients", 7)):
         with live(create_service(run, open_to_all=True)) as url:
             honest = remote.Connection.get
 
-            def lie(
-                connection: remote.Connection, path: str, name: str = name, value: object = value
-            ) -> bytes:
-                body = honest(connection, path)  # noqa: B023
+            def lie(door: remote.Connection, path: str, name: str = name, value: object = value) -> bytes:
+                body = honest(door, path)  # noqa: B023
                 return json.dumps({**json.loads(body), name: value}).encode()
 
             with monkeypatch.context() as patch:

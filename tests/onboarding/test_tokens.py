@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
-from sottovoce.onboarding.tokens import Rate, new_token, read_tokens, token_hash
+from sottovoce.onboarding import tokens
+from sottovoce.onboarding.service import Limits, create_service
+from sottovoce.onboarding.tokens import Rate, Tokens, new_token, read_tokens, revoke_token, token_hash
+
+from .live import live
 
 
 def test_tokens_are_kept_as_hashes_for_their_owner_only(run: Path) -> None:
@@ -43,3 +53,90 @@ def test_a_client_that_waits_may_ask_again_but_saves_up_no_more_than_a_burst() -
     assert rate.admits("b")
     now[0] = 1000.0
     assert [rate.admits("a") for _ in range(4)] == [True, True, True, False]
+
+
+def access(url: str, token: str) -> int:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        request = urllib.request.Request(f"{url}/v1/access", headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_tokens_are_added_and_revoked_while_the_service_runs(run: Path) -> None:
+    alice = new_token(run, "alice")
+    with live(create_service(run, Limits(per_second=100, burst=100))) as url:
+        assert access(url, alice) == 200
+        answer = CliRunner().invoke(app, ["serve", str(run), "--new-token", "bob", "--json"])
+        bob = json.loads(answer.stdout)["token"]
+        assert access(url, bob) == 200
+        assert CliRunner().invoke(app, ["serve", str(run), "--revoke", "alice"]).exit_code == 0
+        assert access(url, alice) == 401
+        assert access(url, bob) == 200
+        again = new_token(run, "alice")
+        assert (access(url, alice), access(url, again)) == (401, 200)
+
+
+def test_while_the_tokens_cannot_be_read_nobody_gets_in(run: Path) -> None:
+    alice = new_token(run, "alice")
+    with live(create_service(run)) as url:
+        good = (run / "tokens.txt").read_bytes()
+        (run / "tokens.txt").write_text("what is this line")
+        assert access(url, alice) == 503
+        (run / "tokens.txt").write_bytes(good)
+        assert access(url, alice) == 200
+        (run / "tokens.txt").unlink()
+        assert access(url, alice) == 401
+
+
+def test_revoking_nobody_says_who_there_is(tmp_path: Path) -> None:
+    new_token(tmp_path, "alice")
+    with pytest.raises(SottovoceError, match="did you mean 'alice'"):
+        revoke_token(tmp_path, "alise")
+
+
+def test_a_token_cannot_be_guessed_and_its_file_is_its_owners(tmp_path: Path) -> None:
+    os.umask(0)
+    token = new_token(tmp_path, "alice")
+    os.umask(0o022)
+    assert len(token) >= 43  # 32 random bytes
+    assert token != new_token(tmp_path, "bob")
+    assert stat.S_IMODE((tmp_path / "tokens.txt").stat().st_mode) == 0o600
+    known = Tokens(tmp_path)
+    assert known.name(token) == "alice"
+    for wrong in ("", token[:-1], token_hash(token), token.upper()):
+        assert known.name(wrong) is None
+
+
+def test_strangers_of_one_address_are_refused_when_they_ask_too_often(run: Path) -> None:
+    alice = new_token(run, "alice")
+    limits = Limits(per_second=100, burst=100, strangers_per_second=0.01, strangers_burst=3)
+    with live(create_service(run, limits)) as url:
+        assert [access(url, "guess") for _ in range(5)] == [401, 401, 401, 429, 429]
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            urllib.request.urlopen(f"{url}/v1/specification", timeout=20)
+        assert access(url, alice) == 200
+
+
+def test_a_long_silence_earns_no_more_than_one_burst() -> None:
+    now = 0.0
+    rate = Rate(per_second=2.0, burst=3, clock=lambda: now)
+    assert [rate.admits("client") for _ in range(4)] == [True, True, True, False]
+    now = 1e6
+    assert [rate.admits("client") for _ in range(4)] == [True, True, True, False]
+    now += 0.5
+    assert [rate.admits("client") for _ in range(2)] == [True, False]
+
+
+def test_the_memory_of_rates_is_bounded_and_forgets_the_longest_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens, "MOST_REMEMBERED", 3)
+    rate = Rate(per_second=0.0, burst=1, clock=lambda: 0.0)
+    assert rate.admits("one")
+    for name in ("two", "one", "three", "four"):
+        rate.admits(name)
+    assert not rate.admits("one")
+    assert rate.admits("two")  # forgotten

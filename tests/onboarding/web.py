@@ -7,9 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from sottovoce.client import OWN_RECORDS
-from sottovoce.data import fingerprint
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -31,11 +29,11 @@ def headers(url: str, token: str) -> dict[str, str]:
     digest = json.loads(get(f"{url}/v1/specification"))["digest"]
     return {
         "Authorization": f"Bearer {token}",
-        "Sottovoce-Version": "1",
+        "Sottovoce-Version": "2",
         "Sottovoce-Specification": digest,
     }
 
 
 def spent(records: Path) -> int:
-    with Ledger.open(records.with_suffix(".ledger.sqlite"), scope=fingerprint(records)) as ledger:
+    with Ledger.open(records.with_suffix(".ledger.sqlite"), scope=client_scope(records.stem)) as ledger:
         return ledger.releases(OWN_RECORDS)

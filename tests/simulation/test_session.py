@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sottovoce import data
 from sottovoce.data import Dataset, Facts, divide, resolve, scope
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
@@ -123,7 +124,7 @@ def test_a_killed_process_leaves_nothing_uncharged_or_charged_twice(tmp_path, re
 
 
 def test_spending_stays_within_the_target_and_uses_it(tmp_path, records) -> None:
-    plan = small_plan(epsilon=3.0)
+    plan = small_plan(epsilon=3.0, context="labels")  # charged by what σ is calibrated for
     result = train(plan, tmp_path / "run", dataset=records)
     assert 2.999 < result["epsilon"]["spent_max"] <= 3.0
     assert result["releases_max"] == 2

@@ -15,6 +15,7 @@ from sottovoce.cli.options import (
     EPSILON,
     JSON,
     LEDGER,
+    MODEL,
     MODEL_OUT,
     SETTINGS,
     YES,
@@ -76,7 +77,7 @@ def federate(
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     chosen = plan_of([*([str(plan)] if plan is not None else []), *(settings or [])])
     if deal is None and chosen.gradient_records:
-        agreement = Agreement.about(chosen, data.load(chosen.dataset))
+        agreement = Agreement(chosen, data.load(chosen.dataset).facts, model=chosen.model)
     else:
         agreement = agree(chosen)
     if deal is not None:
@@ -104,24 +105,34 @@ def serve(
     key: Path = typer.Option(None, help="Private key of the certificate, a PEM file."),
     behind_proxy: bool = typer.Option(False, help="A proxy in front of the service does the TLS."),
     new_token: str = typer.Option(None, metavar="NAME", help="Make a token for a client, show it, and stop."),
+    revoke: str = typer.Option(None, metavar="NAME", help="Revoke a client's token, and stop."),
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(64, min=1, help="Requests at a time; more are shed with 503."),
     per_second: float = typer.Option(5.0, min=0.01, help="Requests a second of one token; more get 429."),
     burst: int = typer.Option(10, min=1, help="Requests at once of one token."),
+    per_address: int = typer.Option(128, min=1, help="Connections at a time from one address."),
+    model: str = MODEL,
     json: bool = JSON,
 ) -> None:
     """Onboard future clients over HTTPS: one context in, one personal model out."""
     try:
         import uvicorn
 
+        from sottovoce.onboarding.connections import configure
         from sottovoce.onboarding.service import Limits, create_service
         from sottovoce.onboarding.tokens import new_token as make_token
+        from sottovoce.onboarding.tokens import revoke_token
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
         token = make_token(run, new_token)
         text = f"{token}\n(shown once; give it to {new_token})"
         answer({"name": new_token, "token": token}, text, json=json)
+        return
+    if revoke is not None:
+        revoke_token(run, revoke)
+        text = f"the token of {revoke} is revoked, also where the service is running"
+        answer({"name": revoke, "revoked": True}, text, json=json)
         return
     if (certificate is None) != (key is None):
         raise SottovoceError("--certificate and --key go together")
@@ -130,20 +141,17 @@ def serve(
             f"{host} would be served unencrypted: give --certificate and --key, or --behind-proxy"
         )
     limits = Limits(waiting=waiting, per_second=per_second, burst=burst)
-    service = create_service(run, limits, open_to_all=open_)
-    uvicorn.run(
+    service = create_service(run, limits, open_to_all=open_, model=model)
+    config = configure(
         service,
         host=host,
         port=port,
-        ssl_certfile=None if certificate is None else str(certificate),
-        ssl_keyfile=None if key is None else str(key),
-        proxy_headers=behind_proxy,
-        access_log=False,
-        ws="none",
-        log_level="warning",
-        limit_concurrency=16 * waiting,
-        timeout_keep_alive=30,
+        per_address=per_address,
+        certificate=certificate,
+        key=key,
+        behind_proxy=behind_proxy,
     )
+    uvicorn.Server(config).run()
 
 
 def onboard(
@@ -157,6 +165,7 @@ def onboard(
     epsilon: float = EPSILON,
     delta: float = DELTA,
     yes: bool = YES,
+    model: str = MODEL,
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here.
@@ -168,7 +177,7 @@ def onboard(
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = onboard_client(url, data, out, token=token, authority=authority, terms=terms)
+    found = onboard_client(url, data, out, token=token, authority=authority, terms=terms, model=model)
     personalized(found, json=json)
 
 

@@ -50,3 +50,8 @@ EPSILON = typer.Option(
 )
 DELTA = typer.Option(None, help="δ at which this client counts, whatever the run's is; 1e-5 at first.")
 YES = typer.Option(False, "--yes", help="Agree to the price without being asked, for machines.")
+MODEL = typer.Option(
+    None,
+    metavar="NAME",
+    help="The run's own model, package.module:function, if it has one; what a file names is not imported.",
+)

@@ -10,7 +10,7 @@ import typer
 
 from sottovoce.cli.consent import consent
 from sottovoce.cli.display import answer, as_json, epsilon, err, facts, out, personalized, round_progress
-from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL_OUT, SETTINGS, YES
+from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL, MODEL_OUT, SETTINGS, YES
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
@@ -109,6 +109,7 @@ def train(
 
 def evaluate(
     run: Path = typer.Argument(help="Directory of a finished run."),
+    model: str = MODEL,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -117,7 +118,7 @@ def evaluate(
 
     _check_device(device)
     with err.status("evaluating"):
-        result = evaluate_run(run, device=device)
+        result = evaluate_run(run, module=model, device=device)
     if json:
         as_json(result)
     else:
@@ -133,6 +134,7 @@ def personalize(
     epsilon: float = EPSILON,
     delta: float = DELTA,
     yes: bool = YES,
+    model: str = MODEL,
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context.
@@ -143,7 +145,7 @@ def personalize(
     from sottovoce.privacy.terms import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = personalize_client(run, data, out, terms=terms)
+    found = personalize_client(run, data, out, terms=terms, module=model)
     personalized(found, json=json)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 
 MOST_DIMENSIONS, MOST_NUMBERS, MOST_CLASSES = 6, 2**24, 2**16
 """What a stranger's description of a record may reach."""
@@ -67,10 +67,11 @@ class Facts:
             shape = tuple(_whole(size, MOST_NUMBERS) for size in fields["shape"])
             classes = _whole(fields["classes"], MOST_CLASSES)
             mean, std = (tuple(_number(value) for value in fields[name]) for name in ("mean", "std"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise FactsError(f"that does not describe records ({error!r}): ask for the file again") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            reason = shown(repr(error))
+            raise FactsError(f"that does not describe records ({reason}): ask for the file again") from None
         if not 1 <= len(shape) <= MOST_DIMENSIONS or math.prod(shape) > MOST_NUMBERS:
-            raise FactsError(f"records of shape {shape} are larger than any we know: check the description")
+            raise FactsError(f"records of shape {shown(shape)} are larger than any we know: check them")
         if len(mean) not in (1, shape[0]) or len(std) not in (1, shape[0]) or min(std) <= 0:
             raise FactsError("mean and std are one number, or one a channel, and std is positive: check them")
         source = None if fields.get("source") is None else cls.parse({**fields["source"], "source": None})
@@ -82,8 +83,9 @@ class Facts:
         try:
             fields = {name: json.loads(metadata[name]) for name in ("shape", "classes", "mean", "std")}
             fields["source"] = json.loads(metadata.get("source", "null"))
-        except (KeyError, ValueError) as error:
-            raise FactsError(f"that file does not say what its records are ({error!r})") from None
+        except (KeyError, ValueError, RecursionError) as error:
+            reason = shown(repr(error))
+            raise FactsError(f"that file does not say what its records are ({reason})") from None
         return cls.parse(fields)
 
 

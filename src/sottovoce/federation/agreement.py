@@ -2,6 +2,9 @@
 
 It is one TOML file, the resolved plan with a table `[records]`, given to every operator before anything is
 released. Each end keeps its own copy and refuses to work with an end whose copy differs.
+
+It comes from another party: it is checked (`foreign`) before anything is built from it, and no name in it is
+imported unless this machine's owner has given the same name. Only a simulation may be seeded.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ import dataclasses
 import hashlib
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
-from sottovoce.data.facts import FactsError
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
+from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
 
 
@@ -31,8 +34,17 @@ class Agreement:
 
     plan: Plan
     facts: Facts
+    simulation: bool = field(default=False, compare=False)
+    """Clients are played by this machine, on a public dataset: its noise may be seeded."""
+    model: str | None = field(default=None, compare=False)
+    """The model that this machine's owner has named, not in the file; it may be code of their own."""
 
     def __post_init__(self) -> None:
+        if self.plan.seeded and not self.simulation:
+            raise AgreementError(
+                "seeded=true draws noise that anybody can subtract: it is for simulations only, agree on "
+                "seeded=false"
+            )
         if not self.plan.gradient_records:
             raise AgreementError(
                 "gradient_records=0 means all records of a simulation: in a federation set the number that "
@@ -42,25 +54,39 @@ class Agreement:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 
     @classmethod
-    def load(cls, path: str | Path) -> Agreement:
+    def load(cls, path: str | Path, *, simulation: bool = False, model: str | None = None) -> Agreement:
         """From the file that `to_toml` wrote."""
         try:
-            return cls.parse(Path(path).read_text(encoding="utf-8"))
+            with open(path, "rb") as file:
+                text = file.read(MOST_TEXT + 1).decode()
+            return cls.parse(text, simulation=simulation, model=model)
         except OSError as error:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, FactsError) as error:
+        except (SottovoceError, UnicodeDecodeError) as error:
             raise AgreementError(
                 f"{path} is not an agreement ({error}): 'sottovoce federate' writes one"
             ) from None
 
     @classmethod
-    def parse(cls, text: str) -> Agreement:
-        """From the text of that file."""
-        values = tomllib.loads(text)
-        facts = Facts.parse(values.pop("records"))
-        return cls(Plan.load(overrides=values), facts)
+    def parse(cls, text: str, *, simulation: bool = False, model: str | None = None) -> Agreement:
+        """From the text of that file, of another party: typed, bounded, and without code of theirs.
+
+        `model` is what this machine's owner calls the model; `simulation` admits a seeded plan.
+        """
+        if len(text) > MOST_TEXT:
+            raise AgreementError(f"an agreement has at most {MOST_TEXT} bytes: ask for the file again")
+        try:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise AgreementError(f"that is not TOML ({shown(error)}): ask for the file again") from None
+        records = values.pop("records", None)
+        if not isinstance(records, dict):
+            raise AgreementError("the table [records] is missing: ask for the file again")
+        facts, plan = Facts.parse(records), foreign_plan(values, model=model)
+        check_sizes(plan, facts, model=model)
+        return cls(plan, facts, simulation, model)
 
     def to_toml(self) -> str:
         """The file; `load` of it gives the same agreement back."""
@@ -82,7 +108,7 @@ class Agreement:
 
     def blueprint(self) -> Blueprint:
         """Everything that follows from the agreement."""
-        return draw(self.plan, self.facts)
+        return draw(self.plan, self.facts, self.model)
 
     def _values(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.plan), **self._facts()}

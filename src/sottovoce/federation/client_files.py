@@ -17,10 +17,13 @@ from sottovoce.plan import Plan
 
 
 def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
-    """The agreement of a plan about its own dataset, resolved as the simulator resolves it."""
+    """The agreement of a plan about its own dataset, resolved as the simulator resolves it.
+
+    The clients of a seeded one are played by this machine: a real client refuses it.
+    """
     records = load(plan.dataset) if dataset is None else dataset
     sizes = [len(index) for index in division(records, plan)[: plan.participants]]
-    return Agreement(resolve(plan, [min(sizes)]), records.facts)
+    return Agreement(resolve(plan, [min(sizes)]), records.facts, plan.seeded, plan.model)
 
 
 def write_client_files(

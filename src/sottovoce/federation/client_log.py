@@ -14,21 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
+from sottovoce.errors import shown as shown
 
 log = logging.getLogger("sottovoce.federation")
-
-SHOWN = 200
-"""Letters of a stranger's text that are logged."""
-
-
-def shown(said: object) -> str:
-    """What a stranger said, fit for one line of a log: printable, and not too long.
-
-    >>> shown("gone\\nERROR all is lost")
-    'gone ERROR all is lost'
-    """
-    text = str(said)
-    return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
 
 
 class Journal:

@@ -76,7 +76,9 @@ class Store(Database):
                 "version of Sottovoce that wrote it, or start a new run in another directory"
             )
         [(self.run, self.key, text)] = self.query("SELECT run, key, agreement FROM federation")
-        difference = agreement.difference(Agreement.parse(text))
+        difference = agreement.difference(
+            Agreement.parse(text, simulation=agreement.simulation, model=agreement.plan.model)
+        )
         if difference is not None:
             raise StoreError(
                 f"{self.path} was started under another agreement ({difference}): "

@@ -57,11 +57,11 @@ def personalize(
     out: str | Path,
     *,
     terms: Terms | None = None,
-    module: nn.Module | None = None,
+    module: nn.Module | str | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
-    `module` is the run's own, if it was trained with one from Python.
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
     """
     server = FinishedRun.load(run, module)
     return obtain_model(server, records_file, out, terms or Terms())

@@ -2,15 +2,18 @@
 
 Nothing is charged before the service has been reached over a trusted connection, the token accepted and the
 specification checked against what its plan means. After the charge only the stored bytes are sent, however
-often the connection breaks.
+often the connection breaks. The token goes to that service alone: a redirect is refused.
 """
 
 from __future__ import annotations
 
+import http.client
+import ipaddress
 import json
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.keys import public_key
+from sottovoce.federation.padding import pad
+from sottovoce.foreign import MOST_TEXT
 from sottovoce.onboarding.future_client import obtain_model
-from sottovoce.onboarding.specification import VERSION, Specification
+from sottovoce.onboarding.specification import BUCKET, VERSION, Specification
 from sottovoce.privacy.terms import Terms
 
 TRIES = 6
@@ -38,14 +43,20 @@ class Connection:
     """The service at a URL, with a token and the authority that vouches for it."""
 
     def __init__(self, url: str, token: str = "", authority: str | Path | None = None) -> None:
-        self._url = url.rstrip("/")
+        self._url = checked_url(url)
+        if not token.isascii() or not token.isprintable():
+            raise OnboardingError("that is no token, it has other characters: check the file")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        if not url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-            raise OnboardingError(f"{url} is not encrypted: use https (http only to this machine)")
         try:
-            self._tls = ssl.create_default_context(cafile=None if authority is None else str(authority))
+            tls = ssl.create_default_context(cafile=None if authority is None else str(authority))
         except (OSError, ssl.SSLError) as error:
             raise OnboardingError(f"{authority} is not the certificate of an authority: {error}") from None
+        handlers: list[urllib.request.BaseHandler] = [_Redirects(), urllib.request.HTTPSHandler(context=tls)]
+        if not self._url.startswith("https:"):
+            handlers.append(urllib.request.ProxyHandler({}))  # what is not encrypted stays on this machine
+        self.most = MOST_TEXT
+        """Bytes of an answer that are read."""
+        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> bytes:
         return self._open(urllib.request.Request(self._url + path, headers=self._headers))
@@ -58,9 +69,11 @@ class Connection:
         """The answer; a busy or silent service is asked again a few times."""
         for attempt in range(TRIES):
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT, context=self._tls) as answer:
-                    body: bytes = answer.read()
-                    return body
+                with self._opener.open(request, timeout=TIMEOUT) as answer:
+                    body: bytes = answer.read(self.most + 1)
+                if len(body) > self.most:
+                    raise OnboardingError(f"the service sends more than {self.most} bytes: check the URL")
+                return body
             except urllib.error.HTTPError as error:
                 if error.code not in (429, 503) or attempt == TRIES - 1:
                     raise OnboardingError(f"the service refused ({error.code}): {_reason(error)}") from None
@@ -71,9 +84,11 @@ class Connection:
                     ) from None
                 if attempt == TRIES - 1:
                     raise OnboardingError(f"cannot reach {self._url}: {error.reason}") from None
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 if attempt == TRIES - 1:
-                    raise OnboardingError(f"the connection to {self._url} broke: {error}") from None
+                    raise OnboardingError(
+                        f"the connection to {self._url} broke: {shown(repr(error))}"
+                    ) from None
             time.sleep(min(0.25 * 2**attempt, 4.0))
         raise AssertionError("the last attempt returns or raises")
 
@@ -81,14 +96,15 @@ class Connection:
 class Service:
     """A service that was reached over a trusted connection, and whose specification means what it says."""
 
-    def __init__(self, connection: Connection) -> None:
-        stated = _json(connection.get("/v1/specification"))
+    def __init__(self, connection: Connection, model: str | None = None) -> None:
+        stated = parsed_json(connection.get("/v1/specification"))
         self._connection = connection
-        self._specification = Specification.parse(stated)
+        self._specification = Specification.parse(stated, model=model)
         self.run, self.key = self._specification.run, self._specification.key
         self.blueprint = self._specification.agreement.blueprint()
         self._specification.check(stated, self.blueprint)
         connection.get("/v1/access")
+        connection.most = max(MOST_TEXT, 4 * self.blueprint.coefficients)
 
     def context_model(self) -> Tensor | None:
         if not self.blueprint.plan.future_uses_model:
@@ -100,8 +116,8 @@ class Service:
             "Sottovoce-Version": str(VERSION),
             "Sottovoce-Specification": self._specification.digest(),
         }
-        body = self._connection.post("/v1/onboard", public_key(private) + message, headers)
-        return _coefficients(body, self.blueprint)
+        body = public_key(private) + pad(message, BUCKET)
+        return _coefficients(self._connection.post("/v1/onboard", body, headers), self.blueprint)
 
 
 def onboard(
@@ -112,10 +128,59 @@ def onboard(
     token: str = "",
     authority: str | Path | None = None,
     terms: Terms | None = None,
+    model: str | None = None,
 ) -> dict[str, Any]:
-    """Writes a future client's model from the service at `url`; see `obtain_model`."""
-    service = Service(Connection(url, token, authority))
+    """Writes a future client's model from the service at `url`; see `obtain_model`.
+
+    `model` names the run's model where it is code of one's own (`foreign`).
+    """
+    service = Service(Connection(url, token, authority), model)
     return obtain_model(service, records_file, out, terms or Terms())
+
+
+def checked_url(url: str) -> str:
+    """The URL of a service that a token may be sent to: https, or http to this machine.
+
+    >>> checked_url("https://example.org:8443/")
+    'https://example.org:8443'
+    >>> checked_url("http://127.0.0.1@evil.example")
+    Traceback (most recent call last):
+    sottovoce.onboarding.remote.OnboardingError: http://127.0.0.1@evil.example is not the URL of a service: \
+use https://host:port
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        host = ""
+    if (
+        not host
+        or not (url.isascii() and url.isprintable())
+        or parts.scheme not in ("http", "https")
+        or {"@", "\\", " "} & set(url)
+        or parts.query
+        or parts.fragment
+    ):
+        raise OnboardingError(f"{shown(url)} is not the URL of a service: use https://host:port")
+    if parts.scheme == "http" and not _this_machine(host):
+        raise OnboardingError(f"{url} is not encrypted: use https (http only to this machine)")
+    return url.rstrip("/")
+
+
+def _this_machine(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows none: the token would travel along."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        raise OnboardingError(
+            f"the service sends us elsewhere ({code}, {shown(newurl)}): give the URL that it is really at"
+        )
 
 
 def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:
@@ -130,15 +195,16 @@ def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:
     return torch.from_numpy(vector)
 
 
-def _json(body: bytes) -> Any:
+def parsed_json(body: bytes) -> Any:
+    """What a stranger calls JSON."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise OnboardingError("that is not an onboarding service: check the URL") from None
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.loads(error.read(4096))["error"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return error.reason
+        return shown(json.loads(error.read(4096))["error"])
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, http.client.HTTPException):
+        return shown(error.reason)

@@ -19,11 +19,12 @@ from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
+from sottovoce.federation.padding import unpad
 from sottovoce.files import kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.onboarding.contexts import Contexts
-from sottovoce.onboarding.specification import NAME, Specification
-from sottovoce.server import Server
+from sottovoce.onboarding.specification import BUCKET, NAME, Specification
+from sottovoce.server import Server, check_state
 from sottovoce.simulation.directory import RunDirectory
 
 KEY_FILE = "service.key"
@@ -41,21 +42,26 @@ class FinishedRun:
     """With it contexts of this run are decoded."""
 
     @classmethod
-    def load(cls, directory: str | Path, module: nn.Module | None = None) -> FinishedRun:
-        """From the run directory of a finished run; `module` if it was trained with one of the user's own."""
-        file = GeneratorFile.read(RunDirectory(directory).model_file)
+    def load(cls, directory: str | Path, module: nn.Module | str | None = None) -> FinishedRun:
+        """From the run directory of a finished run, which may be another party's.
+
+        `module` if it was trained with one of the user's own: from Python, or as 'package.module:function'.
+        """
+        path = RunDirectory(directory).model_file
+        file = GeneratorFile.read(path, model=module)
         plan = file.plan
         if not plan.private or plan.traits.replays:
             raise SottovoceError(
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False), file.facts, module)
+        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module)
         if file.reference != blueprint.reference_digest:
             raise SottovoceError(
                 f"{directory} was trained with another model than model={plan.model} gives: "
                 "pass its own module"
             )
+        check_state(blueprint, file.state)
         server = Server(blueprint)
         server.load_state(file.state)
         key_file = Path(directory) / KEY_FILE
@@ -92,21 +98,25 @@ class FinishedRun:
 class Onboarding:
     """A finished run, ready to serve."""
 
-    def __init__(self, run: str | Path) -> None:
+    def __init__(self, run: str | Path, model: str | None = None) -> None:
         directory = Path(run)
+        if GeneratorFile.read(RunDirectory(directory).model_file, model=model).plan.seeded:
+            raise SottovoceError(
+                f"{run} was a seeded simulation, whose noise protects nobody: serve a run with seeded=false"
+            )
         # Clients resend messages that were made for this key, so it stays for ever.
         kept_secret(directory / KEY_FILE, new_key)
-        self._run = FinishedRun.load(directory)
+        self._run = FinishedRun.load(directory, model)
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
-        agreement = Agreement(self.blueprint.plan, self.blueprint.facts)
+        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model)
         self.specification = Specification(self._run.run, agreement, self._run.key)
 
     @property
     def largest_body(self) -> int:
         """Bytes beyond which a request cannot be a context of this run."""
         context = self.blueprint.releases.get("context")
-        return KEY_BYTES + (0 if context is None else context.largest_message)
+        return KEY_BYTES + (0 if context is None else context.largest_message + BUCKET)
 
     def context_model(self) -> bytes | None:
         """The shared coefficients behind contexts that use a model, float32, or None."""
@@ -114,9 +124,10 @@ class Onboarding:
         return None if model is None else self.packed(model)
 
     def coefficients(self, client: str, body: bytes) -> tuple[Tensor, bool]:
-        """Coefficients (k,) for a body of public key and message; whether the context was known before."""
+        """Coefficients (k,) for a body of public key and padded message; whether the context was known."""
         if not self.blueprint.plan.releases_context:
             return self._run.server.personalize(None), True
+        body = body[:KEY_BYTES] + unpad(body[KEY_BYTES:], BUCKET)
         known = self._contexts.known(client, body)
         context = self._run.decode(body) if known is None else known
         if known is None:

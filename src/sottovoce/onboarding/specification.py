@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.keys import KEY_BYTES
+from sottovoce.foreign import foreign_name
 from sottovoce.seeding import derived_seed
 
-VERSION = 1
+VERSION = 2
 NAME = "future client"
 """The name of every onboarding client in streams; its secret makes its streams its own."""
+
+
+BUCKET = 256
+"""Contexts travel padded to multiples of so many bytes.
+
+An entropy-coded message is longer where the noised statistic is unusual; padded, nearly all contexts of a run
+have one length. Padding hides that length from whoever watches the connection. It hides neither that a client
+onboards, when and from where, nor anything from the service, which decodes the context.
+"""
 
 
 class SpecificationError(SottovoceError):
@@ -52,6 +64,7 @@ class Specification:
                 "records": plan.context_records,
                 "sigma": blueprint.sigma_context,
                 "channel": plan.channel,
+                "bucket": BUCKET,
                 "sensitivity": blueprint.statistic.sensitivity(plan.context_records),
                 "uses_labels": plan.uses_future_labels,
                 "uses_model": plan.future_uses_model,
@@ -68,19 +81,24 @@ class Specification:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @classmethod
-    def parse(cls, fields: Any) -> Specification:
-        """Reads a service's answer; anything that does not fit together is refused."""
-        try:
-            if fields["version"] != VERSION:
-                raise SpecificationError(
-                    f"the service speaks version {fields['version']}, this client {VERSION}: update one"
-                )
-            agreement = Agreement.parse(fields["agreement"])
-            return cls(str(fields["run"]), agreement, bytes.fromhex(fields["service_key"]))
-        except (KeyError, TypeError, ValueError) as error:
+    def parse(cls, fields: Any, *, model: str | None = None) -> Specification:
+        """Reads a service's answer; anything that does not fit together is refused, and no code is loaded.
+
+        `model` is what this machine's owner calls the model (`foreign`).
+        """
+        if not isinstance(fields, dict) or "version" not in fields:
+            raise SpecificationError("that is no specification of a run: check the URL")
+        if fields["version"] != VERSION:
             raise SpecificationError(
-                f"that is no specification of a run ({error!r}): check the URL"
-            ) from None
+                f"the service speaks version {shown(fields['version'])}, this client {VERSION}: update one"
+            )
+        text, key = fields.get("agreement"), fields.get("service_key")
+        if not isinstance(text, str) or not isinstance(key, str):
+            raise SpecificationError("the specification lacks its agreement or its key: check the URL")
+        if re.fullmatch(f"[0-9a-f]{{{2 * KEY_BYTES}}}", key) is None:
+            raise SpecificationError("the service's key is not an X25519 public key: check the URL")
+        run, agreement = foreign_name(fields.get("run")), Agreement.parse(text, model=model)
+        return cls(run, agreement, bytes.fromhex(key))
 
     def check(self, fields: dict[str, Any], blueprint: Blueprint) -> None:
         """Refuses a specification whose stated values are not the ones that follow from its plan."""
@@ -88,6 +106,6 @@ class Specification:
         for name in ("digest", "seeds", "coefficients", "context"):
             if fields.get(name) != mine[name]:
                 raise SpecificationError(
-                    f"the service states {name}={fields.get(name)}, its plan means {mine[name]}: "
+                    f"the service states {name}={shown(fields.get(name))}, its plan means {mine[name]}: "
                     "nothing was released; use the same version of sottovoce at both ends"
                 )

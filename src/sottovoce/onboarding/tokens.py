@@ -1,7 +1,8 @@
 """Who may onboard: tokens of which only the hash is kept, and how often each may ask.
 
-A token is shown once, when it is made. A token bucket per client sheds what comes faster than agreed; its
-memory is bounded by the number of tokens.
+A token is shown once, when it is made. The file may change while a service runs: who was added may onboard,
+who was revoked may not. A token bucket per client or address sheds what comes faster than agreed, and
+remembers a bounded number of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.files import PRIVATE, locked, write_atomically
 
 TOKENS_FILE = "tokens.txt"
+LOCK_FILE = "tokens.lock"
+TOKEN_BYTES = 32
+MOST_REMEMBERED = 10_000
+"""Clients or addresses whose rate is remembered; the longest silent is forgotten first."""
 
 
 def token_hash(token: str) -> str:
@@ -28,16 +33,29 @@ def new_token(run: Path, name: str) -> str:
     """Makes a token for a client and remembers its hash; the token itself is not kept."""
     if not name or any(character.isspace() for character in name):
         raise SottovoceError(f"'{name}' cannot name a token: use one word")
-    path = run / TOKENS_FILE
-    tokens = read_tokens(run)
-    if name in tokens.values():
-        raise SottovoceError(
-            f"there is a token for {name} already: remove its line from {path} to replace it"
-        )
-    token = secrets.token_urlsafe(32)
-    lines = [f"{known} {owner}\n" for known, owner in {**tokens, token_hash(token): name}.items()]
-    write_atomically(path, "".join(lines).encode(), mode=0o600)
+    with locked(run / LOCK_FILE):
+        tokens = read_tokens(run)
+        if name in tokens.values():
+            raise SottovoceError(
+                f"there is a token for {name} already: 'sottovoce serve {run} --revoke {name}' to replace it"
+            )
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        _write(run, {**tokens, token_hash(token): name})
     return token
+
+
+def revoke_token(run: Path, name: str) -> None:
+    """Forgets a client's token: a service that runs refuses it from now on."""
+    with locked(run / LOCK_FILE):
+        tokens = read_tokens(run)
+        if name not in tokens.values():
+            raise SottovoceError(f"nobody called {name} has a token: {nearest(name, tokens.values())}")
+        _write(run, {known: owner for known, owner in tokens.items() if owner != name})
+
+
+def _write(run: Path, tokens: dict[str, str]) -> None:
+    lines = [f"{known} {owner}\n" for known, owner in tokens.items()]
+    write_atomically(run / TOKENS_FILE, "".join(lines).encode(), mode=PRIVATE)
 
 
 def read_tokens(run: Path) -> dict[str, str]:
@@ -52,9 +70,33 @@ def read_tokens(run: Path) -> dict[str, str]:
     return dict(pairs)
 
 
+class Tokens:
+    """The tokens of a run as they are now: the file is read again whenever it has changed."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._seen: object = None
+        self._names: dict[str, str] = {}
+
+    def name(self, token: str) -> str | None:
+        """The client behind a token; None for one that is not, or no longer, good."""
+        seen = self._stamp()
+        if seen != self._seen:
+            self._names = {}  # nobody, while the file cannot be read
+            self._names, self._seen = read_tokens(self._run), seen
+        return self._names.get(token_hash(token))
+
+    def _stamp(self) -> object:
+        try:
+            found = (self._run / TOKENS_FILE).stat()
+        except FileNotFoundError:
+            return "missing"
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @dataclass
 class Rate:
-    """A token bucket for each client: `per_second` on average, `burst` at once.
+    """A token bucket for each client or address: `per_second` on average, `burst` at once.
 
     >>> clock = iter([0.0, 0.0, 0.0, 0.5])
     >>> rate = Rate(per_second=2.0, burst=2, clock=lambda: next(clock))
@@ -70,7 +112,9 @@ class Rate:
     def admits(self, client: str) -> bool:
         """Whether this client may ask now."""
         now = self.clock()
-        level, last = self._levels.get(client, (float(self.burst), now))
+        level, last = self._levels.pop(client, (float(self.burst), now))
+        if len(self._levels) >= MOST_REMEMBERED:
+            del self._levels[next(iter(self._levels))]
         level = min(float(self.burst), level + (now - last) * self.per_second)
         admitted = level >= 1.0
         self._levels[client] = (level - 1.0 if admitted else level, now)

@@ -36,11 +36,11 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan))
+        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model)
     federation = data.divide(data.load(plan.dataset), plan)
     sizes = federation.participants.sizes
     trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), sizes=trained)
+    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), plan.model, trained)
 
 
 def outline(plan: Plan) -> dict[str, Any]:

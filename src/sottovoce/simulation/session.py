@@ -70,7 +70,7 @@ class Session:
         sizes = federation.participants.sizes
         plan = data.resolve(plan, sizes)
         trained = [data.training_size(size) for size in sizes]
-        blueprint = draw(plan, federation.facts, module, trained).to(device)
+        blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained).to(device)
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)

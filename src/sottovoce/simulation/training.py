@@ -84,9 +84,16 @@ def train(
 
 
 def evaluate(
-    out: str | Path, *, dataset: Dataset | None = None, module: nn.Module | None = None, device: str = "cpu"
+    out: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    module: nn.Module | str | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """Evaluates a finished run again and returns its result with fresh accuracies."""
+    """Evaluates a finished run again and returns its result with fresh accuracies.
+
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
+    """
     directory = RunDirectory(out)
     plan = directory.plan()
     if "engine" in directory.result():

@@ -32,7 +32,7 @@ class Network(Grid):
     def __init__(self, world: World, seed: int, *, agreements: dict[int, Path] | None = None) -> None:
         self._random = random.Random(seed)
         self._app = client_app()
-        clients = world.folder / "clients"
+        self._clients = clients = world.folder / "clients"
         self._configs = {
             100 + index: {
                 "partition-id": index,
@@ -42,6 +42,8 @@ class Network(Grid):
                 "ledger": str(clients / f"client-{index}" / "ledger.sqlite"),
                 "simulated": True,  # the plan is seeded
             }
+            if not world.agreement.simulation
+            else {"partition-id": index}
             for index in range(world.agreement.plan.participants)
         }
         self._replies: list[Message] = []
@@ -58,7 +60,8 @@ class Network(Grid):
 
     def _deliver(self, message: Message) -> None:
         node = message.metadata.dst_node_id
-        context = Context(1, node, dict(self._configs[node]), RecordDict(), {"threads": 1}, 1)
+        config = {"threads": 1, "simulated-clients": str(self._clients)}
+        context = Context(1, node, dict(self._configs[node]), RecordDict(), config, 1)
         reply = self._app(message, context)
         fields = dict(reply.content.config_records[RECORD])
         self.told.append(fields)
@@ -122,8 +125,8 @@ def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, s
 def test_a_node_that_is_refused_hears_why_and_the_others_train(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(tmp_path, options=Options(patience=1.0), rounds=2)
-    other = World(tmp_path / "other", epsilon=1.0)
+    world = World(tmp_path, options=Options(patience=1.0), rounds=2, seeded=False)
+    other = World(tmp_path / "other", epsilon=1.0, seeded=False)
     false = other.folder / "clients" / "agreement.toml"
     network = Network(world, 1, agreements={2: false})
     Conductor(network, world.coordinator, retry=0.001).conduct()
@@ -131,6 +134,23 @@ def test_a_node_that_is_refused_hears_why_and_the_others_train(
     assert "node 102 refused" in caplog.text
     assert not (tmp_path / "clients" / "client-2" / "ledger.sqlite").exists()
     assert world.coordinator.done
+
+
+def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    clients = tmp_path / "clients"
+    node = {
+        "directory": str(clients / "client-0"),
+        "records": str(clients / "client-0.npz"),
+        "agreement": str(clients / "agreement.toml"),
+    }
+    # What the server sends along must not turn a real node into a simulated one.
+    config = {"threads": 1, "simulated-clients": str(clients)}
+    message = Message(RecordDict({RECORD: ConfigRecord(world.coordinator.offer())}), 100, "query.enrol")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    reply = client_app()(message, Context(1, 100, node, RecordDict(), config, 1))
+    assert "error" in reply.content.config_records[RECORD]
+    assert not (clients / "client-0").exists()
 
 
 def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> None:
@@ -174,7 +194,7 @@ def test_a_refusal_tells_the_server_nothing_about_records(
 
 
 def test_a_written_app_is_complete_and_never_overwritten(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, seeded=False)
     app = write_app(world.agreement, tmp_path / "app", run_directory=tmp_path / "run")
     names = {path.name for path in (app / "sottovoce_app").iterdir()}
     assert names == {"__init__.py", "agreement.toml", "client_app.py", "server_app.py"}

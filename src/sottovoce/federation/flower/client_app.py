@@ -1,8 +1,9 @@
 """The client half of the Flower app: hands each message to this node's `Member`, and its answer back.
 
-Where records, directory and agreement lie is said by the node's own operator in the node config; the server
-cannot choose them. In Flower's simulation engine, where nodes have no config, they lie side by side in the
-folder that `sottovoce federate --deal` made.
+Where records, directory and agreement lie is said by the node's own operator in the node config, and so is
+the model's name where it is code of their own; the server cannot choose them. In Flower's simulation engine,
+where nodes have no config, they lie side by side in the folder that `sottovoce federate --deal` made, and
+only there may a plan be seeded.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def member(context: Context) -> Member:
     torch.set_num_threads(int(context.run_config.get("threads", 1)))
     if "directory" not in node and "simulated-clients" in context.run_config:
         folder = Path(str(context.run_config["simulated-clients"]))
+        model = str(context.run_config.get("model", "")) or None
         client = folder / f"client-{node['partition-id']}"
         return Member(
             client,
             client.with_suffix(".npz"),
-            Agreement.load(folder / "agreement.toml"),
+            Agreement.load(folder / "agreement.toml", simulation=True, model=model),
             wish=int(node["partition-id"]),
             simulated=True,
         )
@@ -75,7 +77,7 @@ def member(context: Context) -> Member:
     return Member(
         str(node["directory"]),
         str(node["records"]),
-        Agreement.load(str(node["agreement"])),
+        Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
         terms=Terms(

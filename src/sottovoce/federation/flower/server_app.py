@@ -49,7 +49,11 @@ def server_app(agreement_file: Path) -> ServerApp:
             bucket=int(config["bucket"]),
             diagnostics=bool(config["diagnostics"]),
         )
-        agreement = Agreement.load(agreement_file)
+        agreement = Agreement.load(
+            agreement_file,
+            simulation="simulated-clients" in config,
+            model=str(config.get("model", "")) or None,
+        )
         store = Store.open(directory / "server.sqlite", agreement)
         try:
             coordinator = Coordinator(agreement, store, options)

@@ -13,6 +13,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Options
 from sottovoce.files import write_atomically
+from sottovoce.models import MODELS
 
 _PYPROJECT = """\
 [build-system]
@@ -95,9 +96,16 @@ def write_app(
     package = folder / "sottovoce_app"
     package.mkdir(parents=True, exist_ok=True)
     simulated = ""
+    if agreement.plan.seeded and simulated_clients is None:
+        raise SottovoceError(
+            "a seeded plan is for clients that this machine plays: --deal DIR, or seeded=false for real ones"
+        )
+    if agreement.plan.model not in MODELS:
+        model = json.dumps(agreement.plan.model)
+        simulated += f"# The operators' own model; clients name it in their node config.\nmodel = {model}\n"
     if simulated_clients is not None:
         where = json.dumps(str(Path(simulated_clients).resolve()))
-        simulated = f"# Client files for Flower's simulation engine.\nsimulated-clients = {where}\n"
+        simulated += f"# Client files for Flower's simulation engine.\nsimulated-clients = {where}\n"
     files = {
         "sottovoce_app/__init__.py": '"""A Sottovoce federation on Flower."""\n',
         "sottovoce_app/server_app.py": _SERVER,
