@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.data import Facts
+from sottovoce.gradients import check_recordwise
 from sottovoce.models import open_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
@@ -129,6 +130,7 @@ def draw(plan: Plan, facts: Facts, module: nn.Module | None = None) -> Blueprint
         module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     else:
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
+    check_recordwise(module, facts)
     kind = "identity" if plan.traits.whole_model else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     order = schedule.open_schedule(

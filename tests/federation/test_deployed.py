@@ -21,6 +21,7 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import train
 
+from .overhearing import found, overheard
 from .processes import Processes, free_port, write_certificates
 from .world import same, small_plan
 
@@ -47,8 +48,14 @@ def check(folder: Path, agreement: Agreement) -> None:
     """The generator is the simulator's, and each client was charged once for each release."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    train(agreement.plan, folder / "simulated")
+    with pytest.MonkeyPatch.context() as patch:
+        codewords = overheard(patch)  # the same as in the federation, byte for byte
+        train(agreement.plan, folder / "simulated")
     torch.set_num_threads(threads)
+    assert codewords
+    databases = [path for path in folder.rglob("*") if ".sqlite" in path.name or ".db" in path.name]
+    assert {"superlink.db", "server.sqlite", "ledger.sqlite"} <= {path.name for path in databases}
+    assert found([path for path in databases if "simulated" not in path.parts], codewords) == set()
     simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
     deployed, _ = load_tensors(folder / "run" / "model.safetensors")
     assert same(simulated, deployed)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
-from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace
+from sottovoce.federation.sealing import seal, sealed_for
 from sottovoce.files import locked
 from sottovoce.privacy.ledger import AlreadyDelivered, Kind, Ledger
 
@@ -145,6 +146,12 @@ class Member:
                 self._agreement.plan, bytes.fromhex(enrolment.secret), enrolment.participant
             ),
             account=OWN_RECORDS,
+            seal=partial(
+                seal,
+                to=bytes(request["seal"]),
+                agreed=bytes.fromhex(enrolment.secret),
+                bucket=int(request["bucket"]),
+            ),
         )
         if kind == "context":
             message = client.release_context(coefficients)
@@ -152,7 +159,12 @@ class Member:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
             message = client.release_gradient(round_number, coefficients)
-        answer = {"kind": kind, "round": round_number, "release": pad(message, int(request["bucket"]))}
+        if sealed_for(message) != request["seal"]:
+            raise LedgerBehind(
+                "the release was sealed for a key that the server no longer has: it was charged, and is left "
+                "out since a stream is used once for ever"
+            )
+        answer = {"kind": kind, "round": round_number, "release": message}
         if request["diagnostics"] and self._diagnostics and coefficients is not None:
             answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
