@@ -31,5 +31,5 @@ def found(files: Iterable[Path], needles: Secrets) -> set[str]:
     pieces = [needle[at : at + 12] for needle in needles for at in range(0, max(1, len(needle) - 11), 24)]
     assert pieces
     assert min(map(len, pieces)) >= 8
-    contents = {path.name: path.read_bytes() for path in files}
-    return {name for name, content in contents.items() for piece in pieces if piece in content}
+    contents = [(path.name, path.read_bytes()) for path in files]
+    return {name for name, content in contents if any(piece in content for piece in pieces)}
