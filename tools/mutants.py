@@ -330,7 +330,10 @@ def main() -> int:
             seconds = 60.0 + 5 * (time.monotonic() - start)
             alive = list(pool.map(survives, chosen, [seconds] * len(chosen)))
             mine = [mutant for mutant, lives in zip(chosen, alive, strict=True) if lives]
-            print(f"{module}: {len(chosen) - len(mine)} of {len(chosen)} killed, {len(everything)} in all")
+            print(
+                f"{module}: {len(chosen) - len(mine)} of {len(chosen)} killed, {len(everything)} in all",
+                flush=True,
+            )
             for mutant in mine:
                 print(f"  line {mutant.line}: {mutant.key}", flush=True)
             survivors += mine

@@ -84,10 +84,14 @@ def test_an_answer_that_was_lost_is_sent_again_byte_for_byte_and_charged_once(tm
     assert charged(world, 0) == [("context", 0)]
 
 
-def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
+def test_a_doubled_answer_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World(tmp_path)
     world.enrol_all()
+    context = world.answer(0)
     world.step()
+    caplog.set_level(logging.INFO)
+    world.coordinator.accept(0, context)  # its key is gone, and so is any need to read it
+    assert "context of participant-0 came twice: dropped" in caplog.text
     participant = next(iter(world.coordinator.missing()))
     answer = world.answer(participant)
     world.coordinator.accept(participant, answer)

@@ -185,6 +185,9 @@ class Coordinator:
                 f"{participant_name(participant)} sent {len(body)} bytes for {release.size} numbers: "
                 "refused unread"
             )
+        if (kind, round_number) in self._store.received(participant):
+            log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+            return
         decoded = self._decode(participant, kind, round_number, body)
         if not release.plausible(decoded):
             self._left_out.add((participant, kind))  # it would only be sent again
@@ -192,11 +195,9 @@ class Coordinator:
                 f"{participant_name(participant)} sent a {kind} of norm {np.linalg.norm(decoded):.3g}, which "
                 f"its clipping and noise do not reach ({release.largest_norm:.3g}): refused"
             )
-        if self._store.receive(participant, kind, round_number, body):
-            self._decoded[participant, kind] = decoded
-            self._diagnose(participant, kind, body, decoded, answer)
-        else:
-            log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+        self._store.receive(participant, kind, round_number, body)
+        self._decoded[participant, kind] = decoded
+        self._diagnose(participant, kind, body, decoded, answer)
 
     def advance(self) -> Fields | None:
         """Closes the contexts or the round if all have come or patience is over; a closed round's line."""
