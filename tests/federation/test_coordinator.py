@@ -23,7 +23,6 @@ from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace
 from sottovoce.federation.sealing import SEAL_BYTES
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.files import FileError
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Charge, Overspent
 from sottovoce.simulation.training import train
@@ -561,9 +560,3 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
         file.execute("PRAGMA user_version = 0")
     with pytest.raises(StoreError, match="store format 0"):
         world.start()
-
-
-def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    with pytest.raises(FileError, match="another server"):
-        Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)

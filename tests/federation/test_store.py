@@ -11,6 +11,7 @@ import torch
 from sottovoce.federation.client_files import agree
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.files import FileError
 
 from .world import World, small_plan
 
@@ -180,3 +181,9 @@ def test_a_damaged_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="damaged or not a store"):
         world.start()
     assert path.read_bytes() == b"not a database" * 1000
+
+
+def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(FileError, match="another server"):
+        Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)
