@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-slow test-federation soak exactness lint bench clean
+.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -30,6 +30,10 @@ test-federation: .venv/installed
 	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
+
+# Hours for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'.
+mutants: .venv/installed
+	$(BIN)/python tools/mutants.py $(MUTANTS)
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak

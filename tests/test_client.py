@@ -11,7 +11,8 @@ from sottovoce.blueprint import Blueprint, draw
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.gradients import clipped_mean
+from sottovoce.privacy.ledger import Budget, Ledger, Overspent
 from tests.small import SMALL, small_plan
 
 SECRET = bytes(range(32))
@@ -199,3 +200,101 @@ def test_a_tiny_clip_bounds_what_leaves_and_what_is_charged(ledger: Ledger) -> N
     assert 0 < np.linalg.norm(sender.signal) <= 1e-6
     [entry] = ledger.charges()
     assert entry.charge.sensitivity == 2e-6 / 40
+
+
+def test_too_few_records_are_refused_or_summed_over_the_fixed_denominator(ledger: Ledger) -> None:
+    """The denominators are the plan's m_c and m_g, whatever a client holds: Δ is stated with them."""
+    made = blueprint()
+    few = some_records(100)
+    fewer = ClientRecords(few.train[:20], few.held_out, few.context[:40])
+    sender = Client("participant-0", fewer, made, ledger, run="run", secret=SECRET)
+    with pytest.raises(SottovoceError, match="exactly 50 records, not 40"):
+        sender.release_context()
+    assert ledger.releases("participant-0") == 0
+    sender.release_gradient(1, torch.zeros(made.coefficients))
+    assert sender.signal is not None
+    theta, train = made.theta(torch.zeros(made.coefficients)), fewer.train
+    expected = clipped_mean(
+        made.module, theta, made.basis, train.x, train.y, clip=made.plan.clip, denominator=40
+    )
+    assert np.allclose(sender.signal, expected.numpy(), rtol=1e-12, atol=1e-15)
+    assert np.linalg.norm(sender.signal) <= made.plan.clip * 20 / 40
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0])
+def test_no_gradient_is_longer_than_the_clip_bound(ledger: Ledger, clip: float) -> None:
+    made = blueprint(clip=clip)
+    sender = client(ledger, made)
+    sender.release_gradient(1, torch.zeros(made.coefficients))
+    assert sender.signal is not None
+    assert 0.01 * clip < np.linalg.norm(sender.signal) <= clip
+    [entry] = ledger.charges("participant-0")
+    assert entry.charge.sensitivity == pytest.approx(2 * clip / 40)
+
+
+def test_an_account_of_its_own_and_a_budget_of_its_own(ledger: Ledger) -> None:
+    made = blueprint()
+    small = Budget(epsilon=0.5, delta=1e-5, accounting="exact")
+    records = some_records(100)
+    own = Client(
+        "participant-0", records, made, ledger, run="run", secret=SECRET, account="own records", budget=small
+    )
+    with pytest.raises(Overspent, match=r"budget of 0\.5"):
+        own.release_gradient(1, torch.zeros(made.coefficients))
+    assert own.signal is not None
+    again = blueprint()  # its channels have used no stream
+    large = Client("participant-0", records, again, ledger, run="run", secret=SECRET, account="own records")
+    large.release_gradient(1, torch.zeros(made.coefficients))
+    assert ledger.clients() == ["own records"]
+    stored = ledger.stored("run", "own records", "gradient", 1)
+    assert large.release_gradient(1, torch.zeros(made.coefficients)) == stored
+    assert large.signal is None  # nothing was computed
+
+
+def test_what_is_stored_is_what_is_sealed(ledger: Ledger) -> None:
+    made = blueprint()
+    sender = Client(
+        "participant-0", some_records(100), made, ledger, run="run", secret=SECRET,
+        seal=lambda message, stream: repr(stream).encode() + bytes(byte ^ 255 for byte in message),
+    )  # fmt: skip
+    sent = sender.release_context()
+    assert sent.startswith(b"('run', 'participant-0', 'context', 0)")
+    assert ledger.stored("run", "participant-0", "context", 0) == sent
+    assert sender.release_context() == sent
+
+
+def test_a_given_mean_is_released_in_the_place_of_the_clients_own(ledger: Ledger) -> None:
+    made = blueprint()
+    sender = client(ledger, made)
+    given = torch.full((made.coefficients,), 0.01)
+    sender.release_gradient(1, torch.zeros(made.coefficients), given)
+    assert sender.signal is not None
+    assert np.array_equal(sender.signal, given.double().numpy())
+
+
+def test_seeded_noise_differs_between_clients_and_rounds(tmp_path) -> None:
+    made = blueprint()
+    given = torch.zeros(made.coefficients)
+    noises = []
+    with Ledger.open(tmp_path / "all.sqlite", scope="test") as ledger:
+        for name, number in (("participant-0", 1), ("participant-0", 2), ("participant-1", 1)):
+            sender = Client(name, some_records(100), made, ledger, run="run", secret=SECRET)
+            message = sender.release_gradient(number, given, given)
+            release = made.releases["gradient"]
+            stream = release.stream("run", name, number)
+            noises.append(release.decode(message, secret=SECRET, stream=stream))
+    for i, one in enumerate(noises):
+        for other in noises[:i]:
+            assert abs(float(np.corrcoef(one, other)[0, 1])) < 6 / np.sqrt(made.coefficients)
+
+
+def test_an_evaluation_counts_classes_of_all_its_records(ledger: Ledger) -> None:
+    made = blueprint()
+    records = some_records(100)
+    held_out = Records(records.held_out.x, torch.zeros(20).long())
+    own = Client(
+        "participant-0", ClientRecords(records.train, held_out, records.context), made, ledger,
+        run="run", secret=SECRET,
+    )  # fmt: skip
+    result = own.evaluate(torch.zeros(made.coefficients))
+    assert 0.0 <= result.accuracy <= result.masked_accuracy <= 100.0

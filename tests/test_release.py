@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.channel import ChannelError, open_channel
+from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
-from sottovoce.release import Release, spending
+from sottovoce.release import IMPOSSIBLE, Release, spending
 from tests.small import small_plan
 
 SECRET = bytes(range(32))
@@ -22,7 +25,7 @@ CONTEXTS = [{"context": "moments"}, {"context": "labels"}, {"context": "predicti
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return draw(small_plan(gradient_records=40, context_records=40, **changes), FACTS)
+    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
 
 
 def some_records(count: int = 40, seed: int = 0, scale: float = 1.0) -> Records:
@@ -144,3 +147,131 @@ def test_an_unknown_kind_or_name_is_an_error() -> None:
         open_channel("polr", size=3, sigma=1.0)
     with pytest.raises(SottovoceError, match="did you mean 'moments'"):
         blueprint(context="moment")
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 256, 16_384, 121_182])
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 10.0])
+def test_an_honest_release_is_refused_with_a_probability_of_1e_12_at_most(size: int, ratio: float) -> None:
+    """‖u + n‖² is σ² times a noncentral χ², largest in law where ‖u‖ is; |y| ≤ |u| + |n| bounds its tail."""
+
+    class Law:
+        sigma, rounding = 0.3, 0.0
+
+        def __init__(self) -> None:
+            self.size = size
+
+    release = Release("gradient", None, 1.0, ratio * Law.sigma * math.sqrt(size), Law())  # type: ignore[arg-type]
+    noise = (release.largest_norm - release.radius) / Law.sigma
+    refused = stats.chi2.sf(noise**2, size)
+    assert refused <= IMPOSSIBLE
+    assert release.largest_norm <= release.radius + Law.sigma * 1.2 * math.sqrt(stats.chi2.isf(1e-12, size))
+
+
+@pytest.mark.parametrize("channel", ["direct", "direct-q12", "lrsuq", "polar"])
+@pytest.mark.parametrize("kind", ["context", "gradient"])
+def test_every_channel_keeps_within_the_law_and_a_ruinous_release_does_not(channel: str, kind: str) -> None:
+    release = blueprint(channel=channel).releases[kind]  # type: ignore[index]
+    for number in range(20):
+        u = np.zeros(release.size)
+        u[0] = release.radius
+        stream = release.stream("run", "participant-0", number)
+        message = release.encode(u, secret=SECRET, stream=stream, seed=number)
+        y = release.decode(message, secret=SECRET, stream=stream)
+        assert release.plausible(y)
+        assert np.linalg.norm(y) > 0.2 * release.largest_norm
+    for ruinous in (3e38, release.largest_norm * (1 + 1e-9), math.inf, math.nan):
+        y = np.zeros(release.size)
+        y[-1] = ruinous
+        assert not release.plausible(y)
+
+
+@pytest.mark.parametrize("context", ["moments", "labels", "predictions"])
+def test_no_statistic_is_longer_than_its_radius(context: str) -> None:
+    made = blueprint(context=context, context_round=2)
+    generator = torch.Generator().manual_seed(0)
+    for scale in (0.0, 1.0, 1e6):
+        x = scale * torch.randn(50, 1, 28, 28, generator=generator)
+        records, start = Records(x, torch.zeros(50).long()), torch.zeros(made.coefficients)
+        for kind, release in made.releases.items():
+            mine = records[:40] if kind == "gradient" else records
+            assert float(release.statistic(mine, start).norm()) <= release.radius * (1 + 1e-12)
+    assert made.releases["gradient"].radius == made.plan.clip
+    assert blueprint(clip=0.25).releases["gradient"].radius == 0.25
+
+
+def test_a_quarter_of_the_clip_bound_halves_nothing_but_its_own_release() -> None:
+    """σ follows the clip bound, and so does what is charged."""
+    one, small = blueprint(), blueprint(clip=0.25)
+    assert small.releases["gradient"].sensitivity == pytest.approx(2 * 0.25 / 40)
+    assert one.releases["context"].sensitivity == small.releases["context"].sensitivity
+    counts = one.participant_counts(one.releases_max)
+    assert one.epsilon(counts) == pytest.approx(one.plan.epsilon)
+    assert small.epsilon(counts) == pytest.approx(one.plan.epsilon)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
+def test_the_noise_of_contexts_is_part_of_the_price(noise: float) -> None:
+    made = blueprint(context_noise=noise)
+    context, gradient = made.releases["context"], made.releases["gradient"]
+    assert context.sigma == pytest.approx(noise * gradient.sigma) == made.sigma_context
+    assert context.mu_squared == pytest.approx((context.sensitivity / context.sigma) ** 2)
+    spent = context.mu_squared + made.releases_max * gradient.mu_squared
+    assert made.epsilon({"context": 1, "gradient": made.releases_max}) == pytest.approx(made.plan.epsilon)
+    assert spent > made.epsilon({}) == 0.0
+
+
+def test_seeded_noise_depends_on_client_round_kind_and_seed() -> None:
+    release = blueprint().releases["gradient"]
+    streams = [
+        release.stream("run", "participant-0", 1),
+        release.stream("run", "participant-1", 1),
+        release.stream("run", "participant-0", 2),
+        release.stream("other", "participant-0", 1),
+    ]
+    u = np.zeros(release.size)
+
+    def noise(stream: tuple[str | int, ...], seed: int) -> np.ndarray:
+        return release.decode(
+            blueprint().releases["gradient"].encode(u, secret=SECRET, stream=stream, seed=seed),
+            secret=SECRET,
+            stream=stream,
+        )
+
+    drawn = [noise(stream, 41) for stream in streams] + [noise(streams[0], 42)]
+    for i, one in enumerate(drawn):
+        for other in drawn[:i]:
+            correlation = float(np.corrcoef(one, other)[0, 1])
+            assert abs(correlation) < 6 / math.sqrt(release.size)
+    assert np.array_equal(noise(streams[0], 41), drawn[0])
+    context = blueprint().releases["context"].stream("run", "participant-0", 1)
+    assert context != streams[0]
+
+
+def test_a_charge_states_what_the_release_is() -> None:
+    release = blueprint(context_noise=2.0).releases["context"]
+    charge = release.charge("run", "own records", 3)
+    assert (charge.run, charge.client, charge.kind, charge.round) == ("run", "own records", "context", 3)
+    assert (charge.sensitivity, charge.sigma) == (release.sensitivity, release.sigma)
+    assert release.stream("run", "participant-3", 3) == ("run", "participant-3", "context", 3)
+
+
+def test_without_noise_nothing_is_charged_and_the_place_says_so() -> None:
+    free, made = blueprint(epsilon=float("inf")).releases["gradient"], blueprint().releases["gradient"]
+    assert (free.place, free.mu_squared, free.sigma) == ("nowhere", 0.0, 0.0)
+    assert (made.place, made.mu_squared) == ("client", pytest.approx((made.sensitivity / made.sigma) ** 2))
+    assert free.plausible(np.full(free.size, made.radius / math.sqrt(free.size)))
+    assert not free.plausible(np.full(free.size, 1.001 * made.radius / math.sqrt(free.size)))
+
+
+def test_a_message_has_room_for_its_numbers_and_not_for_much_more() -> None:
+    for channel in ("direct", "direct-q12", "polar"):
+        for release in blueprint(channel=channel).releases.values():
+            stream = release.stream("run", "participant-0", 0)
+            message = release.encode(np.zeros(release.size), secret=SECRET, stream=stream)
+            assert len(message) <= release.largest_message == 8 * release.size + 4096
+
+
+def test_seeded_bytes_are_a_function_of_their_key() -> None:
+    one, same, other = (SeededRandomness(key * 32).normal(8) for key in (b"a", b"a", b"b"))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)

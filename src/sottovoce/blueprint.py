@@ -21,6 +21,7 @@ from sottovoce.blending import Blending, blending
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
+from sottovoce.gradients import check_recordwise
 from sottovoce.models import ModelError, import_model, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
@@ -186,6 +187,7 @@ def draw(
             )
         open_ = open_model if module is None else import_model
         module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
+    check_recordwise(module, facts)
     size = sum(parameter.numel() for parameter in trainable(module))
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
     kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis

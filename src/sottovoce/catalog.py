@@ -92,7 +92,22 @@ CHANNELS = {
 }
 
 BASES = ("structured", "unstructured")
-PARTITIONS = ("dirichlet", "iid", "client")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a pooled dataset falls to clients (`partition`)."""
+
+    looks_at_labels: bool = False
+    """Labels decide who holds which record: one changed label deals others anew, which no ε covers."""
+
+
+PARTITIONS = {
+    "dirichlet": Partition(looks_at_labels=True),
+    "iid": Partition(),
+    "client": Partition(),
+}
+
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
+from sottovoce.channel.wire import Stream
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
@@ -29,7 +30,8 @@ class Client:
     `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
     `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
-    in the ledger, by default its own.
+    in the ledger, by default its own. `seal` is put on every message before it is stored, so that the ledger
+    holds nothing that this client could read again.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Client:
         account: str | None = None,
         budget: Budget | None = None,
         entry: str | None = None,
+        seal: Callable[[bytes, Stream], bytes] = lambda message, stream: message,
     ) -> None:
         self.name = name
         self.participant = participant
@@ -57,6 +60,7 @@ class Client:
         self._secret = secret
         self._budget = budget or blueprint.budget
         self._entry = entry or run
+        self._seal = seal
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
 
@@ -126,11 +130,10 @@ class Client:
                 return stored
         u = release.statistic(records(), coefficients) if given is None else given
         self.signal = u.double().cpu().numpy()
-        message = release.encode(
-            self.signal,
-            secret=self._secret,
-            stream=release.stream(self._run, self.name, round_number),
-            seed=plan.seed if plan.seeded else None,
+        stream = release.stream(self._run, self.name, round_number)
+        seed = plan.seed if plan.seeded else None
+        message = self._seal(
+            release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream
         )
         if self._ledger is not None:
             charge = release.charge(self._entry, self._account, round_number)

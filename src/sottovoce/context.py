@@ -29,6 +29,8 @@ class Statistic(ABC):
     """Length of the context vector."""
     spread: float
     """Largest distance between the vectors of any two records (a missing one counts as zero): charged."""
+    radius: float = 1.0
+    """Largest norm of a record's vector, and so of a mean of them."""
 
     @property
     def calibrated_spread(self) -> float:

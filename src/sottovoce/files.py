@@ -45,6 +45,13 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
 
 
+def private_folder(folder: Path) -> None:
+    """Makes a folder and those above it, open to their owner only; what is there stays as it is."""
+    if not folder.is_dir():
+        private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names in a folder durable: without it a power cut could bring the old file back."""
     directory = os.open(folder, os.O_RDONLY)

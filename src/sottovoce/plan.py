@@ -23,7 +23,7 @@ from sottovoce.presets import PRESETS, preset_values
 
 CHOICES: dict[str, Collection[str]] = {
     "preset": PRESETS,
-    "partition": catalog.PARTITIONS,
+    "partition": tuple(catalog.PARTITIONS),
     "basis": catalog.BASES,
     "method": METHODS,
     "context": CONTEXTS,

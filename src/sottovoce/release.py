@@ -24,14 +24,16 @@ from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.channel.wire import Stream
 from sottovoce.context import Confusion, Statistic
 from sottovoce.data import Records
-from sottovoce.gradients import clipped_mean, sensitivity
-from sottovoce.models import flat_parameters, logits
+from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
+from sottovoce.models import flat_parameters
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind
 from sottovoce.subspace import Basis
 
 OVERHEAD_BYTES = 4096
+IMPOSSIBLE = 1e-12
+"""The probability below which a release is not believed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +64,8 @@ class Release:
     kind: Kind
     statistic: Callable[[Records, Tensor | None], Tensor]
     sensitivity: float
+    radius: float
+    """The most that ‖·‖₂ of the statistic can be, whatever the records."""
     channel: Channel | Noiseless
 
     @property
@@ -88,6 +92,24 @@ class Release:
     def largest_message(self) -> int:
         """Bytes beyond which nothing can be a message of this release."""
         return 8 * self.size + OVERHEAD_BYTES
+
+    @property
+    def largest_norm(self) -> float:
+        """What ‖·‖₂ of a release exceeds with a probability of `IMPOSSIBLE` at most, whatever the records.
+
+        χ² with k degrees of freedom is above k + 2√(kt) + 2t with probability e⁻ᵗ at most (Laurent and
+        Massart, 2000).
+        """
+        t, k = -math.log(IMPOSSIBLE), self.size
+        noise = self.sigma * math.sqrt(k + 2 * math.sqrt(k * t) + 2 * t)
+        return (self.radius + noise) * (1 + self.channel.rounding)
+
+    def plausible(self, vector: np.ndarray) -> bool:
+        """Whether a decoded vector can be a release of this kind at all: who sends others is not a client.
+
+        A vector that is not finite is not plausible.
+        """
+        return bool(np.linalg.norm(vector) <= self.largest_norm)
 
     def charge(self, run: str, account: str, round_number: int) -> Charge:
         """What the ledger records of it."""
@@ -159,10 +181,12 @@ def _averaged(
         if coefficients is not None:
             with torch.no_grad():
                 theta = model.theta(coefficients)
-                output = logits(model.module, theta, records.x.to(theta.device)).to(records.x.device)
+                output = recordwise_logits(model.module, theta, records.x.to(theta.device))
+                output = output.to(records.x.device)
         return statistic.mean(records.x, records.y, count, output)
 
-    return Release(kind, mean, statistic.sensitivity(count), _channel(plan, statistic.size, sigma))
+    bound, channel = statistic.sensitivity(count), _channel(plan, statistic.size, sigma)
+    return Release(kind, mean, bound, statistic.radius, channel)
 
 
 def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) -> Release:
@@ -181,7 +205,7 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) 
             denominator=count,
         )
 
-    return Release("gradient", mean, bound, _channel(plan, model.basis.coefficients, sigma))
+    return Release("gradient", mean, bound, plan.clip, _channel(plan, model.basis.coefficients, sigma))
 
 
 def _calibrated(plan: Plan, gradients_squared: float, context: float) -> float:

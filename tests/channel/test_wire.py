@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce.channel import ChannelError, SeededRandomness, open_channel
-from sottovoce.channel.wire import Envelope, stream_bytes
+from sottovoce.channel.wire import Envelope, derive, stream_bytes
 
 SECRET = bytes(range(32))
 
@@ -72,3 +72,20 @@ def test_a_secret_of_another_length_is_refused() -> None:
     channel = open_channel("direct", size=1, sigma=1.0)
     with pytest.raises(ChannelError, match="32 bytes"):
         channel.encode(np.zeros(1), secret=b"short", stream=(1,), private=SeededRandomness(b"x"))
+
+
+FORMATS = (
+    "direct", "direct-q12", "lrsuq/Z4", "lrsuq/D4", "lrsuq/E8",
+    "lrsuq-elias/Z4", "lrsuq-elias/D4", "lrsuq-elias/E8", "polar",
+)  # fmt: skip
+
+
+def test_the_numbers_of_formats_and_the_version_are_given_once_for_ever() -> None:
+    assert [_message(format=name)[0][0] for name in FORMATS] == [16 + number for number in range(9)]
+
+
+def test_keys_and_tags_are_pinned() -> None:
+    key = derive(SECRET, b"purpose", b"context")
+    assert key.hex() == "40197656bf0f08aaf18b0224da5f04305be014fe4e04ac994d408730feb3e351"
+    message = Envelope("polar", 7, 0.25, SECRET, ("run", 3)).seal(b"payload")
+    assert message.hex() == "18aa54f9d07061796c6f6164"

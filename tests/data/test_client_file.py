@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import DataError, Facts, fingerprint, read_client
+from sottovoce.data import DataError, Facts, read_client
 
 FACTS = Facts((1, 4, 4), 3, mean=(0.5,), std=(0.25,))
 
@@ -40,12 +40,3 @@ def test_the_files_own_constants_are_not_used(tmp_path: Path) -> None:
 def test_records_of_another_run_are_refused(tmp_path: Path, changes: dict, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read_client(saved(tmp_path / "a.npz", **changes), facts=FACTS, needed=5)
-
-
-def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
-    first = saved(tmp_path / "a.npz")
-    (tmp_path / "b.npz").write_bytes(first.read_bytes())
-    assert fingerprint(first) == fingerprint(tmp_path / "b.npz")
-    assert fingerprint(saved(tmp_path / "c.npz", count=11)) != fingerprint(first)
-    with pytest.raises(DataError, match="cannot read"):
-        fingerprint(tmp_path / "missing.npz")

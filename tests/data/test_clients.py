@@ -5,19 +5,32 @@ from __future__ import annotations
 import gc
 import importlib
 import weakref
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import Dataset, Facts, FederatedDataset, Records, divide, split_future, split_participant
+from sottovoce.data import (
+    Dataset,
+    Facts,
+    FederatedDataset,
+    Records,
+    divide,
+    load,
+    split_future,
+    split_participant,
+)
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan
+from sottovoce.federation.client_files import agree
+from sottovoce.plan import Plan, PlanError
 
 
 def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
     """Record i is the number i, so that sets of records can be compared."""
     x, y = torch.arange(records).float()[:, None], torch.arange(records) % 4
-    return Dataset("numbered", x, y, Facts((1,), 4), client=owner)
+    return Dataset("numbered", x, y, Facts((1,), 4), client=owner, public=True)
 
 
 def divided(data: Dataset, **changes: object) -> FederatedDataset:
@@ -107,7 +120,7 @@ def test_normalization_uses_the_stated_constants_whatever_the_records_are() -> N
 def test_records_that_are_not_finite_pass_through() -> None:
     x = torch.zeros(400, 2)
     x[7, 0], x[8, 1] = float("nan"), float("inf")
-    clients = divided(Dataset("holes", x, torch.arange(400) % 4, Facts(x.shape[1:], 4)))
+    clients = divided(Dataset("holes", x, torch.arange(400) % 4, Facts(x.shape[1:], 4)), partition="iid")
     kept = torch.cat([part.x for c in clients.participants for part in (c.train, c.held_out)])
     kept = torch.cat([kept, *(part.x for c in clients.future for part in (c.context, c.held_out))])
     assert int((~kept.isfinite()).sum()) == 2
@@ -199,3 +212,35 @@ def test_a_federation_may_have_no_future_clients() -> None:
     assert len(clients.future) == 0
     assert clients.facts.shape == (1,)
     assert clients.facts.classes == 4
+
+
+def test_one_changed_label_redeals_a_labelled_partition_and_nothing_else() -> None:
+    def moved(partition: str) -> int:
+        """Clients beside its own whose records change with one label."""
+        data = numbered(400)
+        y = data.y.clone()
+        y[7] = (y[7] + 1) % 4
+        before, after = (divided(records, partition=partition) for records in (data, replace(data, y=y)))
+        pairs = zip(before.participants, after.participants, strict=True)
+        return sum(numbers(a.train) != numbers(b.train) for a, b in pairs)
+
+    assert moved("dirichlet") > 1
+    assert moved("iid") == 0
+
+
+def test_own_records_are_not_dealt_out_by_their_labels() -> None:
+    own = replace(numbered(400), public=False)
+    reason = r"no ε covers.*client column.*partition=iid"
+    with pytest.raises(PlanError, match=reason):
+        divided(own, partition="dirichlet")
+    with pytest.raises(PlanError, match=reason):
+        agree(Plan.load(overrides={"partition": "dirichlet", "clients_per_round": 1}), own)
+    assert len(divided(own, partition="iid").participants) == 6
+    owned = replace(own, client=torch.arange(400) % 8)
+    assert len(divided(owned, partition="client", records_per_client=0).participants) == 6
+
+
+def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mnist-small.npz", x=np.zeros((4, 1)), y=np.arange(4))
+    assert load("mnist-small").public
+    assert not load(tmp_path / "mnist-small.npz").public

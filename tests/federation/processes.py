@@ -242,8 +242,10 @@ class Processes:
             security = ["--root-certificates", str(self.folder / "tls" / "ca.crt")]
             security += ["--auth-supernode-private-key", str(key)]
         clients = self.folder / "clients"
-        config: dict[str, int | str] = {"partition-id": index}
-        if "seeded = true" not in (clients / "agreement.toml").read_text():  # else played by this machine
+        config: dict[str, int | str | bool] = {"partition-id": index}
+        if "seeded = true" in (clients / "agreement.toml").read_text():
+            config["simulated"] = True  # played by this machine
+        else:
             config["directory"] = str(clients / f"client-{index}")
             config["records"] = str(clients / f"client-{index}.npz")
             config["agreement"] = str(clients / "agreement.toml")

@@ -43,11 +43,12 @@ def test_a_client_reads_in_its_own_log_why_its_answer_was_refused(tmp_path: Path
     world = World(tmp_path)
     world.enrol_all()
     answer = world.answer(0)
-    with pytest.raises(SottovoceError, match="does not match its tag"):
-        world.coordinator.accept(0, {**answer, "release": answer["release"][:-1] + b"\0"})
+    damaged = answer["release"][:-1] + bytes([answer["release"][-1] ^ 1])
+    with pytest.raises(SottovoceError, match="does not match its seal"):
+        world.coordinator.accept(0, {**answer, "release": damaged})
     assert world.answer(0) == answer
     log = tmp_path / "clients" / "client-0" / "client.log"
-    assert "ERROR the server refused an answer: message does not match its tag" in log.read_text()
+    assert "ERROR the server refused an answer: message does not match its seal" in log.read_text()
     assert world.coordinator.request(0, "context")["refused"] == ""
     assert charged(world, 0) == [("context", 0)]
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sottovoce.channel.randomness import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
+from sottovoce.federation.keys import EnrolmentError, new_key, public_key
+from sottovoce.federation.node import Declined
 from sottovoce.federation.rollback import Trace
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.witness import Witness
@@ -54,10 +59,14 @@ def test_a_server_killed_after_every_message_ends_with_the_same_generator(tmp_pa
     assert everyone_paid(killed)
 
 
-def test_a_doubled_answer_is_dropped(tmp_path: Path) -> None:
+def test_a_doubled_answer_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World(tmp_path)
     world.enrol_all()
+    context = world.answer(0)
     world.step()
+    caplog.set_level(logging.INFO)
+    world.coordinator.accept(0, context)  # its key is gone, and so is any need to read it
+    assert "context of participant-0 came twice: dropped" in caplog.text
     participant = next(iter(world.coordinator.missing()))
     answer = world.answer(participant)
     world.coordinator.accept(participant, answer)
@@ -85,18 +94,178 @@ def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     assert [message for _, _, _, message in world.store.waiting()] == [first["release"]]
 
 
+def test_a_second_encoding_never_reaches_the_servers_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are authentic; the state is made of the first, before and after a restart."""
+    monkeypatch.setattr(Trace, "follows", lambda *_: True)
+    states = []
+    for name in ("one", "both", "restarted"):
+        world = World(tmp_path / name)
+        world.enrol_all()
+        mine = tmp_path / name / "clients" / "client-0"
+        shutil.copytree(mine, tmp_path / name / "backup")
+        world.coordinator.accept(0, world.answer(0))
+        if name != "one":
+            shutil.rmtree(mine)
+            shutil.copytree(tmp_path / name / "backup", mine)
+            with monkeypatch.context() as patch:
+                patch.setattr("sottovoce.client.derived_seed", lambda *_: 1)
+                patch.setattr("sottovoce.release.SeededRandomness", lambda _: SystemRandomness())
+                request = {**world.coordinator.request(0, "context"), "received_context": False}
+                second = world.member(0).release(request)
+            world.coordinator.accept(0, second)
+        if name == "restarted":
+            world.kill()
+            world.start()
+        for participant in (1, 2):
+            world.coordinator.accept(participant, world.answer(participant))
+        world.coordinator.advance()
+        states.append(world.coordinator.server.state())
+    assert same(states[0], states[1])
+    assert same(states[0], states[2])
+
+
+def test_a_sealed_gradient_of_a_client_that_was_not_chosen_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=1)
+    world.enrol_all()
+    world.step()
+    [chosen] = world.coordinator.missing()
+    other = (chosen + 1) % 3
+    world.store.ask(other, "gradient", 1)  # even with a key of its own
+    release = world.coordinator.blueprint.releases["gradient"]
+    stream = release.stream(world.store.run, f"participant-{other}", 1)
+    secret = world.coordinator._roster.secret(other)
+    codeword = release.encode(np.zeros(release.size), secret=secret, stream=stream)
+    false = world.sealed(other, {"kind": "gradient", "round": 1}, codeword)
+    with pytest.raises(SottovoceError, match=f"participant-{other} was not chosen for round 1"):
+        world.coordinator.accept(other, false)
+    assert world.store.received(other) == [("context", 0)]
+
+
+def test_a_gradient_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3)
+    world.enrol_all()
+    world.step()
+    with pytest.raises(SottovoceError, match="not asked for"):
+        world.coordinator.accept(0, {"kind": "gradient", "round": 1, "release": bytes(200)})
+
+
+@pytest.mark.parametrize("kind", ["context", "gradient"])
+def test_an_enrolled_client_cannot_ruin_the_generator(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An authentic release of 3e38 is refused, logged, and not waited for; its sender alone is left out."""
+    world = World(tmp_path, clients_per_round=3)
+    world.enrol_all()
+    if kind == "gradient":
+        world.step()
+    assert world.coordinator.missing()[0] == kind
+    answer = world.answer(0)
+    release = world.coordinator.blueprint.releases[answer["kind"]]
+    stream = release.stream(world.store.run, "participant-0", answer["round"])
+    envelope = release.channel._envelope(world.coordinator._roster.secret(0), stream)  # type: ignore[union-attr]
+    ruinous = envelope.seal(np.full(release.size, 3e38).astype("<f4").tobytes())
+    with pytest.raises(SottovoceError, match=r"norm .*e\+3\d, which its clipping and noise do not reach"):
+        world.coordinator.accept(0, world.sealed(0, answer, ruinous))
+    assert (kind, answer["round"]) not in world.store.received(0)
+    assert 0 not in world.coordinator.missing()
+    for participant in (1, 2):
+        world.coordinator.accept(participant, world.answer(participant))
+    world.coordinator.advance()
+    world.finish()
+    assert all(value.isfinite().all() for value in world.coordinator.server.state().values())
+
+
+def test_strange_answers_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3)
+    world.enrol_all()
+    answer = world.answer(0)
+    for false in (
+        {},
+        {"kind": "labels", "round": 0, "release": b""},
+        {**answer, "release": "text"},
+        {**answer, "release": None},
+        {**answer, "kind": None},
+        {**answer, "left_out": ""} | {"release": None},
+    ):
+        with pytest.raises(SottovoceError, match="other than a release"):
+            world.coordinator.accept(0, false)
+    for number in (1, -1, None, "0"):
+        with pytest.raises(SottovoceError, match="not open"):
+            world.coordinator.accept(0, {**answer, "round": number})
+    with pytest.raises(SottovoceError, match="not open"):
+        world.coordinator.accept(0, {**answer, "kind": "gradient", "round": 0})
+    assert world.coordinator.missing()[0] == "context"
+    assert world.store.received(0) == []
+    world.finish()
+    with pytest.raises(SottovoceError, match="not open"):
+        world.coordinator.accept(0, {**answer, "kind": "gradient", "round": 5})
+
+
+@pytest.mark.parametrize("agreement", [None, "", "0" * 32])
+def test_a_request_or_offer_without_the_agreement_is_refused(tmp_path: Path, agreement: str | None) -> None:
+    world = World(tmp_path)
+    world.enrol(0)
+    for message, answer in (
+        (world.coordinator.request(0, "context"), world.member(0).release),
+        (world.coordinator.offer(), world.member(0).enrol),
+        (world.coordinator.offer(), world.member(1).enrol),
+    ):
+        without = {**message, "agreement": agreement}
+        if agreement is None:
+            del without["agreement"]
+        with pytest.raises(EnrolmentError, match="another agreement"):
+            answer(without)
+    assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
+
+
+def test_an_offer_with_another_server_key_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol(0)
+    with pytest.raises(EnrolmentError, match="another key than at enrolment"):
+        world.member(0).enrol({**world.coordinator.offer(), "key": public_key(new_key())})
+
+
+def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3)
+    world.enrol_all()
+    world.step()
+    request = world.coordinator.request(0, "gradient")
+    good = np.frombuffer(request["coefficients"], "<f4")
+    for bad in (good[:-1], np.append(good, 0), np.full_like(good, np.nan), np.full_like(good, np.inf)):
+        with pytest.raises(Declined, match="of another size, or not finite"):
+            world.member(0).release({**request, "coefficients": bad.astype("<f4").tobytes()})
+    without = {name: value for name, value in request.items() if name != "coefficients"}
+    for number in (1, 0, -1, 5):
+        with pytest.raises(Declined, match="not due"):
+            world.member(0).release({**without, "round": number})
+    for number in (0, -1, -3, 5):
+        with pytest.raises(Declined, match=f"not due in round {number}"):
+            world.member(0).release({**request, "round": number})
+    assert charged(world, 0) == [("context", 0)]
+
+
 def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enrol_all()
     contexts = {participant: world.answer(participant) for participant in range(3)}
     damaged = bytearray(contexts[0]["release"])
     damaged[-1] ^= 1
-    with pytest.raises(SottovoceError, match="does not match its tag"):
+    with pytest.raises(SottovoceError, match="does not match its seal"):
         world.coordinator.accept(0, {**contexts[0], "release": bytes(damaged)})
-    with pytest.raises(SottovoceError, match="does not match its tag"):
+    with pytest.raises(SottovoceError, match="does not match its seal"):
         world.coordinator.accept(1, contexts[0])
+    for short in (b"", contexts[0]["release"][:83]):
+        with pytest.raises(SottovoceError, match="shorter than a seal"):
+            world.coordinator.accept(0, {**contexts[0], "release": short})
+    codeword = world.codeword(0, contexts[0])
     with pytest.raises(SottovoceError, match="format version"):
-        world.coordinator.accept(0, {**contexts[0], "release": b"\xf0" + contexts[0]["release"][1:]})
+        world.coordinator.accept(0, world.sealed(0, contexts[0], b"\xf0" + codeword[1:]))
+    with pytest.raises(SottovoceError, match="does not match its tag"):
+        world.coordinator.accept(0, world.sealed(0, contexts[0], codeword[:-1] + b"\0"))
+    with pytest.raises(SottovoceError, match="does not match its tag"):
+        world.coordinator.accept(1, world.sealed(1, contexts[1], codeword))
     assert world.store.received(0) == []
     world.step()
     first = next(iter(world.coordinator.missing()))
@@ -104,8 +273,11 @@ def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -
     world.step()
     with pytest.raises(SottovoceError, match="not open"):
         world.coordinator.accept(first, old)
-    with pytest.raises(SottovoceError, match=r"does not match its tag|not chosen"):
+    with pytest.raises(SottovoceError, match=r"does not match its seal|not chosen"):
         world.coordinator.accept(first, {**old, "round": 2})
+    for false in (0, -1, 1.5, None, "2"):
+        with pytest.raises(SottovoceError, match="not open"):
+            world.coordinator.accept(first, {**old, "round": false})
     world.finish()
     assert everyone_paid(world)
 

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.flower.template import write_app
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
 from sottovoce.simulation.training import train
 from tests.small import federated_plan
 
+from .overhearing import found, overheard
 from .processes import Processes, free_port, write_certificates
 from .world import same
 
@@ -50,20 +52,25 @@ def rounds(folder: Path) -> int:
 
 
 def check(folder: Path, agreement: Agreement) -> None:
-    """Each client was charged once for each release; the generator of a seeded run is the simulator's."""
-    if agreement.simulation:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+    """The generator is the simulator's, and each client was charged once for each release."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        codewords = overheard(patch)  # the same as in the federation, byte for byte
         train(agreement.plan, folder / "simulated")
-        torch.set_num_threads(threads)
-        simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
-        deployed, _ = load_tensors(folder / "run" / "model.safetensors")
-        assert same(simulated, deployed)
+    torch.set_num_threads(threads)
+    assert codewords
+    databases = [path for path in folder.rglob("*") if ".sqlite" in path.name or ".db" in path.name]
+    assert {"superlink.db", "server.sqlite", "ledger.sqlite"} <= {path.name for path in databases}
+    assert found([path for path in databases if "simulated" not in path.parts], codewords) == set()
+    simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
+    deployed, _ = load_tensors(folder / "run" / "model.safetensors")
+    assert same(simulated, deployed)
     store = sqlite3.connect(folder / "run" / "server.sqlite")
     for index in range(agreement.plan.participants):
         received = store.execute("SELECT kind, round FROM release WHERE participant = ?", (index,)).fetchall()
         records = folder / "clients" / f"client-{index}.npz"
-        with Ledger.open(records.with_suffix(".ledger.sqlite"), scope=client_scope(records.stem)) as ledger:
+        with Ledger.open(records.with_suffix("") / "ledger.sqlite", scope=fingerprint(records)) as ledger:
             charges = [(entry.charge.kind, entry.charge.round) for entry in ledger.charges(OWN_RECORDS)]
             assert sorted(charges) == sorted(received)
             assert ledger.epsilon(OWN_RECORDS, agreement.plan.delta, "exact") <= agreement.plan.epsilon

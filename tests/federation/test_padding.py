@@ -8,24 +8,33 @@ import pytest
 
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Options
+from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.padding import pad, unpad
+from sottovoce.federation.sealing import SEAL_BYTES
 
 from .world import World, same
 
 
-def test_a_message_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+def test_a_message_that_lies_about_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, options=Options(bucket=64))
     world.enrol_all()
     answer = world.answer(0)
-    assert len(answer["release"]) % 64 == 0
-    longer = (2**31).to_bytes(4, "big") + answer["release"][4:]
+    assert (len(answer["release"]) - SEAL_BYTES) % 64 == 0
+    padded = pad(world.codeword(0, answer), 64)
+
+    def said_to_be_padded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> Fields:
+        with monkeypatch.context() as patch:
+            patch.setattr("sottovoce.federation.sealing.pad", lambda message, bucket: message)
+            return world.sealed(0, answer, body, bucket=64)
+
     with pytest.raises(SottovoceError, match="cannot"):
-        world.coordinator.accept(0, {**answer, "release": longer})
+        world.coordinator.accept(0, said_to_be_padded((2**31).to_bytes(4, "big") + padded[4:], monkeypatch))
     with pytest.raises(SottovoceError, match="refused unread"):
         world.coordinator.accept(0, {**answer, "release": bytes(10**7)})
     with pytest.raises(SottovoceError, match="not padded"):
-        world.coordinator.accept(0, {**answer, "release": answer["release"][:-1]})
+        world.coordinator.accept(0, said_to_be_padded(padded[:-1], monkeypatch))
     assert world.store.received(0) == []
     world.coordinator.accept(0, answer)
 

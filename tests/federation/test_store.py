@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.errors import SottovoceError
+from sottovoce.federation.client_files import agree
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.files import FileError
 
-from .world import World
+from .world import World, small_plan
 
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
     world = World(tmp_path)
-    with pytest.raises(SottovoceError, match="another server"):
+    with pytest.raises(FileError, match="another server"):
         Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)
 
 
@@ -74,3 +75,170 @@ def test_what_is_interrupted_in_a_batch_is_not_in_the_file(tmp_path: Path) -> No
         store.ask(0, "gradient", 1)
         raise KeyboardInterrupt
     assert (store.received(0), store.asked(0)) == ([], [])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "server.sqlite", agree(small_plan(seeded=False)), patience=0.0)
+
+
+def reopened(store: Store, tmp_path: Path) -> Store:
+    """What a server finds that was killed now: closing would end an open transaction."""
+    store.close()
+    return Store.open(tmp_path / "server.sqlite", agree(small_plan(seeded=False)), patience=0.0)
+
+
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
+
+
+def test_a_round_is_applied_as_a_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
+    key = store.ask(0, "gradient", 1)
+    store.receive(0, "gradient", 1, b"message")
+    store.apply(STATE, {"round": 1})
+    store.ask(0, "gradient", 2)
+    store.receive(0, "gradient", 2, b"another")
+    later = {name: value + 1 for name, value in STATE.items()}
+    with pytest.raises(StoreError):
+        store.apply(later, {"round": 1})  # its line is there already: the transaction fails at its end
+    found = reopened(store, tmp_path)
+    state = found.state()
+    assert state is not None
+    assert all(torch.equal(state[name], STATE[name]) for name in STATE)
+    assert found.waiting() == [(0, "gradient", 2, b"another")]
+    assert found.lines() == [{"round": 1}]
+    assert found.seal_key(0, "gradient") not in (None, key)
+
+
+def test_a_transaction_that_raises_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with store.transaction():
+            store.receive(0, "context", 0, b"message")
+            store.reached(0, "here")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert store.received(0) == []
+    found = reopened(store, tmp_path)
+    assert found.received(0) == []
+    assert found.addresses() == {}
+
+
+def test_what_is_stored_is_there_when_another_process_looks(store: Store, tmp_path: Path) -> None:
+    """Each call ends its transaction: nothing waits for a later commit."""
+    store.receive(0, "context", 0, b"message")
+    store.ask(1, "context", 0)
+    store.enrol(2, b"k" * 32)
+    store.reached(2, "here")
+    other = sqlite3.connect(tmp_path / "server.sqlite")
+    for table in ("release", "asked", "seal", "client", "address"):
+        assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,), table
+    other.close()
+
+
+def test_commits_reach_the_disk_and_dropped_bytes_are_overwritten(store: Store) -> None:
+    assert store.query("PRAGMA synchronous") == [(2,)]  # FULL
+    assert store.query("PRAGMA secure_delete") == [(1,)]
+    assert store.query("PRAGMA journal_mode") == [("wal",)]
+    [(patience,)] = store.query("PRAGMA busy_timeout")
+    assert patience >= 30_000
+
+
+def test_received_and_asked_are_remembered_for_ever(store: Store, tmp_path: Path) -> None:
+    store.ask(0, "gradient", 1)
+    store.ask(0, "gradient", 1)
+    store.ask(0, "context", 0)
+    assert store.receive(0, "gradient", 1, b"first")
+    assert not store.receive(0, "gradient", 1, b"second")
+    assert store.waiting() == [(0, "gradient", 1, b"first")]
+    store.apply(STATE, None)
+    assert store.waiting() == []
+    assert not store.receive(0, "gradient", 1, b"third")
+    found = reopened(store, tmp_path)
+    assert found.received(0) == [("gradient", 1)]
+    assert found.asked(0) == [("context", 0), ("gradient", 1)]
+    assert found.received(1) == found.asked(1) == []
+
+
+def test_keys_live_until_their_release_is_applied(store: Store) -> None:
+    keys = {(who, kind): store.ask(who, kind, 0) for who in (0, 1) for kind in ("context", "gradient")}  # type: ignore[arg-type]
+    assert len(set(keys.values())) == 4
+    assert all(len(key) == 32 for key in keys.values())
+    assert store.ask(0, "context", 0) == keys[0, "context"]
+    store.receive(0, "context", 0, b"message")
+    store.apply(STATE, None)
+    left = {place for place in keys if store.seal_key(place[0], place[1]) is not None}  # type: ignore[arg-type]
+    assert left == {(1, "context")}
+    assert store.seal_key(1, "context") == keys[1, "context"]
+    store.apply(STATE, None, last=True)
+    assert store.seal_key(1, "context") is None
+
+
+def test_a_reader_delays_the_cutting_of_the_log_and_is_named(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sottovoce.federation.store._CHECKPOINT_MILLISECONDS", 50)
+    reader = sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM release").fetchall()
+    store.apply(STATE, None)
+    assert "read by another process" in caplog.text
+    assert (tmp_path / "server.sqlite-wal").stat().st_size > 0
+    reader.close()
+    caplog.clear()
+    store.apply(STATE, None)
+    assert (tmp_path / "server.sqlite-wal").stat().st_size == 0
+    assert caplog.text == ""
+    [(patience,)] = store.query("PRAGMA busy_timeout")
+    assert patience >= 30_000
+
+
+def test_a_state_keeps_names_types_shapes_and_bits(store: Store, tmp_path: Path) -> None:
+    assert store.state() is None
+    state = {
+        "half": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+        "double": torch.tensor([1e-300, torch.nan, -torch.inf], dtype=torch.float64),
+        "flags": torch.tensor([True, False]),
+        "number": torch.tensor(7),
+    }
+    store.apply({name: torch.zeros_like(value) for name, value in state.items()}, None)
+    store.apply(state, None)
+    store.apply({"half": torch.ones(2)}, None)  # another shape takes its place
+    found = reopened(store, tmp_path).state()
+    assert found is not None
+    assert found["half"].tolist() == [1.0, 1.0]
+    for name in ("double", "flags", "number"):
+        assert found[name].dtype == state[name].dtype
+        assert found[name].numpy().tobytes() == state[name].numpy().tobytes()
+
+
+def test_one_index_one_key_and_one_key_one_index(store: Store) -> None:
+    assert store.enrol(0, b"a" * 32)
+    assert not store.enrol(0, b"a" * 32)
+    with pytest.raises(EnrolmentError, match="another key"):
+        store.enrol(0, b"b" * 32)
+    with pytest.raises(EnrolmentError, match="another participant"):
+        store.enrol(1, b"a" * 32)
+    assert store.keys() == {0: b"a" * 32}
+
+
+def test_the_run_of_an_unseeded_store_is_drawn_and_kept(store: Store, tmp_path: Path) -> None:
+    run, key = store.run, store.key
+    found = reopened(store, tmp_path)
+    assert (found.run, found.key) == (run, key)
+    assert len(run) == 16
+    assert len(key) == 32
+    (tmp_path / "other").mkdir()
+    other = Store.open(tmp_path / "other" / "server.sqlite", agree(small_plan(seeded=False)))
+    assert other.run != run
+    assert other.key != key
+
+
+def test_a_damaged_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.kill()
+    path = tmp_path / "server.sqlite"
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(StoreError, match="damaged or not a store"):
+        world.start()
+    assert path.read_bytes() == b"not a database" * 1000

@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from sottovoce.channel.wire import Stream
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.keys import public_key
 from sottovoce.federation.node import Member
+from sottovoce.federation.sealing import seal, unseal
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
@@ -57,6 +60,23 @@ class World:
         """What the member answers to the request that is open for it."""
         kind = self.coordinator.missing()[participant]
         return self.member(participant).release(self.coordinator.request(participant, kind))
+
+    def codeword(self, participant: int, answer: Fields) -> bytes:
+        """The channel's message under the seal of an answer; while the server has the key."""
+        stream, private, agreed = self._seal(participant, answer)
+        return unseal(answer["release"], stream, private=private, agreed=agreed)
+
+    def sealed(self, participant: int, answer: Fields, codeword: bytes, bucket: int = 0) -> Fields:
+        """The answer of a client that seals something else, as well as any."""
+        stream, private, agreed = self._seal(participant, answer)
+        body = seal(codeword, stream, to=public_key(private), agreed=agreed, bucket=bucket)
+        return {**answer, "release": body}
+
+    def _seal(self, participant: int, answer: Fields) -> tuple[Stream, bytes, bytes]:
+        key = self.store.seal_key(participant, answer["kind"])
+        assert key is not None
+        stream = (self.store.run, f"participant-{participant}", answer["kind"], answer["round"])
+        return stream, key, self.coordinator._roster.agreed(participant)
 
     def step(self) -> Fields | None:
         """Everybody that is asked answers."""

@@ -93,9 +93,14 @@ def test_unusual_models_are_no_stacks(build: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)]
+    ("norm", "training"),
+    [
+        (nn.BatchNorm2d(4), True),
+        (nn.SyncBatchNorm(4), True),
+        (nn.InstanceNorm2d(4, track_running_stats=True), True),
+        (nn.BatchNorm2d(4, track_running_stats=False), False),
+    ],
 )
-@pytest.mark.parametrize("training", [True, False])
 def test_layers_that_mix_records_are_refused(norm: nn.Module, training: bool) -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(64, 3)).train(training)
     x, y = models.records((1, 6, 6), 3, 4)

@@ -61,7 +61,8 @@ def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
     """Records of noise: cost does not depend on what they show."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
-    return Dataset("made up", x, torch.randint(10, (count,), generator=generator), Facts(shape, 10))
+    y = torch.randint(10, (count,), generator=generator)
+    return Dataset("made up", x, y, Facts(shape, 10), public=True)
 
 
 def open_session(

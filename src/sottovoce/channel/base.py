@@ -38,6 +38,11 @@ class Channel(ABC):
         self._format = format
         self._used: set[bytes] = set()
 
+    @property
+    def rounding(self) -> float:
+        """By how much, relative to its norm, a decoded vector may differ from statistic + Gaussian noise."""
+        return 1e-6
+
     def encode(
         self,
         u: Any,

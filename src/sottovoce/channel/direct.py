@@ -38,6 +38,11 @@ class Direct(Channel):
 class DirectQ12(Channel):
     """The noised statistic on 4,095 levels between ± its largest magnitude: 1.5 bytes per coefficient."""
 
+    @property
+    def rounding(self) -> float:
+        """Half a step in every coordinate, where a step is the largest of them over 2,047."""
+        return math.sqrt(self.size) / (2 * _LEVELS) + 1e-6
+
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         noised = _noised(self, u, private)
         step = np.float32(np.abs(noised).max() / _LEVELS)

@@ -17,6 +17,7 @@ class Noiseless:
 
     name = "noiseless"
     sigma = 0.0
+    rounding = 1e-6  # float32
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -7,6 +7,7 @@ constants are public and travel with the dataset; nothing in here releases anyth
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.data.client_file import read_client
@@ -75,9 +76,9 @@ def load(name_or_path: str | Path) -> Dataset:
     """
     name = str(name_or_path)
     if name == "mnist-small":
-        return read_npz(Path(__file__).parent / "shipped" / "mnist-small.npz", name)
+        return replace(read_npz(Path(__file__).parent / "shipped" / "mnist-small.npz", name), public=True)
     if name in PUBLIC:
-        return read_npz(fetch(name, logging.getLogger(__name__).info), name)
+        return replace(read_npz(fetch(name, logging.getLogger(__name__).info), name), public=True)
     path = Path(name).expanduser()
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)

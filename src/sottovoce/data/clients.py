@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce import catalog
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.facts import Facts
 from sottovoce.data.partitions import partition
@@ -144,7 +145,17 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
-    """Which records fall to which client of a plan, participants first: index tensors."""
+    """Which records fall to which client of a plan, participants first: index tensors.
+
+    Own records are never dealt by their labels. A record's label would decide who holds the others, so
+    replacing it would move more than its own client's releases, and ε would not be true.
+    """
+    if catalog.PARTITIONS[plan.partition].looks_at_labels and not dataset.public:
+        raise PlanError(
+            f"partition={plan.partition} deals {dataset.name} out by labels, which no ε covers (it is for "
+            "public datasets): say who holds which record with a client column or folders and "
+            "partition=client records_per_client=0, or set partition=iid"
+        )
     return partition(
         dataset,
         kind=plan.partition,

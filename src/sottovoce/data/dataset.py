@@ -49,6 +49,8 @@ class Dataset:
     y: Tensor
     facts: Facts
     client: Tensor | None = None
+    public: bool = False
+    """Published by name: nobody is promised that its records stay private."""
 
     def __len__(self) -> int:
         return len(self.y)

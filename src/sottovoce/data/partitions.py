@@ -60,8 +60,7 @@ def partition(
 def _by_owner(dataset: Dataset, clients: int, records: int, rng: np.random.Generator) -> list[Tensor]:
     if dataset.client is None:
         raise SottovoceError(
-            f"{dataset.name} has no client column: add an array 'client' to the .npz, "
-            "or choose partition=dirichlet or partition=iid"
+            f"{dataset.name} has no client column: add an array 'client' to the .npz, or choose partition=iid"
         )
     if records:
         raise SottovoceError(

@@ -6,13 +6,14 @@ compared. In a real federation nobody could do this: clients bring their own fil
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 
 from sottovoce.data import Dataset, division, load, resolve
 from sottovoce.federation.agreement import Agreement
-from sottovoce.files import write_atomically
+from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.plan import Plan
 
 
@@ -32,20 +33,21 @@ def write_client_files(
     """Writes `client-I.npz` for participants, `future-I.npz` for future clients, and `agreement.toml`."""
     plan, out = agreement.plan, Path(folder)
     records = load(plan.dataset) if dataset is None else dataset
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     write_atomically(out / "agreement.toml", agreement.to_toml().encode())
     paths = []
     for number, index in enumerate(division(records, plan)):
         future = number - plan.participants
         path = out / (f"client-{number}.npz" if future < 0 else f"future-{future}.npz")
+        file = io.BytesIO()
         np.savez(
-            path,
+            file,
             x=records.x[index].numpy(),
             y=records.y[index].numpy(),
             classes=records.facts.classes,
             mean=records.facts.mean,
             std=records.facts.std,
         )
-        path.chmod(0o600)
+        write_atomically(path, file.getvalue(), mode=PRIVATE)
         paths.append(path)
     return paths

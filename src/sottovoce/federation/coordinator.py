@@ -21,8 +21,9 @@ from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
-from sottovoce.federation.padding import unpad
+from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
+from sottovoce.federation.sealing import SEAL_BYTES, unseal
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.server import Server
@@ -127,7 +128,7 @@ class Coordinator:
         for released.
         """
         received, asked = self._store.received(participant), self._store.asked(participant)
-        self._store.ask(participant, kind, self._round_of(kind))
+        key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
             "run": self.run,
             "agreement": self._digest,
@@ -137,6 +138,7 @@ class Coordinator:
             "received_rounds": [number for kind, number in received if kind == "gradient"],
             "asked_context": any(kind == "context" for kind, _ in asked),
             "asked_rounds": [number for kind, number in asked if kind == "gradient"],
+            "seal": public_key(key),
             "bucket": self.options.bucket,
             "diagnostics": self.options.diagnostics,
             "refused": self._refused.pop(participant, ""),
@@ -178,18 +180,24 @@ class Coordinator:
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
         release = self.blueprint.releases[kind]
-        if len(body) > release.largest_message + self.options.bucket:
+        if len(body) > SEAL_BYTES + release.largest_message + self.options.bucket:
             raise SottovoceError(
                 f"{participant_name(participant)} sent {len(body)} bytes for {release.size} numbers: "
                 "refused unread"
             )
-        message = unpad(body, self.options.bucket)
-        decoded = self._decode(participant, kind, round_number, message)
-        if self._store.receive(participant, kind, round_number, message):
-            self._decoded[participant, kind] = decoded
-            self._diagnose(participant, kind, message, decoded, answer)
-        else:
+        if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+            return
+        decoded = self._decode(participant, kind, round_number, body)
+        if not release.plausible(decoded):
+            self._left_out.add((participant, kind))  # it would only be sent again
+            raise SottovoceError(
+                f"{participant_name(participant)} sent a {kind} of norm {np.linalg.norm(decoded):.3g}, which "
+                f"its clipping and noise do not reach ({release.largest_norm:.3g}): refused"
+            )
+        self._store.receive(participant, kind, round_number, body)
+        self._decoded[participant, kind] = decoded
+        self._diagnose(participant, kind, body, decoded, answer)
 
     def advance(self) -> Fields | None:
         """Closes the contexts or the round if all have come or patience is over; a closed round's line."""
@@ -208,7 +216,7 @@ class Coordinator:
             self.server.receive_context(participant, contexts[participant])
         if self._contexts_open:
             self.server.close_contexts()
-        self._store.apply(self.server.state(), line)
+        self._store.apply(self.server.state(), line, last=self.done)
         self._decoded.clear()
         self._diagnostics.clear()
         self._begin(contexts_closed=self._contexts_open)
@@ -249,17 +257,20 @@ class Coordinator:
             releases and not self.server.knows(participant) and (participant, "context") not in self._decoded
         )
 
-    def _decode(self, participant: int, kind: Kind, round_number: int, message: bytes) -> np.ndarray:
-        release = self.blueprint.releases[kind]
+    def _decode(self, participant: int, kind: Kind, round_number: int, sealed: bytes) -> np.ndarray:
+        release, key = self.blueprint.releases[kind], self._store.seal_key(participant, kind)
+        if key is None:
+            raise SottovoceError(f"{participant_name(participant)} sent a {kind} that it was not asked for")
         stream = release.stream(self.run, participant_name(participant), round_number)
+        message = unseal(sealed, stream, private=key, agreed=self._roster.agreed(participant))
         return release.decode(message, secret=self._roster.secret(participant), stream=stream)
 
     def _diagnose(
-        self, participant: int, kind: Kind, message: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
+        self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
         if self.options.diagnostics:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
-                "bytes": len(message),
+                "bytes": len(sealed),
                 "norm": float(np.linalg.norm(decoded)),
                 "accuracy": answer.get("accuracy"),
             }

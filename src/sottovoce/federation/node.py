@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
-from sottovoce.federation.padding import pad
 from sottovoce.federation.rollback import Trace, trace_file
+from sottovoce.federation.sealing import seal, sealed_for
 from sottovoce.files import PRIVATE, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
 from sottovoce.privacy.terms import Terms
@@ -160,6 +161,12 @@ class Member:
             participant=enrolment.participant,
             account=OWN_RECORDS,
             budget=self._own.budget(ledger),
+            seal=partial(
+                seal,
+                to=bytes(request["seal"]),
+                agreed=bytes.fromhex(enrolment.secret),
+                bucket=int(request["bucket"]),
+            ),
         )
         if kind == "context":
             message = client.release_context(coefficients)
@@ -167,7 +174,12 @@ class Member:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
             message = client.release_gradient(round_number, coefficients)
-        answer = {"kind": kind, "round": round_number, "release": pad(message, int(request["bucket"]))}
+        if sealed_for(message) != request["seal"]:
+            raise LedgerBehind(
+                "the release was sealed for a key that the server no longer has: it was charged, and is left "
+                "out since a stream is used once for ever"
+            )
+        answer = {"kind": kind, "round": round_number, "release": message}
         if request["diagnostics"] and self._diagnostics and coefficients is not None:
             answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer

@@ -15,7 +15,7 @@ from typing import Any
 from sottovoce.blueprint import participant_name
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
-from sottovoce.files import write_atomically
+from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.simulation.directory import RunDirectory
 from sottovoce.simulation.result import description
@@ -30,14 +30,16 @@ def write_run(
     """
     agreement, server = coordinator.agreement, coordinator.server
     directory = RunDirectory(path)
-    directory.path.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
+    private_folder(directory.path)
+    write_atomically(directory.plan_file, agreement.plan.to_toml().encode(), PRIVATE)
     lines = store.lines()
-    write_atomically(directory.rounds_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    write_atomically(directory.rounds_file, rounds, PRIVATE)
     server.finish()
     GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
+    directory.model_file.chmod(PRIVATE)
     result = {**_result(coordinator, store, lines), "engine": engine}
-    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
     return result
 
 

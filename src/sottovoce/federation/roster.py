@@ -83,9 +83,13 @@ class Roster:
     def secret(self, participant: int) -> bytes:
         """What this client's channels and the server's have in common."""
         if participant not in self._secrets:
-            agreed = self._agreed(participant, self._keys[participant])
+            agreed = self.agreed(participant)
             self._secrets[participant] = channel_secret(self._agreement.plan, agreed, participant)
         return self._secrets[participant]
+
+    def agreed(self, participant: int) -> bytes:
+        """The secret of this client's enrolment."""
+        return self._agreed(participant, self._keys[participant])
 
     def _agreed(self, participant: int, key: bytes) -> bytes:
         return agreed_secret(self._store.key, key, run=self._store.run, name=participant_name(participant))

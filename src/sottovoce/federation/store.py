@@ -2,7 +2,8 @@
 
 It holds who is enrolled, which releases were asked for and received, and the server's state after every
 round. A message is stored before it is used, and a round is applied in one transaction that saves the new
-state and drops the messages it was made of; so a server killed at any moment continues with the same bytes.
+state and drops the messages it was made of, with the keys that could open them; so a server killed at any
+moment continues with the same bytes, and afterwards nobody can read them, here or in any copy.
 What was asked for and received is remembered for ever, message or not: that is how a client with a restored
 backup knows what it must have spent.
 """
@@ -10,6 +11,7 @@ backup knows what it must have spent.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import sqlite3
 from collections.abc import Mapping
@@ -25,10 +27,13 @@ from torch import Tensor
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import EnrolmentError, new_key
-from sottovoce.files import Database, locked
+from sottovoce.files import Database, locked, private_folder
 from sottovoce.privacy.ledger import Kind
 
-_FORMAT = 1
+log = logging.getLogger("sottovoce.federation")
+
+_FORMAT = 2
+_CHECKPOINT_MILLISECONDS = 5000  # how long to wait for one that reads what is to be forgotten
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
@@ -46,6 +51,12 @@ CREATE TABLE asked (
     kind TEXT NOT NULL,
     round INTEGER NOT NULL,
     PRIMARY KEY (participant, kind, round)
+) WITHOUT ROWID;
+CREATE TABLE seal (
+    participant INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    key BLOB NOT NULL,
+    PRIMARY KEY (participant, kind)
 ) WITHOUT ROWID;
 CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
@@ -84,6 +95,7 @@ class Store(Database):
                 f"{self.path} was started under another agreement ({difference}): "
                 "continue with that one, or start in another directory"
             )
+        self._forget()  # what a killed server has dropped and left in its log
         self.restrict()
 
     run: str
@@ -95,7 +107,7 @@ class Store(Database):
     def open(cls, path: str | Path, agreement: Agreement, *, patience: float = 30.0) -> Store:
         """Opens the store of this agreement, or creates it; waits `patience` seconds for another server."""
         file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(file.parent)
         with ExitStack() as lock:
             # Two servers would answer one client differently.
             busy = f"another server is working with {file}: stop it first"
@@ -155,10 +167,22 @@ class Store(Database):
             "SELECT kind, round FROM release WHERE participant = ? ORDER BY round, kind", participant
         )
 
-    def ask(self, participant: int, kind: Kind, round_number: int) -> None:
-        """Remembers durably that a release is asked for; only then may the request leave."""
+    def ask(self, participant: int, kind: Kind, round_number: int) -> bytes:
+        """Remembers durably that a release is asked for; only then may the request leave.
+
+        Returns the private key for which its answer is to be sealed, the same until it is applied.
+        """
         with self.transaction():
             self.query("INSERT OR IGNORE INTO asked VALUES (?, ?, ?)", participant, kind, round_number)
+            self.query("INSERT OR IGNORE INTO seal VALUES (?, ?, ?)", participant, kind, new_key())
+        key = self.seal_key(participant, kind)
+        assert key is not None
+        return key
+
+    def seal_key(self, participant: int, kind: Kind) -> bytes | None:
+        """The private key for which a participant seals its next release of a kind; None: not asked for."""
+        rows = self.query("SELECT key FROM seal WHERE participant = ? AND kind = ?", participant, kind)
+        return rows[0][0] if rows else None
 
     def asked(self, participant: int) -> list[tuple[Kind, int]]:
         """Every release that a participant was ever asked for."""
@@ -180,14 +204,38 @@ class Store(Database):
         rows = self.query("SELECT name, type, shape, numbers FROM state")
         return {name: _tensor(*values) for name, *values in rows} or None
 
-    def apply(self, state: Mapping[str, Tensor], line: Mapping[str, Any] | None) -> None:
-        """Saves the state in which all waiting messages are applied, with the round's line if one ended."""
+    def apply(
+        self, state: Mapping[str, Tensor], line: Mapping[str, Any] | None, *, last: bool = False
+    ) -> None:
+        """Saves the state in which all waiting messages are applied, with the round's line if one ended.
+
+        The messages are dropped, and erased with them are the keys of all gradients, received or not, and of
+        every context that was received; after the `last` round, all keys.
+        """
         with self.transaction():
+            self.query(
+                "DELETE FROM seal WHERE ? OR kind = 'gradient'"
+                " OR (participant, kind) IN (SELECT participant, kind FROM release)",
+                last,
+            )
             for name, tensor in state.items():
                 self._keep(name, tensor)
             self.query("UPDATE release SET message = NULL WHERE message IS NOT NULL")
             if line is not None:
                 self.query("INSERT INTO round VALUES (?, ?)", line["round"], json.dumps(line))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Cuts what was dropped from the write-ahead log; `secure_delete` has overwritten it in the file."""
+        [(patience,)] = self.query("PRAGMA busy_timeout")
+        self.query(f"PRAGMA busy_timeout = {_CHECKPOINT_MILLISECONDS}")
+        [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.query(f"PRAGMA busy_timeout = {patience}")
+        if busy:
+            log.warning(
+                "%s is being read by another process: dropped messages stay in its log until the next round",
+                self.path,
+            )
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         """Writes a tensor in place: replacing a row would write its old pages too."""

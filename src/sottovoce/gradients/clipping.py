@@ -69,14 +69,25 @@ def blank(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def refuse_unclippable(module: nn.Module) -> None:
-    """Raise where a layer lets one record change another record's gradient, or draws unseeded randomness."""
+    """Raise where a layer lets one record change another record's gradient, or draws unseeded randomness.
+
+    A batch norm with statistics of its own that is in eval mode is a fixed affine map, and may stay.
+    """
     for name, layer in module.named_modules():
         kind = f"layer '{name}' ({type(layer).__name__})"
-        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+        if isinstance(layer, _BatchNorm | _InstanceNorm) and _mixes(layer):
             raise SottovoceError(
-                f"{kind} mixes records, which no clipping bounds: use GroupNorm or LayerNorm instead"
+                f"{kind} mixes records, which no clipping bounds: call eval() on it if its statistics are "
+                "public and fixed, or use GroupNorm or LayerNorm instead"
             )
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
             raise SottovoceError(
                 f"{kind} draws random numbers: call eval() on the model, or leave the layer out"
             )
+
+
+def _mixes(norm: _BatchNorm | _InstanceNorm) -> bool:
+    """Whether a layer computes or keeps statistics over several records."""
+    if isinstance(norm, _BatchNorm):
+        return norm.training or norm.running_mean is None or norm.running_var is None
+    return norm.training and norm.track_running_stats

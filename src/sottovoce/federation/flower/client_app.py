@@ -60,7 +60,9 @@ def member(context: Context) -> Member:
     """The member that this node's config describes."""
     node = context.node_config
     torch.set_num_threads(int(context.run_config.get("threads", 1)))
-    if "directory" not in node and "simulated-clients" in context.run_config:
+    # Flower's simulation engine states the number of partitions; a real node must say so in its own config.
+    played = "num-partitions" in node or bool(node.get("simulated", False))
+    if played and "directory" not in node and "simulated-clients" in context.run_config:
         folder = Path(str(context.run_config["simulated-clients"]))
         model = str(context.run_config.get("model", "")) or None
         client = folder / f"client-{node['partition-id']}"

@@ -8,6 +8,7 @@ server that was restarted continues with the nodes it knew.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.result import write_run
 from sottovoce.federation.store import Store
+from sottovoce.files import PRIVATE, private_folder
 
 log = logging.getLogger("sottovoce.federation")
 
@@ -67,8 +69,10 @@ def server_app(agreement_file: Path) -> ServerApp:
 
 def _keep_log(directory: Path) -> None:
     """What happened, also after Flower has forgotten the run: `federation.log` in the server's directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(directory / "federation.log")
+    private_folder(directory)
+    path = directory / "federation.log"
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+    handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
 

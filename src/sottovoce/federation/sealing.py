@@ -1,0 +1,79 @@
+"""Releases under seal: what lies in a ledger, passes the SuperLink or waits at the server dies with its key.
+
+The server draws a key pair for each release it asks for and sends the public half with the request. The
+client seals its message to it before the message is stored, with a key of its own that it forgets at once, so
+from then on only the holder of the server's private half can read it. The server erases that half when the
+release is applied, and with it every copy of the message, wherever one was kept.
+
+    sealed = server's public key (32) · sender's public key (32) · bucket (4) · ChaCha20-Poly1305 of the
+    padded message, under HKDF-SHA256 of the X25519 exchange with the secret of the enrolment as salt
+
+The salt means that a stranger who passes a key of his own off as the server's cannot read the answer either.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sottovoce.channel.wire import ChannelError, Stream, stream_bytes
+from sottovoce.federation.keys import KEY_BYTES, new_key, public_key
+from sottovoce.federation.padding import pad, unpad
+
+_HEADER = struct.Struct(f">{KEY_BYTES}s{KEY_BYTES}sI")
+_TAG_BYTES = 16
+SEAL_BYTES = _HEADER.size + _TAG_BYTES
+"""By how much a seal makes a padded message longer."""
+_NONCE = bytes(12)  # every key seals one message
+
+
+def seal(message: bytes, stream: Stream, *, to: bytes, agreed: bytes, bucket: int = 0) -> bytes:
+    """The message, padded to the bucket, for the holder of the private half of `to` alone.
+
+    >>> server, stream = new_key(), ("run", "participant-3", "gradient", 1)
+    >>> sealed = seal(b"release", stream, to=public_key(server), agreed=bytes(32))
+    >>> len(sealed) - SEAL_BYTES, unseal(sealed, stream, private=server, agreed=bytes(32))
+    (7, b'release')
+    """
+    if len(to) != KEY_BYTES or not 0 <= bucket < 2**32:
+        raise ChannelError("the request has no key to seal its answer for: update the server")
+    private = new_key()
+    header = _HEADER.pack(to, public_key(private), bucket)
+    cipher = ChaCha20Poly1305(_key(private, to, header, agreed, stream))
+    return header + cipher.encrypt(_NONCE, pad(message, bucket), header)
+
+
+def unseal(sealed: bytes, stream: Stream, *, private: bytes, agreed: bytes) -> bytes:
+    """The message inside; a ChannelError where it was sealed for another key, client or release."""
+    if len(sealed) < SEAL_BYTES:
+        raise ChannelError(f"message of {len(sealed)} bytes is shorter than a seal: ask for it again")
+    _, sender, bucket = _HEADER.unpack_from(sealed)
+    header, body = sealed[: _HEADER.size], sealed[_HEADER.size :]
+    cipher = ChaCha20Poly1305(_key(private, sender, header, agreed, stream))
+    try:
+        return unpad(cipher.decrypt(_NONCE, body, header), bucket)
+    except InvalidTag:
+        raise ChannelError(
+            "message does not match its seal: it is damaged, or of another client, release or key"
+        ) from None
+
+
+def sealed_for(sealed: bytes) -> bytes:
+    """The public key whose holder can read a sealed message."""
+    return sealed[:KEY_BYTES]
+
+
+def _key(private: bytes, theirs: bytes, header: bytes, agreed: bytes, stream: Stream) -> bytes:
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(theirs)
+        )
+    except ValueError:
+        raise ChannelError("the message was sealed with something that is no key: ask for it again") from None
+    info = b"sottovoce sealed release:" + header + stream_bytes(stream)
+    return HKDF(SHA256(), length=32, salt=agreed, info=info).derive(shared)

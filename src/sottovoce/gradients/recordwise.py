@@ -1,0 +1,78 @@
+"""Records stay apart: a record's output is its own, whatever lies beside it in a batch.
+
+Every bound on what one record can do to a release counts on that. Known stacks of layers keep records apart
+by construction; any other module is evaluated record by record, and one that gives a record another output
+beside other records is refused before anything is charged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from sottovoce.data.facts import Facts
+from sottovoce.errors import SottovoceError
+from sottovoce.gradients.clipping import refuse_unclippable
+from sottovoce.gradients.stack import stack
+from sottovoce.models import flat_parameters, logits, parameters_at
+from sottovoce.seeding import seeded
+
+_CHUNK = 64
+_TRIED = 4  # records side by side
+_SCALES = (1.0, 30.0)  # of the records that are tried
+_SHIFTS = (0.0, 0.3)  # of the parameters: what mixes records may be switched off at the reference
+_TOLERANCE = 1e-3  # relative; float32 sums differ by 1e-6 between batches of different sizes
+
+
+def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
+    """The outputs (m, classes) on records x (m, …) at `theta`, each a function of its own record alone."""
+    if stack(module) is not None:
+        return logits(module, theta, x)
+    parameters = parameters_at(module, theta)
+
+    def alone(xi: Tensor) -> Tensor:
+        output: Tensor = functional_call(module, parameters, (xi.unsqueeze(0),), tie_weights=False)
+        return output[0]
+
+    return torch.cat([vmap(alone)(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
+
+
+def check_recordwise(module: nn.Module, facts: Facts) -> None:
+    """Refuses a module that mixes the records of a batch, tried on public random records of these facts."""
+    refuse_unclippable(module)
+    if stack(module) is not None:
+        return
+    reference = flat_parameters(module)
+    with torch.no_grad(), seeded(0):
+        for shift in _SHIFTS:
+            theta = reference + shift * torch.randn(len(reference)).to(reference)
+            for scale in _SCALES:
+                records = scale * torch.randn(_TRIED, *facts.shape)
+                others = scale * torch.randn(_TRIED, *facts.shape)
+                others[0] = records[0]
+                _compare(module, theta, records.to(reference.device), others.to(reference.device))
+
+
+def _compare(module: nn.Module, theta: Tensor, records: Tensor, others: Tensor) -> None:
+    """The first record beside different companions, and every record alone and beside the others."""
+    together = logits(module, theta, records)
+    alone = [logits(module, theta, record[None]) for record in records]
+    if together.ndim != 2 or any(one.shape != together[:1].shape for one in alone):
+        shapes = f"{tuple(together.shape)} for {len(records)} records and {tuple(alone[0].shape)} for one"
+        raise SottovoceError(
+            f"{type(module).__name__} gives outputs of shape {shapes}: return (records, classes) for any "
+            "batch"
+        )
+    beside = logits(module, theta, others)[:1]
+    for one, other in ((together, torch.cat(alone)), (together[:1], beside)):
+        if not torch.allclose(one, other, _TOLERANCE, _TOLERANCE * _largest(one), equal_nan=True):
+            raise SottovoceError(
+                f"{type(module).__name__} mixes records: its output for one depends on those beside it in a "
+                "batch (or on chance), which no clipping bounds; compute each record by itself"
+            )
+
+
+def _largest(output: Tensor) -> float:
+    finite = output[output.isfinite()]
+    return float(finite.abs().max()) if len(finite) else 1.0

@@ -1,0 +1,216 @@
+"""Messages die: after a round is applied, nobody can read its releases again, whatever was kept on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sottovoce.channel import ChannelError
+from sottovoce.errors import SottovoceError
+from sottovoce.federation import store as store_module
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.flower.server_app import _keep_log
+from sottovoce.federation.keys import new_key, public_key
+from sottovoce.federation.result import write_run
+from sottovoce.federation.sealing import SEAL_BYTES, seal, sealed_for, unseal
+
+from . import overhearing
+from .overhearing import Secrets, overheard
+from .world import World
+
+STREAM = ("run", "participant-0", "gradient", 1)
+
+
+@pytest.fixture
+def codewords(monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    return overheard(monkeypatch)
+
+
+@pytest.fixture
+def seal_keys(monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    """Every private key for which the server let a release be sealed."""
+    made: Secrets = []
+
+    def overheard() -> bytes:
+        made.append(new_key())
+        return made[-1]
+
+    monkeypatch.setattr(store_module, "new_key", overheard)
+    return made
+
+
+def found(folder: Path, needles: Secrets) -> set[str]:
+    """Files below a folder that hold a piece of one of the needles."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".npz"]
+    return overhearing.found(files, needles)
+
+
+def test_what_is_looked_for_would_be_found(tmp_path: Path, codewords: Secrets, seal_keys: Secrets) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    answer = world.answer(0)
+    assert world.codeword(0, answer) == codewords[-1]
+    assert found(tmp_path, seal_keys[1:]) == {"server.sqlite-wal"}
+    (tmp_path / "careless").write_bytes(b"..." + codewords[-1])
+    assert "careless" in found(tmp_path, codewords)
+
+
+@pytest.mark.parametrize("channel", ["direct", "direct-q12"])
+def test_no_codeword_and_no_key_outlives_its_round(
+    tmp_path: Path, codewords: Secrets, seal_keys: Secrets, channel: str
+) -> None:
+    world = World(tmp_path, seeded=False, channel=channel)
+    world.enrol_all()
+    mailbox = tmp_path / "superlink"  # keeps every answer that ever passed
+    mailbox.mkdir()
+    while not world.coordinator.done:
+        for participant in list(world.coordinator.missing()):
+            answer = world.answer(participant)
+            (mailbox / f"{len(list(mailbox.iterdir()))}").write_bytes(answer["release"])
+            world.coordinator.accept(participant, answer)
+            assert found(tmp_path, codewords) == set()  # not even while the round is open
+        world.coordinator.advance()
+        assert found(tmp_path, codewords) == set()
+        assert found(tmp_path, seal_keys[1:]) == set()  # the first is the server's own
+    assert len(codewords) == 3 + 4 * 2
+    assert len(seal_keys) >= len(codewords)
+    world.kill()
+    assert found(tmp_path, codewords + seal_keys[1:]) == set()
+
+
+def test_a_server_killed_before_it_cut_its_log_does_so_when_it_is_back(
+    tmp_path: Path, seal_keys: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    with monkeypatch.context() as patch:
+        patch.setattr("sottovoce.federation.store.Store._forget", lambda _: None)
+        world.step()
+    for part in tmp_path.glob("server.sqlite*"):  # as a kill leaves them: closing would cut the log
+        shutil.copy(part, tmp_path / part.name.replace("server", "killed"))
+    world.kill()
+    for part in tmp_path.glob("killed.sqlite*"):
+        part.replace(tmp_path / part.name.replace("killed", "server"))
+    assert found(tmp_path, seal_keys[1:4]) == {"server.sqlite-wal"}
+    world.start()
+    assert found(tmp_path, seal_keys[1:4]) == set()
+
+
+def test_keys_of_clients_that_never_answered_die_with_the_round_too(
+    tmp_path: Path, seal_keys: Secrets
+) -> None:
+    world = World(tmp_path, seeded=False, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    world.step()
+    late = world.answer(2)
+    for participant in (0, 1):
+        world.coordinator.accept(participant, world.answer(participant))
+    world.coordinator.advance()
+    assert found(tmp_path, seal_keys[1:]) == set()
+    world.answer(2)  # of the next round, for which there is another key
+    with pytest.raises(ChannelError, match="does not match its seal"):
+        world.codeword(2, late)
+
+
+def test_a_context_that_was_lost_is_sent_again_in_a_later_round(tmp_path: Path, codewords: Secrets) -> None:
+    world = World(tmp_path, seeded=False, clients_per_round=3, options=Options(patience=0.0))
+    world.enrol_all()
+    lost = world.answer(2)
+    for _ in range(2):
+        for participant in (0, 1):
+            world.coordinator.accept(participant, world.answer(participant))
+        world.coordinator.advance()
+    assert world.answer(2) == lost
+    world.coordinator.accept(2, lost)
+    world.coordinator.accept(2, world.answer(2))
+    world.finish()
+    assert world.store.seal_key(2, "context") is None
+
+
+def test_when_training_ends_no_key_is_left_for_those_who_never_came(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3, options=Options(patience=0.0))
+    for index in (0, 1):
+        world.enrol(index)
+    world.coordinator.request(2, "context")
+    while not world.coordinator.done:
+        for participant in (0, 1):
+            world.coordinator.accept(participant, world.answer(participant))
+        world.coordinator.advance()
+    assert world.store.query("SELECT * FROM seal") == []
+
+
+def test_a_server_that_lost_its_key_gets_no_second_encoding(tmp_path: Path, codewords: Secrets) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    world.answer(0)
+    with world.store.transaction():
+        world.store.query("DELETE FROM seal")
+    answer = world.answer(0)
+    assert "release" not in answer
+    assert "sealed for a key that the server no longer has" in answer["left_out"]
+    assert len(codewords) == 1
+
+
+def test_only_the_server_opens_a_seal_and_only_of_its_own_stream() -> None:
+    server, agreed = new_key(), b"a" * 32
+    sealed = seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=64)
+    assert len(sealed) == SEAL_BYTES + 64
+    assert sealed_for(sealed) == public_key(server)
+    assert unseal(sealed, STREAM, private=server, agreed=agreed) == b"release"
+    assert seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=64) != sealed
+    others: list[Callable[[], bytes]] = [
+        lambda: unseal(sealed, STREAM, private=new_key(), agreed=agreed),
+        lambda: unseal(sealed, STREAM, private=server, agreed=b"b" * 32),
+        lambda: unseal(sealed, (*STREAM[:3], 2), private=server, agreed=agreed),
+        lambda: unseal(sealed, ("run", "participant-1", *STREAM[2:]), private=server, agreed=agreed),
+    ]
+    for attempt in others:
+        with pytest.raises(ChannelError, match="does not match its seal"):
+            attempt()
+    for place in range(len(sealed)):
+        damaged = bytearray(sealed)
+        damaged[place] ^= 1
+        with pytest.raises(ChannelError):
+            unseal(bytes(damaged), STREAM, private=server, agreed=agreed)
+    with pytest.raises(ChannelError, match="is no key"):
+        unseal(sealed[:32] + bytes(32) + sealed[64:], STREAM, private=server, agreed=agreed)
+    for no_key in (b"", bytes(31), bytes(32)):
+        with pytest.raises(ChannelError, match="key"):
+            seal(b"release", STREAM, to=no_key, agreed=agreed)
+
+
+def test_a_request_without_a_key_charges_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, seeded=False)
+    world.enrol_all()
+    request = world.coordinator.request(0, "context")
+    with pytest.raises(SottovoceError, match="no key to seal"):
+        world.member(0).release({**request, "seal": b""})
+    assert world.member(0).release(request)["release"]
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_files_are_for_their_owner_only_whatever_the_umask(tmp_path: Path, no_umask: None) -> None:
+    world = World(tmp_path / "run")
+    _keep_log(tmp_path / "run")
+    world.enrol_all()
+    world.finish()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    names = {path.name for path in paths}
+    assert {"server.sqlite", "model.safetensors", "result.json", "federation.log", "client.log"} <= names
+    for path in paths:
+        if path.name == "agreement.toml":  # given to everybody
+            continue
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path

@@ -1,0 +1,170 @@
+"""A record's output is its own: modules that mix a batch are refused, and none can mix unnoticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sottovoce.blueprint import draw
+from sottovoce.data import Facts, Records
+from sottovoce.errors import SottovoceError
+from sottovoce.gradients import check_recordwise, clipped_mean, recordwise_logits, sensitivity
+from sottovoce.gradients.stack import stack
+from sottovoce.models import lenet, logits
+from sottovoce.release import open_releases
+from sottovoce.subspace import open_basis
+from tests.small import small_plan
+
+from . import models
+
+FACTS = Facts((1, 6, 6), 3)
+
+
+class Own(nn.Module):
+    """A module of one's own: linear, with something between."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(36, 3)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(self.linear(x.flatten(1)))
+
+
+def centred(h: Tensor) -> Tensor:
+    return h - h.mean(0)
+
+
+class Gated(Own):
+    """Mixes records only once its gate, zero at the reference, has moved."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda h: h + self.gate * h.mean(0))
+        self.gate = nn.Parameter(torch.zeros(1))
+
+
+class Stubborn(nn.Sequential):
+    """Stays in training mode, whatever it is told."""
+
+    def eval(self) -> Stubborn:
+        return self
+
+
+def own_norm(norm: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> nn.Module:
+    return kind(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(64, 3))
+
+
+MIXING: list[Callable[[], nn.Module]] = [
+    lambda: Own(centred),
+    lambda: Own(lambda h: h.softmax(0)),
+    lambda: Own(lambda h: h / h.norm()),
+    lambda: Own(lambda h: h.flip(0)),
+    lambda: Own(lambda h: h + torch.randn_like(h)),
+    lambda: Own(lambda h: h.squeeze()),
+    lambda: Own(lambda h: h.sum(1)),
+    Gated,
+]
+
+
+@pytest.mark.parametrize("build", MIXING)
+def test_a_module_whose_output_depends_on_the_batch_is_refused(build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(SottovoceError, match=r"mixes records|outputs of shape"):
+        check_recordwise(build().eval(), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (models.Residual, (5,)),
+        (models.tied, (5,)),
+        (models.hooked, (5,)),
+        (models.depthwise, (4, 5, 5)),
+        (lambda: Own(torch.relu), (1, 6, 6)),
+        (lambda: Own(lambda h: h - h.mean(1, keepdim=True)), (1, 6, 6)),
+        (lambda: own_norm(nn.BatchNorm2d(4)), (1, 6, 6)),
+        (lambda: own_norm(nn.InstanceNorm2d(4)), (1, 6, 6)),
+    ],
+)
+def test_a_module_that_keeps_records_apart_is_taken(
+    build: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    module = build().eval()
+    assert stack(module) is None
+    check_recordwise(module, Facts(shape, 3))
+    x, _ = models.records(shape, 3, 70)
+    theta = models.flat(module)
+    assert torch.allclose(recordwise_logits(module, theta, x), logits(module, theta, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("context", ["moments", "predictions"])
+def test_a_blueprint_refuses_a_mixing_module_before_anything_can_be_charged(context: str) -> None:
+    plan = small_plan(gradient_records=40, context=context, context_round=2, coefficients=20)
+    with pytest.raises(SottovoceError, match="Own mixes records"):
+        draw(plan, FACTS, Own(centred))
+    with pytest.raises(SottovoceError, match=r"layer '1' \(BatchNorm2d\) mixes records"):
+        draw(plan, FACTS, own_norm(nn.BatchNorm2d(4), Stubborn))
+
+
+def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One record shifts the batch's mean, and with it every prediction: 69 times the charge, once."""
+    monkeypatch.setattr("sottovoce.blueprint.check_recordwise", lambda *_: None)
+    plan = small_plan(
+        gradient_records=40, context="predictions", context_round=2, context_records=100, coefficients=20
+    )
+    module = Own(lambda h: h - h.mean(0))
+    made = draw(plan, FACTS, module)
+    release = open_releases(plan, made.statistic, made.model, 1)["context"]
+    x, y = models.records((1, 6, 6), 3, 100)
+    other = x.clone()
+    other[0] = 1e4 * torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(1))
+    start = torch.zeros(made.coefficients)
+    one, two = (release.statistic(Records(data, y), start) for data in (x, other))
+    assert float((one - two).norm()) <= release.sensitivity
+    # The module does what it is accused of.
+    with torch.no_grad():
+        whole = [made.statistic.mean(data, y, 100, made.module(data)) for data in (x, other)]
+    assert float((whole[0] - whole[1]).norm()) > 10 * release.sensitivity
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_fixed_batch_norm_keeps_the_bound(frozen: bool) -> None:
+    module = own_norm(nn.BatchNorm2d(4)).eval()
+    norm: Any = module[1]  # type: ignore[index]
+    norm.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+    norm.running_var.fill_(0.01)
+    norm.requires_grad_(not frozen)
+    basis = open_basis("identity", module, 0, 0)
+    theta = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
+    x, y = models.records((1, 6, 6), 3, 8)
+    statistics = norm.running_mean.clone()
+    means = []
+    for first in (x[0], 1e6 * x[0]):
+        data = torch.cat([first[None], x[1:]])
+        means.append(clipped_mean(module, theta, basis, data, y, clip=0.5, denominator=8))
+    assert 0 < float((means[0] - means[1]).norm()) <= sensitivity(0.5, 8)
+    assert torch.equal(norm.running_mean, statistics)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_no_known_layer() -> None:
+    module = models.tiny()
+    assert stack(module) is not None
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = lambda x: x - x.mean(0)  # type: ignore[method-assign]
+    assert stack(module) is None
+
+
+def test_a_known_stack_costs_nothing_to_check() -> None:
+    module = lenet((3, 32, 32), 10).eval()
+    start = time.process_time()
+    for _ in range(20):
+        check_recordwise(module, Facts((3, 32, 32), 10))
+    assert (time.process_time() - start) / 20 < 0.01
