@@ -114,7 +114,7 @@ class _Reader:
         for name in (*inputs, *sources):
             if name not in columns.names:
                 close = difflib.get_close_matches(name, columns.names, n=1)
-                hint = f"did you mean '{close[0]}'?" if close else "add it, or change records.toml"
+                hint = f"did you mean {close[0]!r}?" if close else "add it, or change records.toml"
                 self._problem(f"has no column '{name}': {hint}")
         return columns
 

@@ -73,4 +73,4 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
     if column.unknown:
         examples = ", ".join(repr(text) for text in column.examples)
         use = "they count as other" if described is not None else "those records cannot be used"
-        yield f"has {column.unknown} values that records.toml does not name ({examples}, …): {use}"
+        yield f"has {column.unknown} values that records.toml does not name (such as {examples}): {use}"

@@ -84,12 +84,15 @@ def read_one(path: Path) -> Dataset:
 
 def _different(clients: dict[str, Path]) -> None:
     """Refuses one file under two names: its records would be protected twice and spent twice."""
-    seen: dict[Path, str] = {}
+    seen: dict[tuple[int, int], str] = {}
     for name, path in clients.items():
-        real = path.resolve()
-        if real in seen:
-            raise DataError(f"{name} and {seen[real]} are the same file: remove one of the links")
-        seen[real] = name
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"cannot read {path} ({error.strerror}): check the file or its link") from None
+        first = seen.setdefault((status.st_dev, status.st_ino), name)
+        if first != name:
+            raise DataError(f"{name} and {first} are the same file: remove one of the links")
 
 
 def _dataset(name: str, agreed: Description, sites: dict[str, Site]) -> Dataset:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data.facts import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
-from sottovoce.errors import SottovoceError, nearest
+from sottovoce.data.own import DataError
+from sottovoce.errors import nearest
 
 MOST_LETTERS = 200
 MOST_SIZE = 1e30
@@ -19,7 +20,7 @@ MOST_SIZE = 1e30
 _REQUIRED = object()
 
 
-class DescriptionError(SottovoceError):
+class DescriptionError(DataError):
     """An agreement on records that cannot be one."""
 
 
