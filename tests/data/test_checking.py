@@ -37,7 +37,7 @@ def test_every_problem_of_every_client_is_named(tmp_path: Path) -> None:
     assert [len(found[name]) for name in "abcde"] == [2, 1, 0, 1, 3]
     assert "a has no column 'pressure'" in found["a"][0]
     assert "b holds no records" in found["b"][0]
-    assert "d.csv: is empty" in found["d"][0]
+    assert "d.csv is empty" in found["d"][0]
     assert json.loads(json.dumps(checked.fields()))["ok"] is False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_an_agreement_says_what_a_record_is() -> None:
     assert (facts.shape, facts.classes, facts.class_names) == ((6,), 2, ("benign", "malignant"))
     assert facts.std == (math.sqrt(3),), "three columns: a record has norm about one"
     assert agreed.needed == ["age", "pressure", "sex", "diagnosis"]
+
+
+def test_the_agreements_of_the_documentation_are_agreements() -> None:
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    table, array = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert Description.parse(table).unit == "patient_id"
+    assert Description.parse(table[: table.index("[columns")] + array).facts().shape == (3, 32, 32)
 
 
 def test_without_mean_and_std_bounds_make_them() -> None:

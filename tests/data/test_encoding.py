@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data import DataError, Description, read_client, read_site
-from sottovoce.data.encoding import Site
-from sottovoce.data.tables import ABSENT, Texts, read_columns
+from sottovoce.data.columns import ABSENT, Texts
+from sottovoce.data.encoding import Site, read_inputs
+from sottovoce.data.tables import read_columns
 from sottovoce.errors import SottovoceError
 
 from .hospitals import AGREED, HEADER, ROWS
@@ -144,7 +145,7 @@ def test_byte_order_mark_semicolons_and_quotes_are_read(tmp_path: Path) -> None:
         (HEADER, "north holds no records"),
         (HEADER.replace("age", "agee") + ROWS, "north has no column 'age': did you mean 'agee'"),
         ("a,b,c\n1,2,3\n", r"north has no column 'age': add it.* \(and 3 more"),
-        (HEADER + "30,120,f\n", "a line has 3 cells instead of 4"),
+        (HEADER + "30,120,f\n", "a line with 3 cells instead of 4"),
         (HEADER + '30,120,"f,benign\n', "a quote that is never closed"),
         ("age,age,pressure,sex,diagnosis\n1,1,1,f,benign\n", "two columns 'age'"),
         ((HEADER + ROWS).encode("utf-16"), "not a CSV file in UTF-8"),
@@ -333,3 +334,29 @@ def test_without_pyarrow_the_error_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(SottovoceError, match=r"pip install 'sottovoce\[tables\]'"):
         read(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("row", [10, 60_000, 99_999])
+def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
+    rows = [f"{i % 130},{i % 260},{'fmx'[i % 3]},benign\n" for i in range(100_000)]
+    rows[row] = "old,?,f,benign\n"
+    path = written(tmp_path, HEADER + "".join(rows))
+    whole = read_site(path, AGREEMENT).x
+    parts = list(read_inputs(path, AGREEMENT))
+    assert len(parts) > 1
+    assert np.array_equal(np.concatenate(parts), whole)
+    columns = {
+        name: pa.array([line.split(",")[i] for line in rows])
+        for i, name in enumerate(("age", "pressure", "sex"))
+    }
+    pq.write_table(pa.table(columns), tmp_path / "north.parquet")
+    parts = list(read_inputs(tmp_path / "north.parquet", AGREEMENT))
+    assert len(parts) > 1
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_parts_of_what_is_not_as_agreed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no column 'sex'"):
+        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT))
+    with pytest.raises(DataError, match="a line with 4 cells instead of 3"):
+        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT))

@@ -8,18 +8,19 @@ one record never moves one. What was wrong is counted on the way, for the owner'
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
 from sottovoce.data.description import OTHER, Array, Category, Description, Number
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
 from sottovoce.data.own import DataError, read_arrays
-from sottovoce.data.tables import ArrayColumns, Columns, Numbers, Texts, canonical, read_columns
+from sottovoce.data.tables import read_columns, read_parts
 
 Values = npt.NDArray[Any]
 EXAMPLES = 3
@@ -50,15 +51,39 @@ def read_site(path: Path, agreed: Description, *, target: bool = True, unit: boo
     return site
 
 
+def read_inputs(path: Path, agreed: Description) -> Iterator[Values]:
+    """`x` of the records to predict, in the file's order, table by table in parts of bounded size.
+
+    Targets and units are not read; nothing is refused for what its cells hold.
+    """
+    if agreed.array is not None:
+        yield read_site(path, replace(agreed, unusable=1.0), target=False, unit=False).x
+        return
+    for columns in read_parts(path, *_kinds(agreed, [])):
+        reader = _Reader(path, agreed, Findings(canonical(path.stem)))
+        x = reader.inputs(columns)
+        if x is None:
+            raise UnusableFile(reader.findings)
+        yield x
+
+
+def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
+    """Which of a table's columns are read as numbers, and which as texts."""
+    numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
+    if agreed.task == "number" and agreed.target.column in sources:
+        numbers.append(agreed.target.column)
+    return numbers, [name for name in (*agreed.columns, *sources) if name not in numbers]
+
+
 class _Reader:
     """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
 
     def __init__(self, path: Path, agreed: Description, findings: Findings) -> None:
-        self._path, self._agreed, self._findings = path, agreed, findings
+        self._path, self._agreed, self.findings = path, agreed, findings
         self._x: Values = np.zeros(0)
 
     def site(self, *, target: bool, unit: bool) -> Site | None:
-        agreed, findings = self._agreed, self._findings
+        agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
             *([agreed.unit] if unit and agreed.unit else []),
@@ -75,12 +100,22 @@ class _Reader:
         if target:
             y, usable = self._target(columns)
         units = self._units(columns, agreed.unit) if unit and agreed.unit else None
+        for name in agreed.columns:
+            found = findings.columns.get(name, ColumnFindings())
+            if found.unreadable and found.missing + found.unreadable == columns.records:
+                self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
         if x is None or findings.problems:
             return None
         return self._site(x, y, usable, units)
 
+    def inputs(self, columns: Columns) -> Values | None:
+        """Encoded inputs of a table, or None if columns are not as agreed."""
+        self._named(columns, list(self._agreed.columns))
+        x = None if self.findings.problems else self._table(columns)
+        return None if self.findings.problems else x
+
     def _site(self, x: Values, y: Values, targeted: npt.NDArray[np.bool_], units: Values | None) -> Site:
-        agreed, findings = self._agreed, self._findings
+        agreed, findings = self._agreed, self.findings
         tokens = agreed.array is not None and agreed.array.vocabulary is not None
         flat = x.reshape(len(x), -1)
         usable = targeted & ((flat >= 0).all(axis=1) if tokens else np.isfinite(flat).all(axis=1))
@@ -107,16 +142,17 @@ class _Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
-            numbers += sources[:1] if agreed.task == "number" and agreed.target.column in sources else []
+            columns = read_columns(self._path, *_kinds(agreed, sources))
             inputs = list(agreed.columns)
-            columns = read_columns(self._path, numbers, [n for n in (*inputs, *sources) if n not in numbers])
-        for name in (*inputs, *sources):
+        self._named(columns, [*inputs, *sources])
+        return columns
+
+    def _named(self, columns: Columns, names: list[str]) -> None:
+        for name in names:
             if name not in columns.names:
                 close = difflib.get_close_matches(name, columns.names, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else "add it, or change records.toml"
                 self._problem(f"has no column '{name}': {hint}")
-        return columns
 
     def _arrays(self, sources: list[str]) -> ArrayColumns:
         if self._path.suffix.lower() != ".npz":
@@ -131,7 +167,7 @@ class _Reader:
         return ArrayColumns(arrays)
 
     def _problem(self, text: str) -> None:
-        self._findings.problems.append(f"{self._findings.client} {text}")
+        self.findings.problems.append(f"{self.findings.client} {text}")
 
     def _column(self, name: str, read: Callable[[str], Any]) -> Any:
         """A column of the file, or None after noting why it cannot be read as agreed."""
@@ -174,7 +210,7 @@ class _Reader:
             into[:, 1] = absent
 
     def _category(self, name: str, column: Category, texts: Texts, into: Values) -> None:
-        found = self._findings.columns.setdefault(name, ColumnFindings())
+        found = self.findings.columns.setdefault(name, ColumnFindings())
         places = texts.among(column.names)
         self._unknown(found, texts, places)
         other = column.names.index(OTHER)
@@ -183,7 +219,7 @@ class _Reader:
         into[np.arange(len(hot)), hot] = 1
 
     def _found(self, name: str, numbers: Numbers) -> ColumnFindings:
-        found = self._findings.columns.setdefault(name, ColumnFindings())
+        found = self.findings.columns.setdefault(name, ColumnFindings())
         found.unreadable = numbers.unreadable
         found.missing = int(np.isnan(numbers.values).sum()) - numbers.unreadable
         return found
@@ -252,7 +288,7 @@ class _Reader:
         if values == LABELS:
             texts = Texts(texts.codes, [_label(text) for text in texts.distinct])
         places: Values = texts.among(values)
-        self._unknown(self._findings.columns.setdefault(name, ColumnFindings()), texts, places)
+        self._unknown(self.findings.columns.setdefault(name, ColumnFindings()), texts, places)
         return places
 
     def _units(self, columns: Columns, name: str) -> Values:
@@ -264,10 +300,10 @@ class _Reader:
         unit = np.array([*(places[text] if text else -1 for text in names), -1], np.int64)[texts.codes]
         nameless = int((unit < 0).sum())
         if nameless:
-            self._findings.columns[name] = ColumnFindings(missing=nameless)
+            self.findings.columns[name] = ColumnFindings(missing=nameless)
             self._problem(f"column '{name}' is empty in {nameless} records: every record needs its unit")
         present, dense = np.unique(unit, return_inverse=True)
-        self._findings.units = len(present)
+        self.findings.units = len(present)
         return dense.astype(np.int64)
 
     def _count_targets(self, y: Values) -> None:
@@ -279,7 +315,7 @@ class _Reader:
         else:
             return
         names = target.values or target.columns
-        self._findings.targets = dict(zip(names, counts.tolist(), strict=True))
+        self.findings.targets = dict(zip(names, counts.tolist(), strict=True))
 
 
 def _label(text: str) -> str:

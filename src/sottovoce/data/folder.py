@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sottovoce.data.columns import canonical
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.own import DataError
-from sottovoce.data.tables import FORMATS, canonical
+from sottovoce.data.tables import FORMATS
 
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
