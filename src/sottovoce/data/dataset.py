@@ -44,6 +44,7 @@ class Dataset:
     record belongs to, 0 ≤ unit < number of units, if that is not the record itself; units of two clients are
     never the same. A record that cannot be used is a row of NaN (tokens: of −1).
 
+    >>> import torch
     >>> gray = Dataset("gray", torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(2).long(),
     ...                Facts((1, 4, 4), classes=10, mean=(0.5,), std=(0.25,)))
     >>> gray.records(torch.tensor([1])).x.unique()

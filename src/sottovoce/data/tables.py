@@ -16,6 +16,8 @@ from sottovoce.data.own import DataError, read_arrays
 FORMATS = (".csv", ".parquet", ".npz")
 PART = 2**16
 """Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
+MOST_READINGS = 3
+"""Columns with strange cells that are told apart by reading a file again."""
 
 
 def read_columns(path: Path, numbers: Collection[str], texts: Collection[str]) -> Columns:
@@ -68,47 +70,57 @@ class _Csv:
 
     def whole(self) -> Any:
         """The file as one table."""
+        pa, _ = arrow()
         from pyarrow.csv import read_csv
 
-        try:
-            return read_csv(self.path, **self._options(strict=True))
-        except arrow()[0].ArrowInvalid as error:
-            if not _some_cell(error):
-                raise
-        return read_csv(self.path, **self._options(strict=False))
+        loose: set[str] = set()
+        while True:
+            try:
+                return read_csv(self.path, **self._options(loose))
+            except pa.ArrowInvalid as error:
+                loose |= self._unread(error, loose)
 
     def parts(self) -> Iterator[Any]:
         """The file as tables of about a megabyte of text each."""
         pa, _ = arrow()
+        loose: set[str] = set()
         done = 0
-        try:
-            for batch in self._batches(strict=True):
-                done += batch.num_rows
-                yield pa.Table.from_batches([batch])
-            return
-        except pa.ArrowInvalid as error:
-            if not _some_cell(error):
-                raise
-        for batch in self._batches(strict=False):
-            skipped = min(done, batch.num_rows)
-            done -= skipped
-            if skipped < batch.num_rows:
-                yield pa.Table.from_batches([batch.slice(skipped)])
+        while True:
+            skip = done
+            try:
+                for batch in self._batches(loose):
+                    fresh = batch.slice(min(skip, batch.num_rows))
+                    skip -= batch.num_rows - fresh.num_rows
+                    done += fresh.num_rows
+                    if fresh.num_rows:
+                        yield pa.Table.from_batches([fresh])
+                return
+            except pa.ArrowInvalid as error:
+                loose |= self._unread(error, loose)
 
-    def _batches(self, *, strict: bool) -> Iterator[Any]:
+    def _batches(self, loose: set[str]) -> Iterator[Any]:
         from pyarrow.csv import open_csv
 
-        with open_csv(self.path, **self._options(strict=strict)) as reader:
+        with open_csv(self.path, **self._options(loose)) as reader:
             yield from reader
 
-    def _options(self, *, strict: bool) -> dict[str, Any]:
-        """Numbers are read as such, or (some cell is not one) as texts, to be looked at one by one."""
+    def _unread(self, error: Exception, loose: set[str]) -> set[str]:
+        """The column of numbers in which a cell is something else; all of them from the fourth on."""
+        found = re.search(r"column #(\d+):.{0,40} conversion error", str(error))
+        strict = set(self.wanted) & set(self.numbers) - loose
+        if found is None or not strict:
+            raise error
+        name = self.names[int(found[1])]
+        return {name} if name in strict and len(loose) < MOST_READINGS else strict
+
+    def _options(self, loose: set[str]) -> dict[str, Any]:
+        """Numbers are read as such, or in `loose` columns as texts, to be looked at one by one."""
         pa, _ = arrow()
         from pyarrow.csv import ConvertOptions, ParseOptions
 
-        number = pa.float64() if strict else pa.string()
-        coded = pa.dictionary(pa.int32(), pa.string())
-        types = {name: number if name in self.numbers else coded for name in self.wanted}
+        types = dict.fromkeys(self.wanted, pa.dictionary(pa.int32(), pa.string()))
+        types |= {name: pa.float64() for name in self.wanted if name in self.numbers}
+        types |= dict.fromkeys(loose, pa.string())
         columns = self.wanted or self.names[:1]
         return {
             "parse_options": ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
@@ -157,11 +169,6 @@ def _known(path: Path, names: list[str], wanted: list[str]) -> list[str]:
         if names.count(name) > 1:
             raise DataError(f"{path} has two columns '{name}': rename one")
     return known
-
-
-def _some_cell(error: Exception) -> bool:
-    """Whether pyarrow met a cell that is not a number."""
-    return "conversion error" in str(error)
 
 
 def _header(path: Path) -> tuple[list[str], str]:
