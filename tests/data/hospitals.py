@@ -41,3 +41,9 @@ def folder(at: Path, agreed: str = AGREED, **files: str | bytes) -> Path:
         path = at / (name if "." in name else f"{name}.csv")
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return at
+
+
+def written(at: Path, content: str | bytes, name: str = "north.csv") -> Path:
+    """A file of one client."""
+    (at / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return at / name

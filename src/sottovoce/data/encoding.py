@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
 from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
 from sottovoce.data.description import OTHER, Array, Category, Description, Number
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
 from sottovoce.data.own import DataError, read_arrays
 from sottovoce.data.tables import read_columns, read_parts
 
-Values = npt.NDArray[Any]
 EXAMPLES = 3
 """How many names a message lists."""
 LABELS = ("0", "1", "false", "true")
@@ -94,11 +94,11 @@ class _Reader:
             self._problem("holds no records: give at least one")
         if findings.problems:
             return None
-        x = self._table(columns) if agreed.array is None else self._array(agreed.array)
-        usable = np.ones(columns.records, bool)
+        x = self._table(columns) if agreed.array is None else self._array(agreed.array, columns.records)
         y: Values = np.zeros(columns.records, np.int64)
+        targeted = np.ones(columns.records, bool)
         if target:
-            y, usable = self._target(columns)
+            y, targeted = self._target(columns)
         units = self._units(columns, agreed.unit) if unit and agreed.unit else None
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
@@ -106,7 +106,12 @@ class _Reader:
                 self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
         if x is None or findings.problems:
             return None
-        return self._site(x, y, usable, units)
+        usable = targeted & whole_records(x)
+        if target:
+            self._count_targets(y[usable])
+        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+        self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        return Site(*without_unusable(x, y, usable), units, findings)
 
     def inputs(self, columns: Columns) -> Values | None:
         """Encoded inputs of a table, or None if columns are not as agreed."""
@@ -114,27 +119,14 @@ class _Reader:
         x = None if self.findings.problems else self._table(columns)
         return None if self.findings.problems else x
 
-    def _site(self, x: Values, y: Values, targeted: npt.NDArray[np.bool_], units: Values | None) -> Site:
+    def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
-        tokens = agreed.array is not None and agreed.array.vocabulary is not None
-        flat = x.reshape(len(x), -1)
-        usable = targeted & ((flat >= 0).all(axis=1) if tokens else np.isfinite(flat).all(axis=1))
         findings.unusable = int((~usable).sum())
-        lost = int((~targeted).sum())
-        if findings.unusable:
-            if x.dtype == np.uint8:
-                x = x / np.float32(255)
-            x[~usable] = -1 if tokens else np.nan
-            y[~usable] = 0
-        if findings.unusable > agreed.unusable * len(x):
-            where = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
-            fault = f"target column {where}" if lost else "array 'x', which is not finite"
+        if findings.unusable > agreed.unusable * len(usable):
             self._problem(
-                f"has {findings.unusable} of {len(x)} records that cannot be used, and at most "
+                f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
                 f"{100 * agreed.unusable:g} % may: correct {fault}"
             )
-        self._count_targets(y[usable])
-        return Site(x, y, units, findings)
 
     def _columns(self, sources: list[str]) -> Columns:
         agreed = self._agreed
@@ -236,29 +228,21 @@ class _Reader:
         most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
         found.examples = tuple(canonical(texts.distinct[place])[:40] for place in most if counts[place])
 
-    def _array(self, agreed: Array) -> Values | None:
-        x = self._x
+    def _array(self, agreed: Array, records: int) -> Values | None:
+        x = np.atleast_1d(self._x)
         if x.shape[1:] == agreed.shape[1:] and agreed.shape[0] == 1 and x.ndim == len(agreed.shape):
             x = x[:, None]
         tokens = agreed.vocabulary is not None
+        if len(x) != records:
+            self._problem(f"array 'x' holds {len(x)} records, another array {records}: give as many of each")
+            return None
         if x.shape[1:] != agreed.shape:
             self._problem(f"array 'x' holds records of shape {x.shape[1:]}, records.toml says {agreed.shape}")
             return None
         if x.dtype.kind not in ("iu" if tokens else "iuf"):
             self._problem(f"array 'x' is {x.dtype}: save {'whole numbers' if tokens else 'numbers'}")
             return None
-        if agreed.vocabulary is not None:
-            known = (x >= 0) & (x < agreed.vocabulary)
-            return np.where(known, x, -1).astype(np.int64)
-        if x.dtype == np.uint8 and not agreed.series:
-            return np.ascontiguousarray(x)
-        with np.errstate(over="ignore", invalid="ignore"):
-            numbers = (x / 255 if x.dtype == np.uint8 else x).astype(np.float32)
-            if not agreed.series:
-                return np.ascontiguousarray(numbers)
-            mean, std = np.asarray(agreed.mean, np.float32), np.asarray(agreed.std, np.float32)
-            series: Values = (numbers - mean) / std
-            return series
+        return encode_array(x, agreed)
 
     def _target(self, columns: Columns) -> tuple[Values, npt.NDArray[np.bool_]]:
         """Targets as a loss wants them, and which of them are there."""
@@ -295,7 +279,8 @@ class _Reader:
         texts = self._column(name, columns.texts)
         if texts is None:
             return np.zeros(columns.records, np.int64)
-        names = [canonical(text) for text in texts.distinct]
+        # Texts that may mean one unit are one: taking two persons for one only protects them together.
+        names = [canonical(text, whole=True) for text in texts.distinct]
         places = {text: place for place, text in enumerate(dict.fromkeys(names))}
         unit = np.array([*(places[text] if text else -1 for text in names), -1], np.int64)[texts.codes]
         nameless = int((unit < 0).sum())

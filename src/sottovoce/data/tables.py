@@ -123,7 +123,11 @@ class _Csv:
         types |= dict.fromkeys(loose, pa.string())
         columns = self.wanted or self.names[:1]
         return {
-            "parse_options": ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            "parse_options": ParseOptions(
+                delimiter=self.delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=len(self.names) > 1,  # of one column, an empty line is a missing value
+            ),
             "convert_options": ConvertOptions(
                 column_types=types, include_columns=columns, null_values=sorted(ABSENT)
             ),
