@@ -46,6 +46,7 @@ def enrolment(count: int) -> dict[str, Any]:
     import torch
 
     from sottovoce.blueprint import participant_name
+    from sottovoce.data import Facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.keys import agreed_secret, new_key, proof, public_key
@@ -57,7 +58,7 @@ def enrolment(count: int) -> dict[str, Any]:
     plan = Plan.load(
         overrides={**PLAN, "participants": count, "gradient_records": 400, "rounds": 500, "channel": "direct"}
     )
-    agreement = Agreement(plan, (1, 28, 28), 10, (0.1307,), (0.3081,))
+    agreement = Agreement(plan, Facts((1, 28, 28), 10, (0.1307,), (0.3081,)))
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(Path(folder) / "server.sqlite", agreement)
         coordinator = Coordinator(agreement, store)

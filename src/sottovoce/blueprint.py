@@ -9,21 +9,23 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sottovoce.blending import Blending, blending
 from sottovoce.context import Statistic, open_statistic
 from sottovoce.data import Facts
-from sottovoce.models import open_model
+from sottovoce.errors import SottovoceError
+from sottovoce.models import open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
-from sottovoce.release import Model, Release, open_releases, spending
+from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
 from sottovoce.seeding import derived_seed
 from sottovoce.subspace import Basis, open_basis
 
@@ -35,18 +37,61 @@ def participant_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A resolved plan (`gradient_records` > 0) with the objects it stands for, all public."""
+    """A resolved plan with the objects it stands for, all public; `sizes` are the participants' m_g."""
 
     plan: Plan
     facts: Facts
     model: Model
     statistic: Statistic
     schedule: np.ndarray
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_opened", {})
+
+    _opened: dict[int, dict[Kind, Release]] = field(init=False, repr=False)
+
+    def releases_of(self, participant: int | None) -> dict[Kind, Release]:
+        """The releases of a participant, by kind; a public context is not among them.
+
+        None stands for a future client, whose one release is a context.
+        """
+        plan, opened = self.plan, self._opened
+        if participant is None and plan.context_traits.future:
+            if 0 not in opened:
+                statistic = self._statistic(plan.future_context)
+                opened[0] = open_future_releases(plan, statistic, self.model)
+            return opened[0]
+        records = max(self.sizes) if participant is None else self.sizes[participant]
+        if records not in opened:
+            opened[records] = open_releases(
+                plan,
+                self.statistic,
+                self.facts.classes,
+                self.model,
+                records=records,
+                gradients=self.releases_max,
+            )
+        return opened[records]
+
+    def _statistic(self, context: str) -> Statistic:
+        return open_statistic(context, self.facts.shape, self.facts.classes, self.plan.context_groups)
+
+    @property
+    def releases(self) -> dict[Kind, Release]:
+        """The releases of a client where all hold alike many records, and of future clients."""
+        return self.releases_of(None)
 
     @cached_property
-    def releases(self) -> dict[Kind, Release]:
-        """The releases that a client makes, by kind; a public context is not among them."""
-        return open_releases(self.plan, self.statistic, self.model, self.releases_max)
+    def blending(self) -> Blending:
+        """How much each participant's release counts, and in which part of its coefficients."""
+        sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
+        return blending(self.plan, self.sizes, sigmas, self.releases_max)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all participants average over alike many records, and so add the same noise."""
+        return len(set(self.sizes)) == 1
 
     @property
     def module(self) -> nn.Module:
@@ -86,12 +131,14 @@ class Blueprint:
 
     @property
     def sigma(self) -> float:
-        """σ of a gradient release."""
-        return self.releases["gradient"].sigma
+        """σ of a gradient release; of the smallest participant's, where they differ."""
+        return self.releases_of(int(np.argmin(self.sizes)))["gradient"].sigma
 
     @property
     def sigma_context(self) -> float:
         """σ of a context, also where the context is public and none is released."""
+        if self.plan.releases_context:
+            return self.releases_of(0)["context"].sigma
         return self.sigma * self.plan.context_noise
 
     @property
@@ -100,13 +147,15 @@ class Blueprint:
         plan = self.plan
         return Budget(epsilon=plan.budget or plan.epsilon, delta=plan.delta, accounting=plan.accounting)
 
-    def epsilon(self, counts: Mapping[Kind, int]) -> float:
-        """ε after so many releases of each kind."""
-        return accounting.epsilon(spending(self.releases, counts), self.plan.delta, self.plan.accounting)
+    def epsilon(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
+        """ε of a client after so many releases of each kind."""
+        spent = spending(self.releases_of(participant), counts)
+        return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:
         """Releases of a participant that the schedule calls so often."""
-        return {"gradient": gradients, **self.future_counts}
+        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.future else {}
+        return {"gradient": gradients, **self.future_counts, **once}
 
     @property
     def future_counts(self) -> dict[Kind, int]:
@@ -120,16 +169,21 @@ class Blueprint:
     def to(self, device: str) -> Blueprint:
         """The same blueprint with module and basis on a device."""
         model = Model.of(self.module.to(torch.device(device)), self.basis.to(device))
-        return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule)
+        return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule, self.sizes)
 
 
-def draw(plan: Plan, facts: Facts, module: nn.Module | None = None) -> Blueprint:
-    """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python."""
+def draw(plan: Plan, facts: Facts, module: nn.Module | None = None, sizes: Sequence[int] = ()) -> Blueprint:
+    """The blueprint of a resolved plan; `module` replaces the plan's own model, from Python.
+
+    `sizes` are the participants' training records where the plan leaves `gradient_records` to them.
+    """
     if module is None:
         module = open_model(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
     else:
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
-    kind = "identity" if plan.traits.whole_model else plan.basis
+    size = sum(parameter.numel() for parameter in trainable(module))
+    # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
+    kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     order = schedule.open_schedule(
         plan.schedule,
@@ -139,7 +193,10 @@ def draw(plan: Plan, facts: Facts, module: nn.Module | None = None) -> Blueprint
         seed=derived_seed(plan.seed, "schedule"),
     )
     statistic = open_statistic(plan.context, facts.shape, facts.classes, plan.context_groups)
-    return Blueprint(plan, facts, Model.of(module, basis), statistic, order)
+    counts = (plan.gradient_records,) * plan.participants if plan.gradient_records else tuple(sizes)
+    if len(counts) != plan.participants:
+        raise SottovoceError("gradient_records=0 leaves their number to the participants: state their sizes")
+    return Blueprint(plan, facts, Model.of(module, basis), statistic, order, counts)
 
 
 def client_secret(master: bytes, client: str) -> bytes:

@@ -25,6 +25,8 @@ class Method:
     """Every parameter adapts, instead of k coefficients."""
     replays: bool = False
     """Repeats the gains of another run on the same records: a simulation only."""
+    individual: bool = False
+    """Clients that train have a part of their own, which future clients lack."""
     calibrated_with_context: bool = True
     """Gets the noise of a plan that pays for a context, so that controls differ in one thing only."""
 
@@ -37,6 +39,7 @@ METHODS = {
     "direct": Method("never"),
     "radial": Method("never"),
     "replay": Method("never", replays=True),
+    "blend": Method("optional", individual=True, calibrated_with_context=False),
 }
 
 
@@ -44,10 +47,16 @@ METHODS = {
 class Context:
     """The statistic that a client releases once (`context`)."""
 
+    choosable: bool = True
+    """A plan may name it."""
     released: bool = True
     uses_labels: bool = False
+    class_shares: bool = False
+    """Estimates the shares of the classes among a client's records."""
     uses_model: bool = False
     """Made with the private model of `context_round`, and released then."""
+    future: str = ""
+    """The context of future clients, where it is another one: they may have no labels."""
     rescaled: Literal["no", "each", "together"] = "no"
     """How the server rescales contexts: not, each coordinate by its own spread, or all by one."""
 
@@ -55,9 +64,11 @@ class Context:
 CONTEXTS = {
     "moments": Context(),
     "standardized": Context(rescaled="each"),
-    "labels": Context(uses_labels=True),
-    "predictions": Context(uses_model=True, rescaled="together"),
+    "labels": Context(uses_labels=True, class_shares=True),
+    "predictions": Context(uses_model=True, class_shares=True, rescaled="together"),
     "public": Context(released=False),
+    "shares": Context(uses_labels=True, class_shares=True, future="predicted-shares"),
+    "predicted-shares": Context(uses_model=True, class_shares=True, choosable=False),
 }
 
 
@@ -84,6 +95,8 @@ PARTITIONS = ("dirichlet", "iid", "client")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
+PRIORS = ("none", "context")
+FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 
 def entry(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:

@@ -43,10 +43,13 @@ class Client:
         *,
         run: str,
         secret: bytes,
+        participant: int | None = None,
         account: str | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.name = name
+        self.participant = participant
+        """Its number among the participants; None for a future client."""
         self._account = account or name
         self._records = records
         self._blueprint = blueprint
@@ -64,9 +67,15 @@ class Client:
         """
         return self._release("context", 0, lambda: self._records.context, coefficients)
 
+    def release_confusion(self, coefficients: Tensor) -> bytes:
+        """How the shared model confuses the classes of the training records, charged once, at the end."""
+        return self._release("confusion", 0, lambda: self._records.train, coefficients)
+
     def training_records(self, round_number: int) -> Records:
         """The m_g training records of a round, drawn without looking at them."""
-        records, wanted = self._records.train, self._blueprint.plan.gradient_records
+        sizes = self._blueprint.sizes
+        wanted = max(sizes) if self.participant is None else sizes[self.participant]
+        records = self._records.train
         if wanted == len(records):
             return records
         seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
@@ -108,7 +117,7 @@ class Client:
     ) -> bytes:
         """The one way out: what was charged before is sent as stored, all else is charged first."""
         self.signal = None
-        release, plan = self._blueprint.releases[kind], self._blueprint.plan
+        release, plan = self._blueprint.releases_of(self.participant)[kind], self._blueprint.plan
         if self._ledger is None and release.place != "nowhere":
             raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
         if self._ledger is not None:

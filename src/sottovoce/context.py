@@ -119,6 +119,38 @@ class MeanPrediction(ClassShares):
         return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), hot, 0.0)
 
 
+class MeanProbability(ClassShares):
+    """Mean class probabilities under the shared model, for future clients without labels."""
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        return _probabilities(logits)
+
+
+class Confusion(Statistic):
+    """How classes are taken for one another: the mean of e_y ⊗ p(x), for labels y and probabilities p.
+
+    Vectors of different labels are orthogonal and of norm at most 1, those of one label differ by two points
+    of the simplex: no two are more than √2 apart.
+    """
+
+    spread = math.sqrt(2.0)
+
+    def __init__(self, classes: int) -> None:
+        self.size = classes**2
+        self._classes = classes
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        hot = torch.nn.functional.one_hot(y, self._classes).double()
+        return (hot[:, :, None] * _probabilities(logits)[:, None, :]).flatten(1)
+
+
+def _probabilities(logits: Tensor | None) -> Tensor:
+    if logits is None:
+        raise ContextError("class probabilities need the shared model: give its coefficients")
+    probabilities = torch.softmax(logits.double(), dim=1)
+    return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), probabilities, torch.nan)
+
+
 def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int = 1) -> Statistic:
     """The statistic of a plan's `context`; `standardized` is `moments`, rescaled later by the server.
 
@@ -130,6 +162,8 @@ def open_statistic(name: str, shape: tuple[int, ...], classes: int, groups: int 
         "public": lambda: Moments(block_groups(shape, groups)),
         "labels": lambda: LabelHistogram(classes),
         "predictions": lambda: MeanPrediction(classes),
+        "shares": lambda: LabelHistogram(classes),
+        "predicted-shares": lambda: MeanProbability(classes),
     }
     return entry("context", name, statistics)()
 

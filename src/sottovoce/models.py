@@ -8,6 +8,7 @@ initialization under a public seed, the same on every machine.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,7 +57,15 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-MODELS: dict[str, ModelFactory] = {"lenet": lenet}
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One linear layer on the flattened record, starting at zero: all classes alike."""
+    layer = nn.Linear(math.prod(shape), classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear}
 """Built-in models by name."""
 
 

@@ -26,11 +26,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partition": catalog.PARTITIONS,
     "basis": catalog.BASES,
     "method": tuple(METHODS),
-    "context": tuple(CONTEXTS),
+    "context": tuple(name for name, context in CONTEXTS.items() if context.choosable),
     "channel": tuple(catalog.CHANNELS),
     "lattice": catalog.LATTICES,
     "accounting": catalog.ACCOUNTINGS,
     "schedule": catalog.SCHEDULES,
+    "prior": catalog.PRIORS,
+    "features": catalog.FEATURES,
 }
 
 
@@ -73,7 +75,7 @@ class Plan:
     trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
     context: str = key("moments", "statistic that a client releases once, or public: none is released")
     context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
-    context_records: int = key(333, "m_c, records behind a context")
+    context_records: int = key(333, "m_c, records behind a context; 0: as many as every client has")
     context_round: int = key(0, "predictions: the round before which the contexts are released")
     context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
     gradient_records: int = key(0, "m_g, records behind a gradient release; 0: all training records")
@@ -81,7 +83,7 @@ class Plan:
     rounds: int = key(500, "communication rounds")
     clients_per_round: int = key(2, "participants that release in a round")
     schedule: str = key("balanced", "who releases when, fixed before data are seen")
-    learning_rate: float = key(0.2, "server step size")
+    learning_rate: float = key(0.2, "server step size; 0 with blend: from the noise")
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
     replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
@@ -95,6 +97,21 @@ class Plan:
     seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
     evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
     repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", since="0.2")
+    individual: float = key(
+        -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size", since="0.2"
+    )
+    generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
+    weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    features: str = key("none", "public map of a picture that the model sees instead of it", since="0.2")
+    feature_size: int = key(0, "features: project to so many numbers; 0: as many as the map has", since="0.2")
+    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", since="0.2")
+    context_share: float = key(
+        0.0, "share of the budget (of μ²) that contexts get; 0: context_noise decides", since="0.2"
+    )
+    confusion_share: float = key(
+        0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
+    )
+    prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -165,6 +182,11 @@ class Plan:
         return METHODS[self.method]
 
     @property
+    def future_context(self) -> str:
+        """The context that future clients release."""
+        return self.context_traits.future or self.context
+
+    @property
     def context_traits(self) -> catalog.Context:
         """What the context is capable of."""
         return CONTEXTS[self.context]
@@ -180,16 +202,17 @@ def _check(plan: Plan) -> None:
         value = getattr(plan, name)
         if value not in valid:
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    method, context = plan.traits, plan.context_traits
     positive = (
         "participants",
         "coefficients",
         "hidden",
         "trunk_layers",
         "context_groups",
-        "context_records",
         "rounds",
     )
-    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", "learning_rate"):
+    steps = () if method.individual else ("learning_rate",)
+    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", *steps):
         value = getattr(plan, name)
         if not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
@@ -198,16 +221,17 @@ def _check(plan: Plan) -> None:
         "future_clients",
         "records_per_client",
         "gradient_records",
+        "context_records",
+        "feature_size",
         "context_round",
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
-    method, context = plan.traits, plan.context_traits
     if context.rescaled != "no" and plan.participants < 2:
         raise PlanError(
             f"context={plan.context} is scaled by how participants differ: set participants above 1"
@@ -235,6 +259,16 @@ def _check(plan: Plan) -> None:
         raise PlanError(
             f"method={plan.method} personalizes through a context: choose one, or use method=global"
         )
+    if plan.generated + max(plan.individual, 0.0) > 1 or plan.individual > 1:
+        raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
+    if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
+        raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
+    if context.future and not plan.context_share:
+        raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
+    if plan.generated and not context.released:
+        raise PlanError("generated says how far a context decides: choose a context, or set generated=0")
+    if plan.prior != "none" and not context.class_shares:
+        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
     if method.replays != bool(plan.replay_gains):

@@ -47,13 +47,48 @@ TUNED: dict[str, dict[str, Any]] = {
         "context_round": 250,
     },
 }
-PRESETS = ("paper", "tuned")
+BEST: dict[str, Any] = {
+    "model": "linear",
+    "method": "blend",
+    "context_records": 0,
+    "clip": 0.5,
+    "rounds": 40,
+    "learning_rate": 0.0,
+    "momentum": 0.9,
+    "averaging": 0.3,
+    "weighting": 1.5,
+    "evaluate_every": 10,
+}
+PICTURES: dict[str, Any] = {
+    "features": "scattering+patterns",
+    "feature_size": 2048,
+    "context": "shares",
+    "context_share": 0.05,
+    "prior": "context",
+    "coefficients": 20490,
+}
+BEST_FOR: dict[str, dict[str, Any]] = {
+    "mnist-small": {
+        **PICTURES,
+        "features": "scattering",
+        "participants": 16,
+        "future_clients": 4,
+        "records_per_client": 500,
+    },
+    "mnist": {**PICTURES, "features": "scattering"},
+    "fashion-mnist": PICTURES,
+    "cifar10": {**PICTURES, "mirror": True},
+}
+PRESETS = ("paper", "tuned", "best")
 
 
 def preset_values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     """The keys that a preset sets for a dataset; `context` is the user's own choice, if any."""
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
+    if preset == "best":
+        values = {**BEST, **BEST_FOR.get(dataset, {"context": "public"}), "preset": preset}
+        return {**values, "clients_per_round": values.get("participants", 40)}
     values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":
         values.pop("context_round", None)

@@ -8,6 +8,7 @@ by the channel, at the client; `place` says so, or says that there is none.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.noiseless import Noiseless
 from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.channel.wire import Stream
-from sottovoce.context import Statistic
+from sottovoce.context import Confusion, Statistic
 from sottovoce.data import Records
 from sottovoce.gradients import clipped_mean, sensitivity
 from sottovoce.models import flat_parameters, logits
@@ -108,18 +109,37 @@ class Release:
         return self.channel.decode(message, secret=secret, stream=stream)
 
 
-def open_releases(plan: Plan, statistic: Statistic, model: Model, releases_max: int) -> dict[Kind, Release]:
-    """The releases that a plan's clients make, by kind; the noise of a run is decided here and nowhere else.
+def open_releases(
+    plan: Plan, statistic: Statistic, classes: int, model: Model, *, records: int, gradients: int
+) -> dict[Kind, Release]:
+    """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
-    σ is such that the busiest participant, with `releases_max` gradients, spends the plan's ε (Eq. 16).
+    `records` is the client's m_g, and σ is such that it spends the plan's ε with so many `gradients`
+    (Eq. 16): a client with more records adds less noise.
     """
-    contexts = statistic.sensitivity(plan.context_records)
-    gradients = sensitivity(plan.clip, plan.gradient_records)
-    sigma = _calibrated(plan, releases_max * gradients**2, contexts)
-    releases = {"gradient": _gradient(plan, model, gradients, sigma)}
+    bound = sensitivity(plan.clip, records)
+    context = statistic.sensitivity(plan.context_records)
+    shares = plan.context_share + (plan.confusion_share if plan.context_traits.future else 0.0)
+    if shares:
+        sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
+        sigma_context = _share(plan, context, plan.context_share)
+    else:
+        sigma = _calibrated(plan, gradients * bound**2, context)
+        sigma_context = sigma * plan.context_noise
+    releases = [_gradient(plan, model, records, bound, sigma)]
     if plan.releases_context:
-        releases["context"] = _context(plan, statistic, model, contexts, sigma * plan.context_noise)
-    return {release.kind: release for release in releases.values()}
+        releases.append(_averaged("context", plan, statistic, model, plan.context_records, sigma_context))
+    if plan.context_traits.future:
+        confusion = Confusion(classes)
+        noise = _share(plan, confusion.sensitivity(records), plan.confusion_share)
+        releases.append(_averaged("confusion", plan, confusion, model, records, noise))
+    return {release.kind: release for release in releases}
+
+
+def open_future_releases(plan: Plan, statistic: Statistic, model: Model) -> dict[Kind, Release]:
+    """The one release of a future client, where it is another than the participants': it gets all of ε."""
+    sigma = _share(plan, statistic.sensitivity(plan.context_records), 1.0)
+    return {"context": _averaged("context", plan, statistic, model, plan.context_records, sigma)}
 
 
 def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
@@ -127,8 +147,10 @@ def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> fl
     return sum(count * releases[kind].mu_squared for kind, count in counts.items() if count)
 
 
-def _context(plan: Plan, statistic: Statistic, model: Model, bound: float, sigma: float) -> Release:
-    """The context (Eqs. 1 and 2): released once, of exactly m_c records."""
+def _averaged(
+    kind: Kind, plan: Plan, statistic: Statistic, model: Model, count: int, sigma: float
+) -> Release:
+    """The mean of a bounded statistic over exactly `count` records: a context (Eqs. 1 and 2), a confusion."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         output = None
@@ -136,13 +158,13 @@ def _context(plan: Plan, statistic: Statistic, model: Model, bound: float, sigma
             with torch.no_grad():
                 theta = model.theta(coefficients)
                 output = logits(model.module, theta, records.x.to(theta.device)).to(records.x.device)
-        return statistic.mean(records.x, records.y, plan.context_records, output)
+        return statistic.mean(records.x, records.y, count, output)
 
-    return Release("context", mean, bound, _channel(plan, statistic.size, sigma))
+    return Release(kind, mean, statistic.sensitivity(count), _channel(plan, statistic.size, sigma))
 
 
-def _gradient(plan: Plan, model: Model, bound: float, sigma: float) -> Release:
-    """The clipped mean of m_g records' coefficient gradients (Eqs. 4 and 5), once a round."""
+def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) -> Release:
+    """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
@@ -154,7 +176,7 @@ def _gradient(plan: Plan, model: Model, bound: float, sigma: float) -> Release:
             records.x.to(theta.device),
             records.y.to(theta.device),
             clip=plan.clip,
-            denominator=plan.gradient_records,
+            denominator=count,
         )
 
     return Release("gradient", mean, bound, _channel(plan, model.basis.coefficients, sigma))
@@ -165,13 +187,21 @@ def _calibrated(plan: Plan, gradients_squared: float, context: float) -> float:
     if not plan.private:
         return 0.0
     squared = gradients_squared
-    if plan.traits.calibrated_with_context:
+    if plan.releases_context or plan.traits.calibrated_with_context:
         squared += (context / plan.context_noise) ** 2
     sigma = accounting.calibrate(
         epsilon=plan.epsilon, delta=plan.delta, accounting=plan.accounting, squared_sensitivity=squared
     )
     # A ledger adds releases up one by one; the rounding of its sum must not pass the target.
     return sigma * (1 + 1e-12)
+
+
+def _share(plan: Plan, bound: float, share: float) -> float:
+    """σ of releases with Σ Δ² = bound², such that they spend a share of the plan's μ²."""
+    if not plan.private:
+        return 0.0
+    budget = share * accounting.mu_squared(plan.epsilon, plan.delta, plan.accounting)
+    return bound / math.sqrt(budget) * (1 + 1e-12)
 
 
 def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:

@@ -16,21 +16,28 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.generator import Direct, Generator, open_generator
+from sottovoce.generator import Blend, Direct, Generator, open_generator
+from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
 
 def update_generator(
-    generator: Generator | Direct, descent: Descent, inputs: Tensor, releases: Tensor
+    generator: Generator | Direct | Blend,
+    descent: Descent,
+    inputs: Tensor,
+    releases: Tensor,
+    participants: Sequence[int] = (),
+    weights: Tensor | None = None,
 ) -> float:
-    """ω ← ω − (η/|S|) Σ_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k).
+    """ω ← ω − η Σ_i w_i J_iᵀ g̃_i, for contexts `inputs` (|S|, c) and `releases` g̃ (|S|, k); w_i = 1/|S|.
 
     Returns the step's effective gain ‖Σ_i J_iᵀ g̃_i‖² / Σ_i ‖g̃_i‖²: how far it moves the coefficients along
     the releases, against a step on shared coefficients. It is ‖h‖² for one client while W is zero.
     """
     descent.zero()
-    generator(inputs).backward(gradient=releases / len(releases))
+    weighted = releases / len(releases) if weights is None else releases * weights[:, None]
+    generator.pull(inputs, weighted, releases, participants)
     pulled = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
     descent.step()
     released = torch.linalg.vector_norm(releases).clamp_min(1e-30)
@@ -57,15 +64,21 @@ class Server:
             plan.trunk_layers,
             blueprint.coefficients,
             derived_seed(plan.seed, "generator"),
+            blueprint.blending,
         ).to(self._device)
-        self._descent = Descent(self.generator, plan.learning_rate, plan.momentum)
+        self._step = blueprint.blending.step if plan.traits.individual else plan.learning_rate
+        self._descent = Descent(self.generator, self._step, plan.momentum)
+        self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
+        self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
+        self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
+        self._confused = 0
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
         self._scale = torch.ones(blueprint.statistic.size, device=self._device)
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
-        self._average = {name: torch.zeros_like(p) for name, p in self.generator.named_parameters()}
+        self._average: dict[str, Tensor] = {}
 
     # Contexts
 
@@ -84,7 +97,7 @@ class Server:
     def open_contexts(self) -> Tensor | None:
         """Call before contexts are released: the shared coefficients behind predictions, else None."""
         if not self.blueprint.plan.context_traits.uses_model:
-            return None
+            return self.shared_coefficients() if self.blueprint.plan.context_traits.future else None
         if not bool(self._known.any()):
             with torch.no_grad():
                 self._snapshot = self.generator(self._neutral[None])[0].clone()
@@ -117,12 +130,29 @@ class Server:
         rescaled = (self._contexts[index] - self._center) / self._scale
         return torch.where(self._known[index, None], rescaled, self._neutral)
 
+    # Confusions
+
+    @torch.no_grad()
+    def shared_coefficients(self) -> Tensor:
+        """What a client gets of whom nothing is known: the model behind confusions and predicted shares."""
+        coefficients: Tensor = self.generator(self._neutral[None])[0]
+        return coefficients
+
+    def receive_confusion(self, participant: int, confusion: np.ndarray) -> None:
+        """Adds one decoded confusion, counting as much as its client's records."""
+        self._confusion += self._weights[participant] * self._tensor(confusion).view_as(self._confusion)
+        self._confused += 1
+
     # Coefficients
 
     @torch.no_grad()
     def coefficients(self, participants: Sequence[int]) -> Tensor:
         """The current coefficients of participants, (n, k)."""
-        coefficients: Tensor = self.generator(self.inputs(participants))
+        coefficients: Tensor = self.generator(self.inputs(participants), participants)
+        if self._priors is not None:
+            index = torch.as_tensor(participants, device=self._device)
+            priors = self._priors.coefficients(self._contexts[index])
+            coefficients = coefficients + torch.where(self._known[index, None], priors, 0.0)
         return coefficients
 
     @torch.no_grad()
@@ -130,12 +160,23 @@ class Server:
         """Coefficients (k,) of a client that never trained, from its decoded context alone."""
         given = self._neutral if context is None else (self._tensor(context) - self._center) / self._scale
         coefficients: Tensor = self.generator(given[None])[0]
+        if self._priors is not None and context is not None:
+            coefficients = coefficients + self._priors.future(self._tensor(context), self._label_shift())
         return coefficients
 
     @torch.no_grad()
     def gain(self, participants: Sequence[int]) -> float:
         """Mean ‖h‖² over these participants."""
         return float(self.generator.gain(self.inputs(participants)).mean())
+
+    def _label_shift(self) -> LabelShift | None:
+        """How class shares differ among participants, and how the shared model confuses classes."""
+        if not self._confused:
+            return None
+        blueprint = self.blueprint
+        sigmas = [blueprint.releases_of(i)["confusion"].sigma for i in range(blueprint.plan.participants)]
+        noise = float(self._weights.cpu().double().mul(torch.tensor(sigmas)).norm())
+        return LabelShift.of(self._contexts[self._known], blueprint.sigma_context, self._confusion, noise)
 
     # Rounds
 
@@ -149,16 +190,19 @@ class Server:
         effective = None
         if order:
             replayed = 1.0 if self._gains is None else self._gains[self.round]
-            self._descent.learning_rate = plan.learning_rate * replayed
+            self._descent.learning_rate = self._step * replayed
+            weights = self._weights[order] / self._weights[order].sum() if plan.weighting else None
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
             effective = replayed * update_generator(
-                self.generator, self._descent, self.inputs(order), stacked
+                self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
         self.round += 1
         averaged = self.round - self._first_averaged
         if averaged > 0:
             for name, parameter in self.generator.named_parameters():
-                self._average[name] += (parameter.detach() - self._average[name]) / averaged
+                # A part that came into being late was zero before.
+                average = self._average.setdefault(name, torch.zeros_like(parameter))
+                average += (parameter.detach() - average) / averaged
         return effective
 
     def finish(self) -> None:
@@ -186,6 +230,8 @@ class Server:
             center=self._center,
             scale=self._scale,
             snapshot=self._snapshot,
+            confusion=self._confusion,
+            confused=torch.tensor(self._confused),
             round=torch.tensor(self.round),
         )
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -202,6 +248,9 @@ class Server:
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)
             self.round = int(state["round"])
+            if "confusion" in state:  # files of version 0.1 have none
+                self._confusion = state["confusion"].to(self._device)
+                self._confused = int(state["confused"])
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average.") for name in state)
         except (KeyError, RuntimeError) as error:

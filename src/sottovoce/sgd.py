@@ -14,7 +14,7 @@ class Descent:
     """Steps along the gradients that lie in a module's parameters."""
 
     def __init__(self, module: nn.Module, learning_rate: float, momentum: float) -> None:
-        self._parameters = dict(module.named_parameters())
+        self._module = module
         self._momentum = momentum
         self.learning_rate = learning_rate
         self.velocity: dict[str, Tensor] = {}
@@ -22,13 +22,13 @@ class Descent:
 
     def zero(self) -> None:
         """Forgets the gradients."""
-        for parameter in self._parameters.values():
+        for parameter in self._module.parameters():
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """One step; parameters without a gradient stay."""
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._module.named_parameters():
             gradient = parameter.grad
             if gradient is None:
                 continue

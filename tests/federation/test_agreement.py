@@ -43,6 +43,6 @@ def test_a_missing_agreement_says_whom_to_ask(tmp_path: Path) -> None:
 def test_a_federation_needs_noise_and_a_number_of_records() -> None:
     agreement = agree(small_plan())
     with pytest.raises(AgreementError, match="simulator only"):
-        Agreement(agreement.plan.replace(epsilon=float("inf")), (1, 28, 28), 10, (0.0,), (1.0,))
+        Agreement(agreement.plan.replace(epsilon=float("inf")), agreement.facts)
     with pytest.raises(AgreementError, match="every client can give"):
-        Agreement(agreement.plan.replace(gradient_records=0), (1, 28, 28), 10, (0.0,), (1.0,))
+        Agreement(agreement.plan.replace(gradient_records=0), agreement.facts)

@@ -18,6 +18,7 @@ from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.rollback import Trace
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.files import FileError
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Charge, Overspent
 from sottovoce.simulation.training import train
@@ -383,5 +384,5 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
     world = World(tmp_path)
-    with pytest.raises(StoreError, match="another server"):
+    with pytest.raises(FileError, match="another server"):
         Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)

@@ -112,7 +112,7 @@ def test_what_is_left_out_is_of_the_open_round(tmp_path: Path) -> None:
         {"kind": "gradient", "round": "2\n"},
         {"kind": "all", "round": 2},
     ):
-        with pytest.raises(SottovoceError, match=r"not open|no release"):
+        with pytest.raises(SottovoceError, match=r"not open|other than a release"):
             world.coordinator.accept(0, {**false, "left_out": "gone"})
     assert 0 in world.coordinator.missing()
 

@@ -131,6 +131,8 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     ((400, 1, 28, 28), 100, 200)
     """
     index = division(dataset, plan)
+    smallest = training_size(min(map(len, index)))
+    plan = plan.replace(context_records=plan.context_records or max(1, smallest))
     seen, unseen = index[: plan.participants], index[plan.participants :]
     check_sizes(plan.context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
     seeds = split_seeds(len(index), plan.seed)
@@ -159,16 +161,19 @@ def scope(plan: Plan, dataset: Dataset) -> str:
     return hashlib.sha256(repr((dataset.digest, *divided, plan.seed)).encode()).hexdigest()[:32]
 
 
-def resolve(plan: Plan, smallest_client: int) -> Plan:
-    """The plan with `gradient_records` settled, for a smallest participant of so many records."""
-    available = training_size(smallest_client)
-    wanted = plan.gradient_records or available
+def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
+    """The plan with `gradient_records` settled, for participants of so many records.
+
+    Where it is 0 and they hold alike many, all of them; where they differ it stays 0, each its own.
+    """
+    available = training_size(min(sizes))
+    wanted = plan.gradient_records or (available if len(set(sizes)) == 1 else 0)
     if wanted > available:
         raise PlanError(
             f"gradient_records={wanted}, but the smallest participant has {available} training records: "
             f"set gradient_records to at most {available}, or 0 for all"
         )
-    return plan.replace(gradient_records=wanted)
+    return plan.replace(gradient_records=wanted, context_records=plan.context_records or available)
 
 
 def check_sizes(context_records: int, participant: int, future: int | None) -> None:

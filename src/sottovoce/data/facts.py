@@ -45,6 +45,8 @@ class Facts:
     classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    source: Facts | None = None
+    """What a record was before a public feature map described it; None where the model sees it itself."""
     task: str = "classes"
     class_names: tuple[str, ...] = ()
     columns: str = ""
@@ -65,9 +67,10 @@ class Facts:
     def fields(self) -> dict[str, Any]:
         """As plain values, for TOML, JSON and model files; what is not known is left out."""
         lists = {name: list(getattr(self, name)) for name in ("shape", "mean", "std")}
+        source = {} if self.source is None else {"source": self.source.fields()}
         named = {"task": self.task, "class_names": list(self.class_names), "columns": self.columns}
         known = {name: value for name, value in named.items() if value not in ("classes", [], "")}
-        return {**lists, "classes": self.classes, **known}
+        return {**lists, "classes": self.classes, **known, **source}
 
     def metadata(self) -> dict[str, str]:
         """As texts, for the header of a model file."""
@@ -87,7 +90,8 @@ class Facts:
             raise FactsError(f"records of shape {shape} are larger than any we know: check the description")
         if len(mean) not in (1, shape[0]) or len(std) not in (1, shape[0]) or min(std) <= 0:
             raise FactsError("mean and std are one number, or one a channel, and std is positive: check them")
-        return cls(shape, classes, mean, std, task, names, columns)
+        source = None if fields.get("source") is None else cls.parse({**fields["source"], "source": None})
+        return cls(shape, classes, mean, std, source, task, names, columns)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
@@ -96,6 +100,7 @@ class Facts:
             fields = {name: json.loads(metadata[name]) for name in ("shape", "classes", "mean", "std")}
             optional = [name for name in ("task", "class_names", "columns") if name in metadata]
             fields |= {name: json.loads(metadata[name]) for name in optional}
+            fields["source"] = json.loads(metadata.get("source", "null"))
         except (KeyError, ValueError) as error:
             raise FactsError(f"that file does not say what its records are ({error!r})") from None
         return cls.parse(fields)

@@ -19,8 +19,8 @@ from sottovoce.plan import Plan
 def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
     """The agreement of a plan about its own dataset, resolved as the simulator resolves it."""
     records = load(plan.dataset) if dataset is None else dataset
-    smallest = min(len(index) for index in division(records, plan)[: plan.participants])
-    return Agreement(resolve(plan, smallest), records.facts)
+    sizes = [len(index) for index in division(records, plan)[: plan.participants]]
+    return Agreement(resolve(plan, [min(sizes)]), records.facts)
 
 
 def write_client_files(

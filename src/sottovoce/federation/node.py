@@ -144,6 +144,7 @@ class Member:
             secret=channel_secret(
                 self._agreement.plan, bytes.fromhex(enrolment.secret), enrolment.participant
             ),
+            participant=enrolment.participant,
             account=OWN_RECORDS,
         )
         if kind == "context":

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import CONTEXTS
 from sottovoce.client import OWN_RECORDS, Client
 from sottovoce.data import ClientRecords
+from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import locked, write_atomically
 from sottovoce.modelfile import personal_model
@@ -77,9 +79,9 @@ def obtain_model(
     client's ledger may reach, by default the run's own.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
-    uses_labels = plan.context_traits.uses_labels
+    uses_labels = CONTEXTS[plan.future_context].uses_labels
     model = server.context_model()
-    records = data.read_client(source, facts=blueprint.facts, needed=plan.context_records, labels=uses_labels)
+    records = described_client(source, plan, blueprint.facts, needed=plan.context_records, labels=uses_labels)
     split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
     ledger_file = Path(ledger) if ledger is not None else source.with_suffix(".ledger.sqlite")
     allowed = Budget(budget or plan.epsilon, plan.delta, plan.accounting)

@@ -22,7 +22,7 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
 from sottovoce.privacy.ledger_file import LedgerFile
 
-Kind = Literal["context", "gradient"]
+Kind = Literal["context", "gradient", "confusion"]
 Client = int | str
 
 # Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε

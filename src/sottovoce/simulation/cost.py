@@ -15,6 +15,7 @@ import torch
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import COEFFICIENT_BYTES
@@ -35,9 +36,11 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, size), public.facts)
+        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan))
     federation = data.divide(data.load(plan.dataset), plan)
-    return draw(data.resolve(plan, min(federation.participants.sizes)), federation.facts)
+    sizes = federation.participants.sizes
+    trained = [data.training_size(size) for size in sizes]
+    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), sizes=trained)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
@@ -76,8 +79,8 @@ def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
     plan, release = blueprint.plan, blueprint.releases["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
-    x = torch.randn(plan.gradient_records, *blueprint.facts.shape, generator=generator)
-    y = torch.randint(blueprint.facts.classes, (plan.gradient_records,), generator=generator)
+    x = torch.randn(max(blueprint.sizes), *blueprint.facts.shape, generator=generator)
+    y = torch.randint(blueprint.facts.classes, (max(blueprint.sizes),), generator=generator)
     u = np.random.default_rng(plan.seed).normal(size=release.size)
     u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
     secret = secrets.token_bytes(32)

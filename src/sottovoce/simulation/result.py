@@ -11,6 +11,7 @@ import numpy as np
 
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import CONTEXTS
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Ledger
 
@@ -65,8 +66,10 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "seed": plan.seed,
         "preset": plan.preset,
         "context": plan.context,
-        "uses_future_labels": plan.context_traits.uses_labels,
+        "uses_future_labels": CONTEXTS[plan.future_context].uses_labels,
         "channel": plan.channel,
+        "features": plan.features,
+        "public_pretraining": False,
         "basis": blueprint.basis.kind,
         "seeded": plan.seeded,
         "model_parameters": blueprint.basis.size,

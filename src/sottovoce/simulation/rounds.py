@@ -89,7 +89,7 @@ class Simulation:
             given = None if clipped is None else clipped[i]
             message = client.release_gradient(opened.number, opened.coefficients[i], given)
             sent += len(message)
-            decoded = self._decode("gradient", message, client.name, opened.number)
+            decoded = self._decode("gradient", message, client, opened.number)
             releases[participant] = decoded
             if client.signal is not None:
                 signals.append(float(np.linalg.norm(client.signal)))
@@ -140,33 +140,58 @@ class Simulation:
             self._future_contexts = state["future_contexts"].numpy()
 
     def _release_contexts(self) -> int:
-        """All participants' contexts, and the future clients', who are at hand here; bytes sent."""
+        """All participants' contexts, and the future clients' where they release the same; bytes sent."""
         model = self.server.open_contexts()
         total = 0
         for participant in range(self.blueprint.plan.participants):
             client = self._participant(participant)
             message = client.release_context(model)
             total += len(message)
-            self.server.receive_context(participant, self._decode("context", message, client.name))
+            self.server.receive_context(participant, self._decode("context", message, client))
         self.server.close_contexts()
+        if not self.blueprint.plan.context_traits.future:
+            self._release_future(model)
+        return total
+
+    def finish(self) -> None:
+        """After the last round: the final generator and, where the plan has them, the last releases."""
+        self.server.finish()
+        if self.blueprint.plan.context_traits.future and self._future_contexts is None:
+            model = self.server.shared_coefficients()
+            for participant in range(self.blueprint.plan.participants):
+                client = self._participant(participant)
+                decoded = self._decode("confusion", client.release_confusion(model), client)
+                self.server.receive_confusion(participant, decoded)
+            self._release_future(model)
+
+    def _release_future(self, model: Tensor | None) -> None:
+        """The contexts of the future clients, who are at hand here."""
         decoded = []
         for index in range(len(self.federation.future)):
             client = self._future(index)
-            decoded.append(self._decode("context", client.release_context(model), client.name))
-        self._future_contexts = np.array(decoded).reshape(len(decoded), self.blueprint.statistic.size)
-        return total
+            decoded.append(self._decode("context", client.release_context(model), client))
+        size = self.blueprint.releases["context"].size
+        self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
     def _participant(self, index: int) -> Client:
-        return self._client(participant_name(index), self.federation.participants[index])
+        return self._client(participant_name(index), self.federation.participants[index], index)
 
     def _future(self, index: int) -> Client:
         return self._client(f"future-{index}", self.federation.future[index])
 
-    def _client(self, name: str, records: ClientRecords) -> Client:
+    def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
         secret = client_secret(self._master, name)
-        return Client(name, records, self.blueprint, self._ledger, run=self._run, secret=secret)
+        return Client(
+            name,
+            records,
+            self.blueprint,
+            self._ledger,
+            run=self._run,
+            secret=secret,
+            participant=participant,
+        )
 
-    def _decode(self, kind: Kind, message: bytes, name: str, round_number: int = 0) -> np.ndarray:
-        release = self.blueprint.releases[kind]
-        stream = release.stream(self._run, name, round_number)
-        return release.decode(message, secret=client_secret(self._master, name), stream=stream)
+    def _decode(self, kind: Kind, message: bytes, client: Client, round_number: int = 0) -> np.ndarray:
+        release = self.blueprint.releases_of(client.participant)[kind]
+        stream = release.stream(self._run, client.name, round_number)
+        return release.decode(message, secret=client_secret(self._master, client.name), stream=stream)

@@ -67,8 +67,10 @@ class Session:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Session:
         """Starts a run in the directory `out`, or continues from its last checkpoint."""
-        plan = data.resolve(plan, min(federation.participants.sizes))
-        blueprint = draw(plan, federation.facts, module).to(device)
+        sizes = federation.participants.sizes
+        plan = data.resolve(plan, sizes)
+        trained = [data.training_size(size) for size in sizes]
+        blueprint = draw(plan, federation.facts, module, trained).to(device)
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
@@ -135,7 +137,7 @@ class Session:
         simulation, blueprint = self.simulation, self.simulation.blueprint
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
-        simulation.server.finish()
+        simulation.finish()
         seen, future = simulation.evaluate()
         result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
         file = GeneratorFile.of(blueprint, self._run, simulation.state())
@@ -183,7 +185,9 @@ def _check_budget(blueprint: Blueprint, book: Ledger) -> None:
     plan = blueprint.plan
     for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
         name = participant_name(participant)
-        total = book.spent(name) + spending(blueprint.releases, blueprint.participant_counts(int(count)))
+        total = book.spent(name) + spending(
+            blueprint.releases_of(participant), blueprint.participant_counts(int(count))
+        )
         if not blueprint.budget.covers(total):
             raise Overspent(
                 f"{name} has spent ε={book.epsilon(name, plan.delta, plan.accounting):.3f} in {book.path}; "

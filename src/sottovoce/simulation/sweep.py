@@ -19,6 +19,7 @@ from torch import Tensor
 from sottovoce import data
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
 from sottovoce.simulation.directory import RunDirectory
@@ -35,6 +36,9 @@ SHAPE = (
     "clip",
     "rounds",
     "clients_per_round",
+    "features",
+    "feature_size",
+    "mirror",
 )
 """Plan keys in which runs of a batch must agree."""
 
@@ -76,7 +80,8 @@ def run_batch(
             open_jobs.append(job)
     if not open_jobs:
         return
-    records = data.load(jobs[0].plan.dataset).to(device)
+    plan = jobs[0].plan
+    records = described(data.load(plan.dataset), plan).to(device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []

@@ -17,6 +17,7 @@ from sottovoce import data
 from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import Progress, described
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.server import Server
@@ -41,7 +42,9 @@ def train(
     dataset: Dataset | None = None,
     module: nn.Module | None = None,
     device: str = "cpu",
+    cache: bool = True,
     on_round: OnRound = lambda line: None,
+    on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
     """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
 
@@ -51,9 +54,10 @@ def train(
     """
     directory = RunDirectory(out)
     records = dataset if dataset is not None else data.load(plan.dataset)
+    records = described(records, plan, cache=cache, progress=on_features)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
-        directory.check_same_plan(data.resolve(plan, min(federation.participants.sizes)))
+        directory.check_same_plan(data.resolve(plan, federation.participants.sizes))
         return directory.result()
     session = Session.open(
         plan,
@@ -87,8 +91,10 @@ def evaluate(
     plan = directory.plan()
     if directory.result().get("engine") == "flower":
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    federation = data.divide(dataset if dataset is not None else data.load(plan.dataset), plan)
-    blueprint = draw(plan, federation.facts, module).to(device)
+    records = described(dataset if dataset is not None else data.load(plan.dataset), plan)
+    federation = data.divide(records, plan)
+    sizes = [data.training_size(size) for size in federation.participants.sizes]
+    blueprint = draw(plan, federation.facts, module, sizes).to(device)
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)

@@ -1,0 +1,76 @@
+"""How much each part of a blended coefficient vector moves: weights, step and own shares.
+
+Method `blend` gives client i the coefficients a_i = √s_i·shared + √g·W φ(c_i) + √v_i·own_i, with shares
+s_i + g + v_i = 1. All parts move by the same release. Everything here follows from public numbers, sizes and
+noise: N_i = σ_i/√T is the noise of client i's mean release over the whole run, N_0 that of the weighted mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.plan import Plan
+
+Reals = NDArray[np.float64]
+
+DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
+"""What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
+LARGEST_STEP = 500.0
+LARGEST_OWN_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Blending:
+    """The public numbers of a blend, by participant."""
+
+    weights: Reals
+    """How much a participant's release counts in the shared part; they sum to 1."""
+    step: float
+    """η of the shared and generated parts."""
+    own_steps: Reals
+    """η of each own part, which is never divided by the number of clients."""
+    individual: Reals
+    """v_i."""
+    generated: float
+    """g."""
+
+    @property
+    def shared(self) -> Reals:
+        """s_i."""
+        return 1.0 - self.generated - self.individual
+
+
+def blending(plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases: int) -> Blending:
+    """Weights ∝ m_i^weighting; unless the plan fixes them, η = 2.5/(T N_0) and v_i = min(½, 0.2·N_0/N_i).
+
+    >>> plan = Plan.load(overrides={"method": "blend", "context": "public", "participants": 2,
+    ...                             "clients_per_round": 2, "learning_rate": 0, "weighting": 1.5})
+    >>> found = blending(plan, sizes=[1000, 250], sigmas=[0.05, 0.2], releases=40)
+    >>> found.individual.round(3).tolist(), round(found.step, 1)
+    ([0.199, 0.05], 8.0)
+    """
+    counts = np.asarray(sizes, dtype=np.float64)
+    weights = counts**plan.weighting / np.sum(counts**plan.weighting)
+    noise = np.asarray(sigmas) / math.sqrt(releases)
+    shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
+    # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
+    slower = 1.0 - plan.momentum
+    step = plan.learning_rate or slower * _bounded(DRIFT, releases * shared_noise)
+    if plan.individual >= 0:
+        individual = np.full(len(counts), plan.individual)
+    else:
+        quieter = shared_noise / np.maximum(noise, 1e-300)
+        individual = np.minimum(LARGEST_OWN_SHARE, OWN_DRIFT / DRIFT * quieter) * (1 - plan.generated)
+    own = np.full(len(counts), step)
+    if plan.individual == 1 and not plan.learning_rate:
+        own = np.array([slower * _bounded(ALONE_DRIFT, releases * value) for value in noise])
+    return Blending(weights, step, own, individual, plan.generated)
+
+
+def _bounded(drift: float, noise: float) -> float:
+    return min(LARGEST_STEP, drift / noise) if noise > 0 else LARGEST_STEP

@@ -1,0 +1,112 @@
+"""Features of a dataset, computed once and kept: private data, so they are for their owner alone.
+
+They lie in the cache folder as float16, under a digest of records and map that is keyed with a secret of this
+machine, so that a name says nothing about records. What is kept is what is used: a run without the cache
+rounds its features the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
+from sottovoce.features.maps import FeatureMap, open_features
+from sottovoce.files import PRIVATE, kept_secret, write_atomically
+from sottovoce.plan import Plan
+
+Progress = Callable[[int, int], None]
+_BATCH = 512
+
+
+def described(
+    dataset: Dataset, plan: Plan, *, cache: bool = True, progress: Progress = lambda done, of: None
+) -> Dataset:
+    """The dataset as the plan's feature map sees it; itself where the plan has none.
+
+    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset.
+    """
+    features = feature_map(plan, dataset.facts)
+    if features is None:
+        return dataset
+    facts = described_facts(dataset.facts, plan)
+    path = _folder() / f"{_name(dataset, plan)}.npy" if cache else None
+    if path is not None and path.exists():
+        kept = torch.from_numpy(np.load(path, allow_pickle=False))
+        progress(len(kept), len(kept))
+    else:
+        kept = _computed(dataset, features, progress)
+        if path is not None:
+            file = io.BytesIO()
+            np.save(file, kept.numpy())
+            write_atomically(path, file.getvalue(), mode=PRIVATE)
+    return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
+
+
+def described_facts(facts: Facts, plan: Plan) -> Facts:
+    """What a record is after the plan's feature map, with what it was before."""
+    features = feature_map(plan, facts)
+    return facts if features is None else Facts((features.size,), facts.classes, source=facts)
+
+
+def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:
+    """A client's own file, as the run's model sees it; `facts` are those of the run."""
+    features = None if facts.source is None else feature_map(plan, facts.source)
+    if features is None:
+        return read_client(path, facts=facts, needed=needed, labels=labels)
+    # A feature map takes pictures as they are, on the scale from 0 to 1.
+    pictures = read_client(path, facts=Facts(features.shape, facts.classes), needed=needed, labels=labels)
+    return Records(features(pictures.x).half().float(), pictures.y)
+
+
+def feature_map(plan: Plan, facts: Facts) -> FeatureMap | None:
+    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
+    if facts.source is not None:
+        return None  # they are features already
+    return open_features(plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror)
+
+
+def clean() -> int:
+    """Removes everything that was kept; how many bytes that frees."""
+    folder = cache_folder() / "features"
+    size = sum(file.stat().st_size for file in folder.glob("*")) if folder.exists() else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    return size
+
+
+def _computed(dataset: Dataset, features: FeatureMap, progress: Progress) -> Tensor:
+    kept = torch.empty(len(dataset), features.size, dtype=torch.float16)
+    for start in range(0, len(dataset), _BATCH):
+        x = dataset.x[start : start + _BATCH].cpu()
+        kept[start : start + _BATCH] = features(x / 255 if x.dtype == torch.uint8 else x.float()).half()
+        progress(min(start + _BATCH, len(dataset)), len(dataset))
+    return kept
+
+
+def _folder() -> Path:
+    folder = cache_folder() / "features"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def _name(dataset: Dataset, plan: Plan) -> str:
+    described = (dataset.digest, plan.features, plan.feature_size, plan.mirror, weights_digest())
+    return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def weights_digest() -> str:
+    """A fingerprint of the maps themselves: kept features of older weights are not taken for new ones."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

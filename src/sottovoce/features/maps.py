@@ -1,0 +1,161 @@
+"""Feature maps by name: the description of a picture that a head is trained on.
+
+x ↦ P f(x)/‖P f(x)‖ with f(x) the named parts side by side, each of unit norm and weighted; the same of the
+mirror image added with `mirror`; and P a signed partition into `size` sums, public and random, or nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.catalog import FEATURES
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.features import centres
+from sottovoce.features.patterns import Network, Patterns
+from sottovoce.features.scattering import Scattering, mirrored
+
+_PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
+_BATCH = 256  # records at once
+
+# A picture's description, or the sum of it and its mirror image's.
+Part = Callable[[Tensor, bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A signed partition: inputs, in public random order and with random signs, summed in `size` groups."""
+
+    order: Tensor
+    signs: Tensor
+    size: int
+
+    @classmethod
+    def drawn(cls, inputs: int, size: int, seed: int) -> Projection:
+        rng = torch.Generator().manual_seed(seed)
+        order = torch.randperm(inputs, generator=rng)
+        return cls(order, torch.randint(2, (inputs,), generator=rng).mul(2).sub(1).float(), size)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(n, inputs) to (n, size); ⟨Pf, Pg⟩ has mean ⟨f, g⟩ over seeds."""
+        signed = features[:, self.order] * self.signs
+        groups = math.ceil(signed.shape[1] / self.size)
+        padded = nn.functional.pad(signed, (0, groups * self.size - signed.shape[1]))
+        return padded.view(-1, groups, self.size).sum(1)
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A public function of one picture: (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
+
+    `public_pretraining` says whether weights learned from other people's public data are in it. The maps
+    here have none: the network behind `patterns` has seen noise processes alone.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    size: int
+    mirror: bool
+    public_pretraining: bool
+    parts: tuple[Part, ...]
+    weights: tuple[float, ...]
+    projection: Projection | None
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Raw pictures: bytes divided by 255, before any normalization of a dataset."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise SottovoceError(
+                f"features={self.name} is open for records of shape {self.shape}, these have "
+                f"{tuple(x.shape[1:])}: open it for their shape"
+            )
+        out = torch.empty(len(x), self.size)
+        for start in range(0, len(x), _BATCH):
+            out[start : start + _BATCH] = self._described(x[start : start + _BATCH].float())
+        return out
+
+    def _described(self, x: Tensor) -> Tensor:
+        weighted = [w * part(x, self.mirror) for w, part in zip(self.weights, self.parts, strict=True)]
+        features = torch.cat(weighted, dim=1)
+        if self.projection is not None:
+            features = self.projection(features)
+        return nn.functional.normalize(features, dim=1)
+
+
+def open_features(
+    name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False, seed: int = 0
+) -> FeatureMap | None:
+    """The map `name` for records of `shape` (C, H, W); None for `none`: the model sees the record itself.
+
+    `size` > 0 projects to so many numbers (the public `seed` says how); `mirror` averages the features of a
+    picture and of its mirror image, for things that a mirror does not change (no digits).
+
+    >>> features = open_features("scattering", (1, 28, 28), size=500)
+    >>> out = features(torch.rand(2, 1, 28, 28))
+    >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
+    (torch.Size([2, 500]), True)
+    """
+    if name not in FEATURES:
+        raise SottovoceError(f"no features '{name}': {nearest(name, FEATURES)}")
+    if name == "none":
+        return None
+    if len(shape) != 3:
+        raise SottovoceError(
+            f"features={name} describes pictures (C, H, W), not records of shape {shape}: use none"
+        )
+    channels, height, width = shape
+    opened = [_PARTS[part](channels, height, width) for part in name.split("+")]
+    full = sum(length for _, length in opened)
+    if size > full:
+        raise SottovoceError(
+            f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0 for all"
+        )
+    patterns = _PATTERNS_SHARE_GRAY if channels == 1 else _PATTERNS_SHARE
+    shares = (1 - patterns, patterns) if len(opened) == 2 else (1.0,)
+    return FeatureMap(
+        name=name,
+        shape=(channels, height, width),
+        size=size or full,
+        mirror=mirror,
+        public_pretraining=False,
+        parts=tuple(part for part, _ in opened),
+        weights=tuple(math.sqrt(share) for share in shares),
+        projection=Projection.drawn(full, size, seed) if size else None,
+    )
+
+
+def _scattering(channels: int, height: int, width: int) -> tuple[Part, int]:
+    scatter, centre = Scattering(height, width), centres.shipped()["scattering"]
+
+    def describe(coefficients: Tensor) -> Tensor:
+        if channels == 1:
+            return centres.by_kind(coefficients)
+        return centres.centred(centres.paths(coefficients), centre)
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        coefficients = scatter(x)
+        if not mirror:
+            return describe(coefficients)
+        flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
+        return describe(coefficients) + describe(flipped)
+
+    return part, channels * 81 * math.prod(scatter.grid)
+
+
+def _patterns(channels: int, height: int, width: int) -> tuple[Part, int]:
+    patterns, centre = Patterns(Network.shipped()), centres.shipped()["patterns"]
+
+    def describe(x: Tensor) -> Tensor:
+        return centres.centred(centres.channels(patterns(x), patterns.channels), centre)
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        return describe(x) + describe(x.flip(-1)) if mirror else describe(x)
+
+    return part, (1 if channels == 3 else channels) * patterns.channels * 16
+
+
+_PARTS = {"scattering": _scattering, "patterns": _patterns}

@@ -1,0 +1,147 @@
+"""Patterns: a small residual network that has seen nothing but noise processes (`images.py`).
+
+Its last map, averaged to 4×4, describes a picture. It runs on raw pictures in [0, 1]: three channels are read
+as colors, any other number as so many gray pictures. The batch normalization of its training is folded into
+the convolutions that are shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+SHIPPED = Path(__file__).with_name("patterns.safetensors")
+SHA256 = "1e01b1c406f9f6a23e3b21a24ff0008ae6077021de28913b890e1d6d43365c6f"  # of the shipped file
+_CHUNK = 64  # pictures at once: what they become stays in the cache
+
+
+class Convolution(nn.Module):
+    """A convolution with batch normalization while training, with a bias once folded."""
+
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stride: int = 1, *, folded: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=folded)
+        self.norm = None if folded else nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x if self.norm is None else self.norm(x)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the one convolution that does the same at evaluation."""
+        if self.norm is None:
+            assert self.conv.bias is not None
+            return self.conv.weight, self.conv.bias
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
+        scale = self.norm.weight / (self.norm.running_var + self.norm.eps).sqrt()
+        return self.conv.weight * scale.view(-1, 1, 1, 1), self.norm.bias - self.norm.running_mean * scale
+
+
+class Block(nn.Module):
+    """x ↦ relu(x + conv(relu(conv(x))))."""
+
+    def __init__(self, width: int, *, folded: bool = False) -> None:
+        super().__init__()
+        self.first = Convolution(width, width, 3, folded=folded)
+        self.second = Convolution(width, width, 3, folded=folded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.second(torch.relu(self.first(x))))
+
+
+class Network(nn.Module):
+    """Pictures (n, 3, H, W) in [0, 1] to a map (n, out, H/4, W/4), not negative.
+
+    Half the resolution after two convolutions, a quarter in the middle; `blocks` residual blocks at each.
+    """
+
+    def __init__(
+        self,
+        stem: int = 32,
+        widths: tuple[int, int] = (64, 136),
+        blocks: tuple[int, int] = (2, 2),
+        out: int = 256,
+        *,
+        folded: bool = False,
+    ) -> None:
+        super().__init__()
+        fine, coarse = widths
+        self.stem = Convolution(3, stem, 3, folded=folded)
+        self.to_half = Convolution(stem, fine, 3, 2, folded=folded)
+        self.fine = nn.Sequential(*(Block(fine, folded=folded) for _ in range(blocks[0])))
+        self.to_quarter = Convolution(fine, coarse, 3, 2, folded=folded)
+        self.coarse = nn.Sequential(*(Block(coarse, folded=folded) for _ in range(blocks[1])))
+        self.out = Convolution(coarse, out, 1, folded=folded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - 0.45) / 0.25
+        x = self.fine(torch.relu(self.to_half(torch.relu(self.stem(x)))))
+        x = self.coarse(torch.relu(self.to_quarter(x)))
+        return torch.relu(self.out(x))
+
+    @torch.no_grad()
+    def weights(self) -> dict[str, Tensor]:
+        """The folded convolutions in half precision, as they are shipped."""
+        kept: dict[str, Tensor] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, Convolution):
+                weight, bias = module.folded()
+                kept[f"{name}.weight"], kept[f"{name}.bias"] = (
+                    weight.half().cpu().contiguous(),
+                    bias.half().cpu(),
+                )
+        return kept
+
+    @classmethod
+    def restored(cls, weights: Mapping[str, Tensor]) -> Network:
+        """The network of `weights()`, its shape read from them."""
+        stem, fine = weights["stem.weight"].shape[0], weights["to_half.weight"].shape[0]
+        out, coarse = weights["out.weight"].shape[:2]
+        depth = [len({n.split(".")[1] for n in weights if n.startswith(f"{s}.")}) for s in ("fine", "coarse")]
+        network = cls(stem, (fine, coarse), (depth[0], depth[1]), out, folded=True)
+        network.load_state_dict(
+            {".conv.".join(name.rsplit(".", 1)): value.float() for name, value in weights.items()}
+        )
+        return network.eval().requires_grad_(False)
+
+    @classmethod
+    def shipped(cls) -> Network:
+        """The network of the package; its model card is beside the weights."""
+        return cls.restored(load_file(SHIPPED))
+
+
+class Patterns:
+    """The map's 4×4 averages for pictures of any size and channel count.
+
+    Pictures whose longer side is not 24 to 48 pixels are resized so that it is 32, what the network was
+    trained on.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels = network.out.conv.out_channels
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """(n, C, H, W) in [0, 1] to (n, channels·[1 if C = 3 else C], 4, 4)."""
+        n, channels, height, width = x.shape
+        if channels != 3:
+            x = x.reshape(n * channels, 1, height, width).expand(-1, 3, -1, -1)
+        longer = max(height, width)
+        if not 24 <= longer <= 48:
+            size = [max(4, round(side * 32 / longer)) for side in (height, width)]
+            x = nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
+        maps = [self._pooled(part) for part in torch.split(x, _CHUNK)]
+        return torch.cat(maps).reshape(n, -1, 4, 4)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(
+            self.network(x.contiguous(memory_format=torch.channels_last)), 4
+        )

@@ -1,0 +1,165 @@
+"""Wavelet scattering: a picture seen through fixed oriented wavelets. Nothing in it is learned.
+
+With ψ_{j,θ} a Morlet wavelet of scale 2^j (j = 0, 1; eight orientations θ) and φ a Gaussian of scale 4,
+
+    S₀ = x ⋆ φ        S₁ = |x ⋆ ψ_{j,θ}| ⋆ φ        S₂ = ||x ⋆ ψ_{0,θ}| ⋆ ψ_{1,θ'}| ⋆ φ :
+
+1 + 16 + 64 = 81 coefficients a channel, each on a grid of a quarter of the picture's height and width
+(rounded up). Convolutions are circular on the picture extended by reflection. Every grid is centred on the
+picture, so the coefficients of a mirror image are the picture's with grid and orientations mirrored: exact
+for even widths, and without a further transform.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+ORIENTATIONS = 8
+COEFFICIENTS = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2  # 81
+_CHUNK = 25_000  # pixels (of all channels) worked on at once: what they become stays in the cache
+
+
+def morlet(dy: Tensor, dx: Tensor, scale: int, orientation: int) -> tuple[Tensor, Tensor]:
+    """Wave and window of ψ_{scale, θ} at the offsets (dy, dx), θ = π·orientation/8; ψ = wave − κ·window.
+
+    The window is a Gaussian of width 0.8·2^j along θ and twice that across, the wave that window times
+    exp(i·3π/4·2^-j·along); κ is the ratio of their sums on a grid, so that ψ ignores brightness.
+    """
+    theta, sigma = math.pi * orientation / ORIENTATIONS, 0.8 * 2**scale
+    along = dx * math.cos(theta) + dy * math.sin(theta)
+    across = dy * math.cos(theta) - dx * math.sin(theta)
+    window = torch.exp(-(along**2 + across**2 / 4) / (2 * sigma**2)) / (4 * math.pi * sigma**2)
+    return torch.polar(window, 0.75 * math.pi / 2**scale * along), window
+
+
+def gaussian(d: Tensor) -> Tensor:
+    """φ along one axis at the offsets `d`: a Gaussian of width 1.6 pixels."""
+    return torch.exp(-(d**2) / (2 * 1.6**2)) / (1.6 * math.sqrt(2 * math.pi))
+
+
+def extended(length: int) -> Tensor:
+    """Which pixel stands at each place of an axis, reflected to a multiple of 4 and 4 more at each end.
+
+    >>> extended(5).tolist()
+    [3, 4, 3, 2, 1, 0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2]
+    """
+    total = 4 * math.ceil(length / 4) + 8
+    place = torch.arange(total) - (total - length) // 2
+    period = max(2 * (length - 1), 1)
+    return (length - 1) - ((place % period) - (length - 1)).abs()
+
+
+class Scattering:
+    """Scattering of pictures of one height and width, any number of channels, in any range.
+
+    >>> scatter = Scattering(32, 32)
+    >>> scatter(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 3, 9, 9, 8, 8])
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._reflect = [torch.eye(n)[extended(n)].to(device, dtype) for n in (height, width)]
+        self.grid = (math.ceil(height / 4), math.ceil(width / 4))
+        self.mirrors = width % 2 == 0
+        size = (len(self._reflect[0]), len(self._reflect[1]))
+        shift = torch.polar(torch.ones((), dtype=torch.float64), math.pi * _sum_of_axes(size))
+        fine = torch.stack([_spectrum(size, 0, o) for o in range(ORIENTATIONS)])
+        coarse = torch.stack([_spectrum(size, 1, o) for o in range(ORIENTATIONS)])
+        # Real up to the shift by half a pixel that all coarse wavelets share: it is put on the spectrum once.
+        # Every second value of a signal has the spectrum's mean over four aliases: hence the quarter.
+        self._fine = _doubled(fine.real).to(device, dtype)
+        self._coarse = _aliases(_doubled((coarse * shift.conj()).real / 4)).to(device, dtype)
+        self._shift = shift.to(device, dtype.to_complex())
+        self._smooth = [_smoothing(n, 1).to(device, dtype) for n in size]
+        self._smooth_half = [_smoothing(n, 2).to(device, dtype) for n in size]
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """(n, C, H, W) to (n, C, 9, 9, ⌈H/4⌉, ⌈W/4⌉).
+
+        Along the first nine: [S₀, S₁ of the fine scale at each θ], then for each θ [S₁ of the coarse scale
+        at θ, S₂ at θ and each θ'].
+        """
+        n, channels, height, width = x.shape
+        pictures = x.reshape(n * channels, height, width)
+        step = max(1, _CHUNK // (height * width))
+        parts = [self._scatter(part) for part in torch.split(pictures, step)]
+        return torch.cat(parts).reshape(n, channels, 9, 9, *self.grid)
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        x = (self._reflect[0] @ x @ self._reflect[1].T).unsqueeze(1)
+        rows, columns = x.shape[-2:]
+        waves = torch.view_as_real(torch.fft.fft2(x)).mul(self._fine)
+        first = torch.cat([x, _modulus(torch.fft.ifft2(torch.view_as_complex(waves)))], dim=1)
+        spectrum = torch.view_as_real(torch.fft.fft2(first).mul_(self._shift))
+        blocks = spectrum.reshape(-1, 9, 1, 2, rows // 2, 2, columns)
+        half = blocks[:, :, :, 0, :, 0] * self._coarse[0]
+        for alias, (a, b) in enumerate(((0, 1), (1, 0), (1, 1)), start=1):
+            half.addcmul_(blocks[:, :, :, a, :, b], self._coarse[alias])
+        half = half.view(*half.shape[:-1], columns // 2, 2)
+        second = _modulus(torch.fft.ifft2(torch.view_as_complex(half)))
+        out = x.new_empty(len(x), 9, 9, *self.grid)
+        out[:, 0] = self._smooth[0] @ first @ self._smooth[1].T
+        out[:, 1:, 1:] = (smoothed := self._smooth_half[0] @ second @ self._smooth_half[1].T)[:, 1:]
+        out[:, 1:, 0] = smoothed[:, 0]
+        return out
+
+
+def mirrored(coefficients: Tensor) -> Tensor:
+    """The coefficients of the mirror image (left for right), from those of a picture of even width."""
+    turned = [0, *(1 + (-o) % ORIENTATIONS for o in range(ORIENTATIONS))]
+    return coefficients[..., turned, :, :, :][..., turned, :, :].flip(-1)
+
+
+def _sum_of_axes(size: tuple[int, int]) -> Tensor:
+    rows, columns = (torch.arange(n, dtype=torch.float64) / n for n in size)
+    return rows[:, None] + columns
+
+
+def _spectrum(size: tuple[int, int], scale: int, orientation: int) -> Tensor:
+    """Fourier transform of the periodic wavelet on the full grid; the coarse scale sits between pixels."""
+    total = [torch.zeros(size, dtype=torch.complex128), torch.zeros(size, dtype=torch.float64)]
+    offsets = [torch.arange(n, dtype=torch.float64) + scale / 2 for n in size]
+    for down in range(-2, 2):
+        for right in range(-2, 2):
+            dy, dx = offsets[0][:, None] + down * size[0], offsets[1] + right * size[1]
+            for sums, part in zip(total, morlet(dy, dx, scale, orientation), strict=True):
+                sums += part
+    wave, window = total
+    spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / window.sum() * window)
+    return spectrum
+
+
+def _smoothing(length: int, spacing: int) -> Tensor:
+    """φ from places 0, 1, … (spacing 1) or ½, 2½, … (spacing 2) to every fourth, centred: (out, in)."""
+    inputs = torch.arange(length // spacing, dtype=torch.float64) * spacing + (spacing - 1) / 2
+    outputs = torch.arange((length - 8) // 4, dtype=torch.float64) * 4 + 5.5
+    offsets = outputs[:, None] - inputs
+    return spacing * torch.stack([gaussian(offsets + turn * length) for turn in range(-2, 3)]).sum(0)
+
+
+def _doubled(filters: Tensor) -> Tensor:
+    """One factor for each of the real and the imaginary part."""
+    return filters.unsqueeze(-1).expand(*filters.shape, 2).contiguous()
+
+
+def _aliases(filters: Tensor) -> Tensor:
+    """(o, rows, columns, 2) to (4, o, rows/2, columns/2·2): the parts that fall together on the half grid."""
+    o, rows, columns, _ = filters.shape
+    parts = filters.reshape(o, 2, rows // 2, 2, columns)
+    return parts.permute(1, 3, 0, 2, 4).reshape(4, o, rows // 2, columns).contiguous()
+
+
+def _modulus(z: Tensor) -> Tensor:
+    squares = torch.view_as_real(z).square()
+    return (squares[..., 0] + squares[..., 1]).sqrt_()

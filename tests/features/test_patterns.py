@@ -1,0 +1,51 @@
+"""The pattern network: folding, sizes, and the file that is shipped."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from sottovoce.features.patterns import SHA256, SHIPPED, Network, Patterns
+
+
+def test_folding_keeps_what_the_network_computes() -> None:
+    torch.manual_seed(1)
+    network = Network(4, (6, 8), (1, 2), 10)
+    for _ in range(3):
+        network(torch.rand(16, 3, 16, 16))
+    network.eval()
+    x = torch.rand(4, 3, 16, 16)
+    torch.testing.assert_close(
+        Network.restored(network.weights())(x), network(x).detach(), atol=2e-3, rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "maps"), [((3, 32, 32), 1), ((1, 28, 28), 1), ((2, 100, 60), 2), ((3, 5, 9), 1)]
+)
+def test_every_shape_of_picture_becomes_four_by_four(shape: tuple[int, int, int], maps: int) -> None:
+    torch.manual_seed(2)
+    patterns = Patterns(Network(4, (6, 8), (1, 1), 10).eval())
+    assert patterns(torch.rand(5, *shape)).shape == (5, maps * 10, 4, 4)
+
+
+def test_a_gray_picture_is_the_color_picture_without_color() -> None:
+    patterns = Patterns(Network.shipped())
+    x = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(patterns(x), patterns(x.expand(-1, 3, -1, -1)))
+
+
+def test_the_description_of_a_record_does_not_depend_on_its_neighbours() -> None:
+    patterns = Patterns(Network.shipped())
+    x = torch.rand(70, 3, 32, 32)
+    torch.testing.assert_close(patterns(x)[-3:], patterns(x[-3:]), atol=1e-5, rtol=1e-4)
+
+
+def test_the_shipped_weights_are_the_ones_of_the_model_card_and_small() -> None:
+    content = SHIPPED.read_bytes()
+    assert len(content) <= 2_000_000
+    digest = hashlib.sha256(content).hexdigest()
+    assert digest == SHA256
+    assert digest in SHIPPED.with_suffix(".md").read_text()
