@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import bench, datasets, federation, ledger, reproduce, runs
+from sottovoce.cli import bench, check, datasets, federation, ledger, reproduce, runs
 
 
 class Commands(TyperGroup):
@@ -34,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 runs.register(app)
+check.register(app)
 reproduce.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)

@@ -10,6 +10,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from sottovoce.data.checking import Check, check
 from sottovoce.data.client_file import read_client
 from sottovoce.data.clients import (
     ClientRecords,
@@ -26,7 +27,10 @@ from sottovoce.data.clients import (
     training_size,
 )
 from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.description import Description
+from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.facts import Facts
+from sottovoce.data.folder import client_files, described, read_folder, read_one
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
@@ -35,16 +39,21 @@ from sottovoce.errors import SottovoceError, nearest
 __all__ = [
     "NAMES",
     "PUBLIC",
+    "Check",
     "ClientRecords",
     "Clients",
     "DataError",
     "Dataset",
+    "Description",
     "Facts",
     "FederatedDataset",
     "FetchError",
     "Records",
+    "Site",
     "cache_folder",
+    "check",
     "check_sizes",
+    "client_files",
     "divide",
     "division",
     "fetch",
@@ -53,7 +62,9 @@ __all__ = [
     "load",
     "partition",
     "read_client",
+    "read_folder",
     "read_npz",
+    "read_site",
     "resolve",
     "scope",
     "split_future",
@@ -66,7 +77,7 @@ NAMES = ("mnist-small", *PUBLIC)
 
 
 def load(name_or_path: str | Path) -> Dataset:
-    """A dataset by name, or your own from the path of an `.npz`.
+    """A dataset by name, or your own: a folder of sites with its `records.toml`, one site's file, an `.npz`.
 
     `mnist-small` ships with the package; the other names are fetched into the cache at first use.
 
@@ -80,6 +91,10 @@ def load(name_or_path: str | Path) -> Dataset:
     if name in PUBLIC:
         return replace(read_npz(fetch(name, logging.getLogger(__name__).info), name), public=True)
     path = Path(name).expanduser()
+    if path.is_dir():
+        return read_folder(path)
+    if described(path) or path.suffix.lower() in (".csv", ".parquet"):
+        return read_one(path)
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)
-    raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of an .npz file")
+    raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own")

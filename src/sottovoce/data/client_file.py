@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from sottovoce.data import description
 from sottovoce.data.dataset import Records
+from sottovoce.data.encoding import read_site
 from sottovoce.data.facts import Facts
 from sottovoce.data.own import DataError, read_npz
 
@@ -20,7 +24,16 @@ def read_client(
     needed: int,
     labels: bool = True,
 ) -> Records:
-    """At least `needed` records from an .npz, normalized with the run's constants, in the file's order."""
+    """At least `needed` records of a file, normalized with the run's constants, in the file's order.
+
+    CSV and Parquet are read, and an .npz too, by the `records.toml` in the run's facts where there is one.
+    """
+    agreed = description.of(facts)
+    if agreed is not None:
+        site = read_site(path, agreed, target=labels)
+        if len(site.y) < needed:
+            raise DataError(f"{path} holds {len(site.y)} records: this run needs {needed}")
+        return Records(facts.normalize(torch.from_numpy(site.x)), torch.from_numpy(site.y))
     own = read_npz(path, labels=labels)
     if own.facts.shape != facts.shape:
         raise DataError(f"{path} holds records of shape {own.facts.shape}, the run is about {facts.shape}")

@@ -18,7 +18,10 @@ from sottovoce.data.facts import Facts
 
 @dataclass(frozen=True)
 class Records:
-    """Labelled examples, ready for a model: `x` float32 (n, ...), normalized; `y` int64 (n,)."""
+    """Labelled examples, ready for a model: `x` float32 (n, ...), normalized; `y` int64 (n,).
+
+    Tokens are int64; labels of which several may hold are float32 (n, labels), numbers float32 (n,).
+    """
 
     x: Tensor
     y: Tensor
@@ -36,8 +39,12 @@ class Dataset:
     """N records and the public facts about them.
 
     `x` is uint8 or float32 of shape (N, channels, ...), `y` int64 (N,) with values below the number of
-    classes; `client` is the natural owner of each record, 0 ≤ client < number of clients, or None.
+    classes; `client` is the natural owner of each record, 0 ≤ client < number of clients, or None, and
+    `clients` are their names where they have some. `unit` says which person (or other protected unit) each
+    record belongs to, 0 ≤ unit < number of units, if that is not the record itself; units of two clients are
+    never the same. A record that cannot be used is a row of NaN (tokens: of −1).
 
+    >>> import torch
     >>> gray = Dataset("gray", torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(2).long(),
     ...                Facts((1, 4, 4), classes=10, mean=(0.5,), std=(0.25,)))
     >>> gray.records(torch.tensor([1])).x.unique()
@@ -49,6 +56,8 @@ class Dataset:
     y: Tensor
     facts: Facts
     client: Tensor | None = None
+    clients: tuple[str, ...] = ()
+    unit: Tensor | None = None
     public: bool = False
     """Published by name: nobody is promised that its records stay private."""
 
@@ -63,6 +72,8 @@ class Dataset:
         digest.update(repr((tuple(self.x.shape), self.x.dtype)).encode())
         if self.client is not None:
             digest.update(self.client.cpu().numpy().data)
+        if self.unit is not None:
+            digest.update(self.unit.cpu().numpy().data)
         return digest.hexdigest()
 
     def to(self, device: str) -> Dataset:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 import zlib
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ def read_npz(path: Path, name: str | None = None, *, labels: bool = True) -> Dat
 
     With `labels=False` a file without `y` is taken too, all its records in class 0.
     """
-    arrays = _arrays(path)
+    arrays = read_arrays(path, _FIELDS)
     if not labels and "x" in arrays:
         arrays.setdefault("y", np.zeros(len(arrays["x"]), np.int64))
     for field in ("x", "y"):
@@ -101,14 +101,15 @@ def from_arrays(
     return Dataset(name, torch.from_numpy(x), labels, facts, _owners(name, client, len(x)))
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
+    """Those of the named arrays that an `.npz` has."""
     hint = "write it with numpy.savez(path, x=..., y=...)"
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
             raise DataError(f"{path} is a single array, not an .npz: {hint}")
         with file:
-            return {field: file[field] for field in _FIELDS if field in file}
+            return {field: file[field] for field in fields if field in file}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check the path, or name a dataset") from None
     except OSError as error:

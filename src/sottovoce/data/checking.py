@@ -1,0 +1,72 @@
+"""Reads every site of a folder, or one, and says what is wrong before anything is charged.
+
+What it finds is made of records and released to nobody: it is for the eyes of whoever holds the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data import folder
+from sottovoce.data.description import Description
+from sottovoce.data.encoding import read_site
+from sottovoce.data.findings import Findings, UnusableFile, suspicions
+from sottovoce.data.own import DataError
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found in each client's file, and which files were taken for no client's."""
+
+    agreed: Description
+    sites: list[Findings]
+    ignored: list[str]
+
+    @property
+    def problems(self) -> list[str]:
+        """What refuses a client, a line each."""
+        return [problem for site in self.sites for problem in site.problems]
+
+    @property
+    def suspicions(self) -> list[str]:
+        """What can be used and looks wrong, a line each."""
+        return [line for site in self.sites for line in suspicions(site, self.agreed)]
+
+    def fields(self) -> dict[str, Any]:
+        """For another program of the owner's."""
+        return {
+            "ok": not self.problems,
+            "task": self.agreed.task,
+            "unit": self.agreed.unit,
+            "inputs": list(self.agreed.facts().shape),
+            "records": sum(site.records for site in self.sites),
+            "sites": [
+                {**asdict(site), "suspicions": list(suspicions(site, self.agreed))} for site in self.sites
+            ],
+            "ignored": self.ignored,
+        }
+
+
+def check(path: Path, progress: Callable[[str, int], None] = lambda client, clients: None) -> Check:
+    """Every site of a folder, or the one in a file; `progress` hears each name and how many there are."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
+    agreed = folder.agreement(path)
+    files = folder.client_files(path) if path.is_dir() else {folder.client_name(path): path}
+    sites = []
+    for name, file in files.items():
+        progress(name, len(files))
+        sites.append(_findings(name, file, agreed))
+    return Check(agreed, sites, folder.ignored_files(path) if path.is_dir() else [])
+
+
+def _findings(name: str, path: Path, agreed: Description) -> Findings:
+    try:
+        return read_site(path, agreed).findings
+    except UnusableFile as refused:
+        return refused.findings
+    except DataError as error:
+        return Findings(name, problems=[str(error)])

@@ -1,0 +1,199 @@
+"""Columns of a client's file as numbers and texts, whatever they were stored as.
+
+How one cell is read never depends on another: types are those of the agreement, not guessed from records, so
+that replacing one record changes the reading of that record only.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sottovoce.data.own import DataError
+from sottovoce.errors import SottovoceError
+
+ABSENT = frozenset(
+    [
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "n/a",
+        "nan",
+        "null",
+    ]
+)
+"""Texts that stand for a missing number: what common programs write."""
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers, float64: NaN where one is missing, or where something else stands in its place."""
+
+    values: npt.NDArray[np.float64]
+    unreadable: int = 0
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A column of texts: for each record a place in `distinct`, or −1 where nothing stands."""
+
+    codes: npt.NDArray[np.int64]
+    distinct: Sequence[str]
+
+    def among(self, values: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The place of each record's text among `values`, or −1; `1.0` is the `1` of whole numbers."""
+        whole = all(_WHOLE.fullmatch(f"{value}.") for value in values)
+        places = {value: place for place, value in enumerate(values)}
+        found = [places.get(canonical(text, whole=whole), -1) for text in self.distinct]
+        return np.array([*found, -1], np.int64)[self.codes]
+
+
+class Columns(ABC):
+    """The columns of one file; `names` are all it has."""
+
+    names: Collection[str]
+    records: int
+
+    @abstractmethod
+    def numbers(self, name: str) -> Numbers:
+        """A column as numbers."""
+
+    @abstractmethod
+    def texts(self, name: str) -> Texts:
+        """A column as texts."""
+
+
+def canonical(text: str, *, whole: bool = False) -> str:
+    """Without spaces around it and in one Unicode form; without an empty fraction where it is a whole number.
+
+    >>> canonical(" cafe\u0301 "), canonical("1.0", whole=True)
+    ('café', '1')
+    """
+    plain = unicodedata.normalize("NFC", text.strip())
+    match = _WHOLE.fullmatch(plain) if whole else None
+    return match[1] if match else plain
+
+
+class ArrayColumns(Columns):
+    """Columns as the one-dimensional arrays of an npz."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self.names = list(arrays)
+        self.records = max((len(array) if array.ndim else 0 for array in arrays.values()), default=0)
+
+    def numbers(self, name: str) -> Numbers:
+        array = self._column(name)
+        if array.dtype.kind not in "iufb":
+            raise DataError(f"holds {array.dtype} where numbers were agreed on: save it as numbers")
+        values = array.astype(np.float64)
+        infinite = np.isinf(values)
+        return Numbers(np.where(infinite, np.nan, values), int(infinite.sum()))
+
+    def texts(self, name: str) -> Texts:
+        array = self._column(name)
+        if array.dtype.kind not in "iufbUS":
+            raise DataError(f"holds {array.dtype} where texts were agreed on: save it as texts")
+        distinct, codes = np.unique(array, return_inverse=True)
+        return Texts(codes.astype(np.int64), [_text(value) for value in distinct.tolist()])
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        array = self._arrays[name]
+        if array.ndim != 1 or len(array) != self.records:
+            raise DataError(f"has shape {array.shape}: give one value for each of {self.records} records")
+        return array
+
+
+class ArrowColumns(Columns):
+    """Columns of a table of pyarrow."""
+
+    def __init__(self, table: Any, names: Collection[str]) -> None:
+        self._table = table
+        self.names = names
+        self.records = table.num_rows
+
+    def numbers(self, name: str) -> Numbers:
+        pa, pc = arrow()
+        column = self._table.column(name)
+        unreadable = 0
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            texts = pc.utf8_trim_whitespace(column)
+            readable = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
+            absent = pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True)
+            unreadable = len(texts) - texts.null_count - (pc.sum(pc.or_(readable, absent)).as_py() or 0)
+            unsigned = pc.replace_substring_regex(texts, r"^\+", "")
+            column = pc.if_else(readable, unsigned, None)
+        elif not _numeric(column.type):
+            raise DataError(f"holds {column.type} where numbers were agreed on: save it as numbers")
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        values = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
+        infinite = np.isinf(values)
+        return Numbers(np.where(infinite, np.nan, values), unreadable + int(infinite.sum()))
+
+    def texts(self, name: str) -> Texts:
+        pa, _ = arrow()
+        column = self._table.column(name)
+        if pa.types.is_nested(column.type):
+            raise DataError(f"holds {column.type} where texts were agreed on: save it as texts")
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        encoded = column.unify_dictionaries().combine_chunks()
+        if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
+            return Texts(np.zeros(0, np.int64), [])
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Texts(codes, [_text(value) for value in encoded.dictionary.to_pylist()])
+
+
+def _numeric(kind: Any) -> bool:
+    pa, _ = arrow()
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_boolean(kind)
+        or types.is_null(kind)
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def arrow() -> tuple[Any, Any]:
+    """pyarrow and its functions, or one line that says how to get them."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+    except ImportError:
+        raise SottovoceError(
+            "CSV and Parquet files need pyarrow: pip install 'sottovoce[tables]', or save tables as .npz"
+        ) from None
+    return pyarrow, pyarrow.compute

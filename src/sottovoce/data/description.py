@@ -1,0 +1,314 @@
+"""`records.toml`: the public agreement on what a record is, written before anybody looks at records.
+
+It names the task, the target, the columns with their bounds and categories (or the shape of an array), and
+what privacy protects. The encoding of a record follows from it alone, and so do the facts of a run: no
+constant in here is ever computed from records, which would be an uncharged release.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data.facts import Facts
+from sottovoce.data.section import DescriptionError, Section, document, text_of
+
+NAME = "records.toml"
+UNUSABLE = 0.05
+"""Share of records that a client may be unable to use, where the agreement does not say."""
+OTHER = "other"
+MOST_COLUMNS, MOST_VALUES, MOST_ENCODED, MOST_TOKENS = 10_000, 10_000, 100_000, 2**31
+MOST_DEVIATIONS = 1e6
+"""How many standard deviations from the mean a bound may lie: numbers stay sensible in float32."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers, clamped to [low, high] and scaled to (value − center)/spread.
+
+    Without a public mean and std these are of a value equally likely everywhere between the bounds.
+
+    >>> age = Number(low=0, high=120, missing="middle")
+    >>> age.center, round(age.spread, 2), age.filler
+    (60.0, 34.64, 60.0)
+    """
+
+    low: float
+    high: float
+    mean: float | None = None
+    std: float | None = None
+    missing: str | float | None = None
+
+    @property
+    def center(self) -> float:
+        return (self.low + self.high) / 2 if self.mean is None else self.mean
+
+    @property
+    def spread(self) -> float:
+        return (self.high - self.low) / math.sqrt(12) if self.std is None else self.std
+
+    @property
+    def filler(self) -> float:
+        """What stands for a missing value, on the scale of the column; the center if nothing was agreed."""
+        words = {"low": self.low, "high": self.high, "middle": (self.low + self.high) / 2, None: self.center}
+        return self.missing if isinstance(self.missing, float) else words[self.missing]
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
+        return [name] if self.missing is None else [name, f"{name} missing"]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of names: one input for each value, and one for anything else."""
+
+    values: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values, `other` last unless it is one of them."""
+        return self.values if OTHER in self.values else (*self.values, OTHER)
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column."""
+        return [f"{name}={value}" for value in self.names]
+
+
+@dataclass(frozen=True)
+class Array:
+    """Arrays of one shape: numbers with public mean and std (bytes: after division by 255), or tokens.
+
+    Constants are one number, or one a channel: the first axis of images (C, H, W), the last of series (T, F).
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    vocabulary: int | None = None
+
+    @property
+    def series(self) -> bool:
+        return len(self.shape) == 2
+
+    @property
+    def channels(self) -> int:
+        return self.shape[-1] if self.series else self.shape[0]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be predicted: one of `values` in `column`, a number from `low` to `high`, or labels.
+
+    A number is scaled to (value − center)/reach, from −1 to 1.
+    """
+
+    column: str = ""
+    values: tuple[str, ...] = ()
+    low: float = -1.0
+    high: float = 1.0
+    columns: tuple[str, ...] = ()
+
+    @property
+    def center(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def reach(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns of a file that it is read from."""
+        return self.columns or (self.column,)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a record is; `columns` of a table or one `array`, never both.
+
+    >>> text = 'task = "classes"\\n[target]\\ncolumn = "ill"\\nvalues = ["no", "yes"]\\n'
+    >>> text += '[columns.sex]\\nkind = "category"\\nvalues = ["f", "m"]\\n'
+    >>> agreed = Description.parse(text)
+    >>> agreed.inputs, agreed.facts().class_names
+    (('sex=f', 'sex=m', 'sex=other'), ('no', 'yes'))
+    >>> Description.parse(agreed.to_toml()) == agreed
+    True
+    """
+
+    task: str
+    target: Target
+    columns: Mapping[str, Number | Category]
+    array: Array | None = None
+    unit: str | None = None
+    unusable: float = UNUSABLE
+
+    @classmethod
+    def load(cls, path: Path) -> Description:
+        """From a file, or refused with one line that names table and key."""
+        return cls.parse(text_of(path), str(path))
+
+    @classmethod
+    def parse(cls, text: str, where: str = NAME) -> Description:
+        """From the text of such a file: typed and bounded."""
+        top = document(text, where)
+        task = top.choice("task", ("classes", "labels", "number"))
+        unit = top.text("unit", optional=True)
+        unusable = top.number("unusable", default=UNUSABLE, low=0.0, high=1.0)
+        target = _target(top.section("target"), task)
+        array, columns = top.section("array", optional=True), top.section("columns", optional=True)
+        top.end()
+        if (array is None) == (columns is None):
+            raise DescriptionError(f"{where}: describe tables with [columns.NAME] or arrays with [array]")
+        described = {} if columns is None else _columns(columns)
+        for name, use in ((unit, "unit"), *((name, "target") for name in target.sources)):
+            if name in described:
+                raise top.error(f"[columns.{name}]", f"is the {use} too, not an input: remove it")
+        if unit in target.sources:
+            raise top.error("unit", "is the target too: name another column")
+        return cls(task, target, described, None if array is None else _array(array), unit, unusable)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of a table's inputs, in the order of a record's numbers."""
+        return tuple(part for name, column in self.columns.items() for part in column.encoded(name))
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of everything that is read from a client's file of a table."""
+        return [*self.columns, *self.target.sources, *([self.unit] if self.unit else [])]
+
+    @property
+    def scale(self) -> float:
+        """What a table's inputs are divided by at last, √(number of columns): records have norm about 1."""
+        return math.sqrt(max(1, len(self.columns)))
+
+    def facts(self) -> Facts:
+        """The facts of a run on such records: of the agreement, and of nothing else."""
+        names = self.target.values or self.target.columns
+        outputs = len(names) if names else 1
+        named: dict[str, Any] = {"task": self.task, "class_names": names, "columns": self.to_toml()}
+        if self.array is None:
+            return Facts((len(self.inputs),), outputs, (0.0,), (self.scale,), **named)
+        if self.array.vocabulary is not None or self.array.series:  # encoded when they are read
+            return Facts(self.array.shape, outputs, **named)
+        return Facts(self.array.shape, outputs, self.array.mean, self.array.std, **named)
+
+    def to_toml(self) -> str:
+        """The file, in one way of writing for one agreement; `parse` of it gives the same back."""
+        top = {"task": self.task, "unit": self.unit, "unusable": self.unusable}
+        target: dict[str, object] = {"column": self.target.column or None}
+        if self.task == "number":
+            target |= {"low": self.target.low, "high": self.target.high}
+        target |= {"values": list(self.target.values) or None, "columns": list(self.target.columns) or None}
+        tables: dict[str, Mapping[str, object]] = {"": top, "target": target}
+        for name, column in self.columns.items():
+            kind = {"kind": "number" if isinstance(column, Number) else "category"}
+            tables[f"columns.{_quoted(name)}"] = {**kind, **vars(column)}
+        if self.array is not None:
+            tables["array"] = _array_values(self.array)
+        return "\n".join(_table(name, values) for name, values in tables.items())
+
+
+def of(facts: Facts) -> Description | None:
+    """The agreement that a run's facts were made from; None where there was none."""
+    if not facts.columns:
+        return None
+    described = Description.parse(facts.columns, "the description of records")
+    if described.facts() != facts:
+        raise DescriptionError("the description of records contradicts itself: ask for the file again")
+    return described
+
+
+def _target(section: Section, task: str) -> Target:
+    if task == "labels":
+        target = Target(columns=section.texts("columns", 2**16, kind="columns"))
+    elif task == "classes":
+        target = Target(section.text("column"), values=section.texts("values", 2**16))
+        if len(target.values) < 2:
+            raise section.error("values", "names fewer than two classes: name them all")
+    else:
+        column, (low, high) = section.text("column"), section.bounds()
+        target = Target(column, low=low, high=high)
+    section.end()
+    return target
+
+
+def _columns(section: Section) -> dict[str, Number | Category]:
+    if not 1 <= len(section.keys) <= MOST_COLUMNS:
+        raise section.error("", f"describes {len(section.keys)} columns: describe 1 to {MOST_COLUMNS}")
+    columns = {name: _column(section.section(name)) for name in section.keys}
+    inputs = [part for name, column in columns.items() for part in column.encoded(name)]
+    if len(inputs) > MOST_ENCODED:
+        raise section.error("", f"becomes {len(inputs)} inputs, more than {MOST_ENCODED}: join rare values")
+    if len(set(inputs)) < len(inputs):
+        twice = next(name for name in inputs if inputs.count(name) > 1)
+        raise section.error("", f"gives two inputs the name {twice!r}: rename a column")
+    return columns
+
+
+def _column(section: Section) -> Number | Category:
+    if section.choice("kind", ("number", "category")) == "category":
+        category = Category(section.texts("values", MOST_VALUES))
+        section.end()
+        return category
+    low, high = section.bounds()
+    mean = section.number("mean", low=low, high=high) if "mean" in section.keys else None
+    std = section.number("std", low=0.0) if "std" in section.keys else None
+    column = Number(low, high, mean, std, _missing(section, low, high))
+    section.end()
+    furthest = max(high - column.center, column.center - low)
+    if column.spread <= 0 or furthest / column.spread > MOST_DEVIATIONS:
+        raise section.error(
+            "std", f"is {std}, too small for these bounds: give a positive standard deviation"
+        )
+    return column
+
+
+def _missing(section: Section, low: float, high: float) -> str | float | None:
+    if "missing" not in section.keys:
+        return None
+    if isinstance(section.peek("missing"), str):
+        return section.choice("missing", ("middle", "low", "high"))
+    return section.number("missing", low=low, high=high)
+
+
+def _array(section: Section) -> Array:
+    shape = section.shape("shape")
+    if section.choice("kind", ("numbers", "tokens"), default="numbers") == "tokens":
+        vocabulary = section.whole("vocabulary", MOST_TOKENS)
+        section.end()
+        return Array(shape, vocabulary=vocabulary)
+    bare = Array(shape)
+    array = Array(
+        shape,
+        section.numbers("mean", bare.mean, bare.channels),
+        section.numbers("std", bare.std, bare.channels),
+    )
+    section.end()
+    if min(array.std) <= 0:
+        raise section.error("std", f"is {min(array.std)}: give positive numbers")
+    return array
+
+
+def _array_values(array: Array) -> dict[str, object]:
+    if array.vocabulary is not None:
+        return {"kind": "tokens", "shape": array.shape, "vocabulary": array.vocabulary}
+    return {"kind": "numbers", "shape": array.shape, "mean": array.mean, "std": array.std}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _table(name: str, values: Mapping[str, object]) -> str:
+    lines = [f"[{name}]"] if name else []
+    lines += [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

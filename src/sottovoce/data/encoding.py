@@ -1,0 +1,308 @@
+"""From a client's columns or arrays to numbers for a model, by the public agreement alone.
+
+A record whose target is missing or outside its values, or whose array is not finite, cannot be used: it
+becomes a row of NaN, which contributes zero to every statistic and still counts in every denominator, so that
+one record never moves one. What was wrong is counted on the way, for the owner's eyes only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
+from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
+from sottovoce.data.description import OTHER, Array, Category, Description, Number
+from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
+from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.tables import read_columns, read_parts
+
+EXAMPLES = 3
+"""How many names a message lists."""
+LABELS = ("0", "1", "false", "true")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One client's records, encoded: `x` as in `Facts`, `y`, and which unit each record belongs to."""
+
+    x: Values
+    y: Values
+    unit: npt.NDArray[np.int64] | None
+    findings: Findings
+
+
+def read_site(path: Path, agreed: Description, *, target: bool = True, unit: bool = True) -> Site:
+    """The records of one client's file, in its order; refused if too many of them cannot be used.
+
+    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read.
+    """
+    findings = Findings(canonical(path.stem))
+    reader = _Reader(path, agreed, findings)
+    site = reader.site(target=target, unit=unit and agreed.unit is not None)
+    if site is None or findings.problems:
+        raise UnusableFile(findings)
+    return site
+
+
+def read_inputs(path: Path, agreed: Description) -> Iterator[Values]:
+    """`x` of the records to predict, in the file's order, table by table in parts of bounded size.
+
+    Targets and units are not read; nothing is refused for what its cells hold.
+    """
+    if agreed.array is not None:
+        yield read_site(path, replace(agreed, unusable=1.0), target=False, unit=False).x
+        return
+    for columns in read_parts(path, *_kinds(agreed, [])):
+        reader = _Reader(path, agreed, Findings(canonical(path.stem)))
+        x = reader.inputs(columns)
+        if x is None:
+            raise UnusableFile(reader.findings)
+        yield x
+
+
+def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
+    """Which of a table's columns are read as numbers, and which as texts."""
+    numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
+    if agreed.task == "number" and agreed.target.column in sources:
+        numbers.append(agreed.target.column)
+    return numbers, [name for name in (*agreed.columns, *sources) if name not in numbers]
+
+
+class _Reader:
+    """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
+
+    def __init__(self, path: Path, agreed: Description, findings: Findings) -> None:
+        self._path, self._agreed, self.findings = path, agreed, findings
+        self._x: Values = np.zeros(0)
+
+    def site(self, *, target: bool, unit: bool) -> Site | None:
+        agreed, findings = self._agreed, self.findings
+        sources = [
+            *(agreed.target.sources if target else ()),
+            *([agreed.unit] if unit and agreed.unit else []),
+        ]
+        columns = self._columns(sources)
+        findings.records = columns.records
+        if not findings.problems and not columns.records:
+            self._problem("holds no records: give at least one")
+        if findings.problems:
+            return None
+        x = self._table(columns) if agreed.array is None else self._array(agreed.array, columns.records)
+        y: Values = np.zeros(columns.records, np.int64)
+        targeted = np.ones(columns.records, bool)
+        if target:
+            y, targeted = self._target(columns)
+        units = self._units(columns, agreed.unit) if unit and agreed.unit else None
+        for name in agreed.columns:
+            found = findings.columns.get(name, ColumnFindings())
+            if found.unreadable and found.missing + found.unreadable == columns.records:
+                self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
+        if x is None or findings.problems:
+            return None
+        usable = targeted & whole_records(x)
+        if target:
+            self._count_targets(y[usable])
+        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+        self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        return Site(*without_unusable(x, y, usable), units, findings)
+
+    def inputs(self, columns: Columns) -> Values | None:
+        """Encoded inputs of a table, or None if columns are not as agreed."""
+        self._named(columns, list(self._agreed.columns))
+        x = None if self.findings.problems else self._table(columns)
+        return None if self.findings.problems else x
+
+    def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
+        agreed, findings = self._agreed, self.findings
+        findings.unusable = int((~usable).sum())
+        if findings.unusable > agreed.unusable * len(usable):
+            self._problem(
+                f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
+                f"{100 * agreed.unusable:g} % may: correct {fault}"
+            )
+
+    def _columns(self, sources: list[str]) -> Columns:
+        agreed = self._agreed
+        if agreed.array is not None:
+            columns: Columns = self._arrays(sources)
+            inputs = ["x"]
+        else:
+            columns = read_columns(self._path, *_kinds(agreed, sources))
+            inputs = list(agreed.columns)
+        self._named(columns, [*inputs, *sources])
+        return columns
+
+    def _named(self, columns: Columns, names: list[str]) -> None:
+        for name in names:
+            if name not in columns.names:
+                close = difflib.get_close_matches(name, columns.names, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "add it, or change records.toml"
+                self._problem(f"has no column '{name}': {hint}")
+
+    def _arrays(self, sources: list[str]) -> ArrayColumns:
+        if self._path.suffix.lower() != ".npz":
+            self._problem(f"is a {self._path.suffix} file, but records.toml describes arrays: save an .npz")
+            return ArrayColumns({})
+        arrays = read_arrays(self._path, ["x", *sources, "y"])
+        self._x = arrays.get("x", self._x)
+        labels = self._agreed.target.columns
+        y = arrays.get("y")
+        if labels and y is not None and y.ndim == 2 and y.shape[1] == len(labels):
+            arrays |= {name: y[:, i] for i, name in enumerate(labels) if name not in arrays}
+        return ArrayColumns(arrays)
+
+    def _problem(self, text: str) -> None:
+        self.findings.problems.append(f"{self.findings.client} {text}")
+
+    def _column(self, name: str, read: Callable[[str], Any]) -> Any:
+        """A column of the file, or None after noting why it cannot be read as agreed."""
+        try:
+            return read(name)
+        except DataError as error:
+            self._problem(f"column '{name}' {error}")
+            return None
+
+    def _table(self, columns: Columns) -> Values | None:
+        x = np.zeros((columns.records, len(self._agreed.inputs)), np.float32)
+        place = 0
+        for name, column in self._agreed.columns.items():
+            width = len(column.encoded(name))
+            into = x[:, place : place + width]
+            place += width
+            if isinstance(column, Number):
+                numbers = self._column(name, columns.numbers)
+                if numbers is not None:
+                    self._number(name, column, numbers, into)
+            else:
+                texts = self._column(name, columns.texts)
+                if texts is not None:
+                    self._category(name, column, texts, into)
+        return x
+
+    def _number(self, name: str, column: Number, numbers: Numbers, into: Values) -> None:
+        values = numbers.values
+        found = self._found(name, numbers)
+        absent = np.isnan(values)
+        if numbers.unreadable and absent.all():
+            self._problem(
+                f"column '{name}' holds no number, though records.toml says so: correct one of them"
+            )
+        found.outside = int(((values < column.low) | (values > column.high)).sum())
+        clamped = np.where(absent, column.filler, np.clip(values, column.low, column.high))
+        found.constant = bool(len(values) > 1 and not absent.all() and np.ptp(clamped[~absent]) == 0)
+        into[:, 0] = (clamped - column.center) / column.spread
+        if column.missing is not None:
+            into[:, 1] = absent
+
+    def _category(self, name: str, column: Category, texts: Texts, into: Values) -> None:
+        found = self.findings.columns.setdefault(name, ColumnFindings())
+        places = texts.among(column.names)
+        self._unknown(found, texts, places)
+        other = column.names.index(OTHER)
+        hot = np.where(places < 0, other, places)
+        found.constant = bool(len(hot) > 1 and (hot == hot[0]).all())
+        into[np.arange(len(hot)), hot] = 1
+
+    def _found(self, name: str, numbers: Numbers) -> ColumnFindings:
+        found = self.findings.columns.setdefault(name, ColumnFindings())
+        found.unreadable = numbers.unreadable
+        found.missing = int(np.isnan(numbers.values).sum()) - numbers.unreadable
+        return found
+
+    @staticmethod
+    def _unknown(found: ColumnFindings, texts: Texts, places: Values) -> None:
+        """Counts texts outside the agreed ones, and nothing where nothing stands."""
+        strange = texts.codes[places < 0]
+        counts = np.bincount(strange[strange >= 0], minlength=len(texts.distinct))
+        blank = [place for place in np.flatnonzero(counts).tolist() if not canonical(texts.distinct[place])]
+        found.missing = int((strange < 0).sum() + counts[blank].sum())
+        found.unknown = len(strange) - found.missing
+        counts[blank] = 0
+        most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
+        found.examples = tuple(canonical(texts.distinct[place])[:40] for place in most if counts[place])
+
+    def _array(self, agreed: Array, records: int) -> Values | None:
+        x = np.atleast_1d(self._x)
+        if x.shape[1:] == agreed.shape[1:] and agreed.shape[0] == 1 and x.ndim == len(agreed.shape):
+            x = x[:, None]
+        tokens = agreed.vocabulary is not None
+        if len(x) != records:
+            self._problem(f"array 'x' holds {len(x)} records, another array {records}: give as many of each")
+            return None
+        if x.shape[1:] != agreed.shape:
+            self._problem(f"array 'x' holds records of shape {x.shape[1:]}, records.toml says {agreed.shape}")
+            return None
+        if x.dtype.kind not in ("iu" if tokens else "iuf"):
+            self._problem(f"array 'x' is {x.dtype}: save {'whole numbers' if tokens else 'numbers'}")
+            return None
+        return encode_array(x, agreed)
+
+    def _target(self, columns: Columns) -> tuple[Values, npt.NDArray[np.bool_]]:
+        """Targets as a loss wants them, and which of them are there."""
+        target, nothing = self._agreed.target, np.zeros(columns.records, bool)
+        if self._agreed.task == "number":
+            numbers = self._column(target.column, columns.numbers)
+            if numbers is None:
+                return nothing, nothing
+            found = self._found(target.column, numbers)
+            outside = (numbers.values < target.low) | (numbers.values > target.high)
+            found.outside = int(outside.sum())
+            inside = np.clip(numbers.values, target.low, target.high)
+            return ((inside - target.center) / target.reach).astype(np.float32), ~np.isnan(
+                numbers.values
+            ) & ~outside
+        places = [self._places(columns, name, target.values or LABELS) for name in target.sources]
+        usable = np.all([place >= 0 for place in places], axis=0)
+        if self._agreed.task == "classes":
+            return places[0], usable
+        labels: Values = np.stack(places, axis=1).astype(np.float32) % 2
+        return labels, usable
+
+    def _places(self, columns: Columns, name: str, values: tuple[str, ...]) -> Values:
+        texts = self._column(name, columns.texts)
+        if texts is None:
+            return np.full(columns.records, -1)
+        if values == LABELS:
+            texts = Texts(texts.codes, [_label(text) for text in texts.distinct])
+        places: Values = texts.among(values)
+        self._unknown(self.findings.columns.setdefault(name, ColumnFindings()), texts, places)
+        return places
+
+    def _units(self, columns: Columns, name: str) -> Values:
+        texts = self._column(name, columns.texts)
+        if texts is None:
+            return np.zeros(columns.records, np.int64)
+        # Texts that may mean one unit are one: taking two persons for one only protects them together.
+        names = [canonical(text, whole=True) for text in texts.distinct]
+        places = {text: place for place, text in enumerate(dict.fromkeys(names))}
+        unit = np.array([*(places[text] if text else -1 for text in names), -1], np.int64)[texts.codes]
+        nameless = int((unit < 0).sum())
+        if nameless:
+            self.findings.columns[name] = ColumnFindings(missing=nameless)
+            self._problem(f"column '{name}' is empty in {nameless} records: every record needs its unit")
+        present, dense = np.unique(unit, return_inverse=True)
+        self.findings.units = len(present)
+        return dense.astype(np.int64)
+
+    def _count_targets(self, y: Values) -> None:
+        target = self._agreed.target
+        if self._agreed.task == "classes":
+            counts = np.bincount(y, minlength=len(target.values))
+        elif self._agreed.task == "labels":
+            counts = y.sum(axis=0).astype(np.int64)
+        else:
+            return
+        names = target.values or target.columns
+        self.findings.targets = dict(zip(names, counts.tolist(), strict=True))
+
+
+def _label(text: str) -> str:
+    plain = canonical(text).lower()
+    return plain if plain in ("false", "true") else canonical(text, whole=True)

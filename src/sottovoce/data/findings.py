@@ -1,0 +1,76 @@
+"""What is wrong with a client's file, or looks wrong: for the owner of the records and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sottovoce.data.description import Description, Number
+from sottovoce.data.own import DataError
+
+MANY_OUTSIDE = 0.05
+"""Share of values outside their bounds from which on the bounds look wrong."""
+
+
+@dataclass
+class ColumnFindings:
+    """What a column of one client holds that the agreement does not foresee, in numbers of records."""
+
+    missing: int = 0
+    unreadable: int = 0
+    outside: int = 0
+    unknown: int = 0
+    examples: tuple[str, ...] = ()
+    constant: bool = False
+
+
+@dataclass
+class Findings:
+    """What reading one client's file found; `problems` refuse it. Made of records: it stays with their owner.
+
+    `targets` counts usable records by class, or by label that holds.
+    """
+
+    client: str
+    records: int = 0
+    units: int | None = None
+    unusable: int = 0
+    columns: dict[str, ColumnFindings] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class UnusableFile(DataError):
+    """A client's file that the agreement refuses, with everything that was found in it."""
+
+    def __init__(self, findings: Findings) -> None:
+        more = len(findings.problems) - 1
+        super().__init__(findings.problems[0] + (f" (and {more} more: sottovoce check)" if more else ""))
+        self.findings = findings
+
+
+def suspicions(found: Findings, agreed: Description) -> Iterator[str]:
+    """What can be used and still looks like a mistake, a line each."""
+    for name, column in found.columns.items():
+        for text in _suspicions(column, found.records, agreed, name):
+            yield f"{found.client}: column '{name}' {text}"
+    for name in (name for name, count in found.targets.items() if not count):
+        yield f"{found.client}: no usable record is '{name}'"
+
+
+def _suspicions(column: ColumnFindings, records: int, agreed: Description, name: str) -> Iterator[str]:
+    described = agreed.columns.get(name)
+    if column.missing + column.unreadable == records:
+        yield "is empty in every record"
+    elif column.constant:
+        yield "is the same in every record"
+    if column.unreadable:
+        yield f"has {column.unreadable} values that are not numbers: they count as missing"
+    if isinstance(described, Number) and described.missing is None and 0 < column.missing < records:
+        yield f"lacks {column.missing} values, and records.toml does not say missing = …: no input shows it"
+    if described is not None and column.outside > MANY_OUTSIDE * records:
+        yield f"has {column.outside} values outside its bounds: they are clamped"
+    if column.unknown:
+        examples = ", ".join(repr(text) for text in column.examples)
+        use = "they count as other" if described is not None else "those records cannot be used"
+        yield f"has {column.unknown} values that records.toml does not name (such as {examples}): {use}"

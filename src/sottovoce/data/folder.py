@@ -1,0 +1,123 @@
+"""A folder of sites: `records.toml` and one file for each client, named after it; or one such file alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sottovoce.data.columns import canonical
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.description import NAME, Description
+from sottovoce.data.encoding import Site, read_site
+from sottovoce.data.own import DataError
+from sottovoce.data.tables import FORMATS
+
+CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
+"""What a client may be called: its name stands in ledgers, lists and file names."""
+
+
+def described(path: Path) -> bool:
+    """Whether a file of records has an agreement beside it."""
+    return path.suffix.lower() in FORMATS and (path.parent / NAME).exists()
+
+
+def agreement(path: Path) -> Description:
+    """The agreement of a folder, or of the folder that a client's file lies in."""
+    return Description.load((path if path.is_dir() else path.parent) / NAME)
+
+
+def client_name(path: Path) -> str:
+    """The client that a file is named after."""
+    name = canonical(path.stem)
+    if not CLIENT.fullmatch(name):
+        raise DataError(f"{path.name!a} cannot name a client: use letters, digits, spaces and . @ + - _")
+    return name
+
+
+def client_files(folder: Path) -> dict[str, Path]:
+    """The clients of a folder by name, in the order of their names; other files are left alone."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot read {folder} ({error.strerror}): check the path") from None
+    clients: dict[str, Path] = {}
+    for path in entries:
+        if path.suffix.lower() not in FORMATS or path.name.startswith(".") or path.is_dir():
+            continue
+        name = client_name(path)
+        if name in clients:
+            raise DataError(f"{path.name} and {clients[name].name} are one client: keep one of them")
+        clients[name] = path
+    _different(clients)
+    if not clients:
+        raise DataError(f"{folder} has no file of a client ({', '.join(FORMATS)}): put one for each there")
+    return dict(sorted(clients.items()))
+
+
+def ignored_files(folder: Path) -> list[str]:
+    """What stands in a folder and is no client: shown, so that a misnamed site is noticed."""
+    ours = (NAME, "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
+    names = (path.name for path in sorted(folder.iterdir()) if path.suffix.lower() not in FORMATS)
+    return [name for name in names if name not in ours and not name.startswith(".")]
+
+
+def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:
+    """All clients of a folder as one dataset with their names; refused at the first that cannot be used."""
+    agreed = agreement(folder)
+    sites = {}
+    for name, path in client_files(folder).items():
+        progress(name)
+        sites[name] = read_site(path, agreed)
+    return _dataset(str(folder), agreed, sites)
+
+
+def read_one(path: Path) -> Dataset:
+    """One client's file, by the agreement beside it: a dataset with one client."""
+    agreed = agreement(path)
+    return _dataset(str(path), agreed, {client_name(path): read_site(path, agreed)})
+
+
+def _different(clients: dict[str, Path]) -> None:
+    """Refuses one file under two names: its records would be protected twice and spent twice."""
+    seen: dict[tuple[int, int], str] = {}
+    for name, path in clients.items():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"cannot read {path} ({error.strerror}): check the file or its link") from None
+        first = seen.setdefault((status.st_dev, status.st_ino), name)
+        if first != name:
+            raise DataError(f"{name} and {first} are the same file: remove one of the links")
+
+
+def _dataset(name: str, agreed: Description, sites: dict[str, Site]) -> Dataset:
+    sizes = [len(site.y) for site in sites.values()]
+    unit = None
+    if agreed.unit is not None:
+        counts = [site.findings.units or 0 for site in sites.values()]
+        first = np.cumsum([0, *counts[:-1]])
+        pairs = zip(sites.values(), first, strict=True)
+        unit = _joined(site.unit + start for site, start in pairs if site.unit is not None)
+    return Dataset(
+        name,
+        _joined(site.x for site in sites.values()),
+        _joined(site.y for site in sites.values()),
+        agreed.facts(),
+        torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
+        tuple(sites),
+        unit,
+    )
+
+
+def _joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
+    """Rows of all clients; bytes stay bytes if all of them are."""
+    arrays = list(parts)
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = [array / np.float32(255) if array.dtype == np.uint8 else array for array in arrays]
+    return torch.from_numpy(np.concatenate(arrays))

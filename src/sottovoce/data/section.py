@@ -1,0 +1,175 @@
+"""A table of a public TOML file, read strictly: typed, bounded, no key unread; errors name table and key."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data.facts import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
+from sottovoce.data.own import DataError
+from sottovoce.errors import nearest
+
+MOST_LETTERS = 200
+MOST_SIZE = 1e30
+"""Largest number that an agreement may name: far from the ends of float32."""
+
+_REQUIRED = object()
+
+
+class DescriptionError(DataError):
+    """An agreement on records that cannot be one."""
+
+
+def text_of(path: Path) -> str:
+    """The text of a file that people write, or one line that says why there is none."""
+    try:
+        if path.stat().st_size > MOST_TEXT:
+            raise DescriptionError(f"{path} is larger than {MOST_TEXT >> 20} MiB: that is no description")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise DescriptionError(
+            f"no {path}: write one that says what a record is (docs/data.md), or check the path"
+        ) from None
+    except OSError as error:
+        raise DescriptionError(f"cannot read {path} ({error.strerror}): check the path") from None
+    except UnicodeDecodeError:
+        raise DescriptionError(f"{path} is not UTF-8: save it as UTF-8") from None
+
+
+def document(text: str, where: str) -> Section:
+    """The whole file as a section."""
+    if len(text) > MOST_TEXT:
+        raise DescriptionError(f"{where} is longer than {MOST_TEXT >> 20} MiB: that is no description")
+    try:
+        return Section(where, "", tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise DescriptionError(f"{where} is not TOML ({' '.join(str(error).split())}): correct it") from None
+
+
+class Section:
+    """A table whose keys are taken one by one; `end` refuses those that nobody asked for."""
+
+    def __init__(self, where: str, name: str, values: Mapping[str, Any]) -> None:
+        self._where, self._name, self._values = where, name, values
+        self._asked: set[str] = set()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def error(self, key: str, text: str) -> DescriptionError:
+        """What is wrong with a key of this table."""
+        named = " ".join(part for part in (f"[{self._name}]" if self._name else "", key) if part)
+        return DescriptionError(f"{self._where}: {named} {text}")
+
+    def peek(self, key: str) -> Any:
+        """The value as it stands."""
+        return self._values[key]
+
+    def end(self) -> None:
+        """Every key was asked for, or the first that was not is refused."""
+        for key in self._values:
+            if key not in self._asked:
+                raise self.error(_short(key), f"is unknown: {nearest(key, self._asked)}")
+
+    def section(self, key: str, *, optional: bool = False) -> Any:
+        """A table inside this one: a `Section`, or None if it may be absent."""
+        value = self._take(key, "a table", default=None if optional else _REQUIRED)
+        if value is None:
+            return None
+        _printable(self, key, key)
+        if not isinstance(value, dict):
+            raise self.error(key, f"is {_short(value)}: give a table")
+        return Section(self._where, f"{self._name}.{key}" if self._name else key, value)
+
+    def choice(self, key: str, words: Sequence[str], default: str | None = None) -> str:
+        value = self._take(key, " or ".join(words), default=_REQUIRED if default is None else default)
+        if not isinstance(value, str) or value not in words:
+            raise self.error(key, f"is {_short(value)}: {nearest(str(value)[:MOST_LETTERS], words)}")
+        return value
+
+    def text(self, key: str, *, optional: bool = False) -> Any:
+        """A name: `str`, or None if it may be absent."""
+        value = self._take(key, "a name", default=None if optional else _REQUIRED)
+        return None if value is None else _printable(self, key, value)
+
+    def texts(self, key: str, most: int, kind: str = "values") -> tuple[str, ...]:
+        """Different names; whole numbers may stand for theirs."""
+        values = self._take(key, f"a list of {kind}")
+        if not isinstance(values, list) or not 1 <= len(values) <= most:
+            raise self.error(key, f"is not a list of 1 to {most} {kind}: give one")
+        texts = [_printable(self, key, str(value) if type(value) is int else value) for value in values]
+        if len(set(texts)) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            raise self.error(key, f"names {twice!r} twice: name it once")
+        return tuple(texts)
+
+    def number(
+        self, key: str, *, default: float | None = None, low: float = -MOST_SIZE, high: float = MOST_SIZE
+    ) -> float:
+        value = self._take(key, "a number", default=_REQUIRED if default is None else default)
+        return self._bounded(key, value, low, high)
+
+    def bounds(self) -> tuple[float, float]:
+        """`low` and `high`, in this order."""
+        low, high = self.number("low"), self.number("high")
+        if low >= high:
+            raise self.error("low", f"is {low:g} and high is {high:g}: low must be below high")
+        return low, high
+
+    def whole(self, key: str, most: int) -> int:
+        value = self._take(key, "a whole number")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.error(key, f"is {_short(value)}: give a whole number from 1 to {most}")
+        return value
+
+    def numbers(self, key: str, default: tuple[float, ...], channels: int) -> tuple[float, ...]:
+        """One number, or one for each channel."""
+        value = self._take(key, "a number", default=list(default))
+        values = value if isinstance(value, list) else [value]
+        if len(values) not in (1, channels):
+            raise self.error(
+                key, f"has {len(values)} numbers: give one, or one for each of {channels} channels"
+            )
+        return tuple(self._bounded(key, value, -MOST_SIZE, MOST_SIZE) for value in values)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        value = self._take(key, "the shape of a record")
+        sizes = value if isinstance(value, list) else []
+        if (
+            not 1 <= len(sizes) <= MOST_DIMENSIONS
+            or any(type(size) is not int or size < 1 for size in sizes)
+            or math.prod(sizes) > MOST_NUMBERS
+        ):
+            raise self.error(key, f"is {_short(value)}: give 1 to {MOST_DIMENSIONS} sizes, as [3, 32, 32]")
+        return tuple(sizes)
+
+    def _bounded(self, key: str, value: Any, low: float, high: float) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self.error(key, f"is {_short(value)}: give a number from {low:g} to {high:g}")
+        return float(value)
+
+    def _take(self, key: str, what: str, default: Any = _REQUIRED) -> Any:
+        self._asked.add(key)
+        value = self._values.get(key, default)
+        if value is _REQUIRED:
+            raise self.error(key, f"is missing: give {what}")
+        return value
+
+
+def _printable(section: Section, key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > MOST_LETTERS:
+        raise section.error(_short(key), f"has {_short(value)}: give texts of 1 to {MOST_LETTERS} letters")
+    if not value.isprintable() or value != value.strip():
+        raise section.error(ascii(key), f"has {value!a}: remove spaces around it and invisible letters")
+    return unicodedata.normalize("NFC", value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else value
+    shown = text if len(text) <= 40 else text[:39] + "…"
+    return shown if shown.isprintable() else ascii(shown)

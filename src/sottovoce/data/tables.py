@@ -1,0 +1,205 @@
+"""A client's file of a table, CSV, Parquet or npz: its columns at once, or in parts of bounded size."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
+from sottovoce.data.own import DataError, read_arrays
+
+FORMATS = (".csv", ".parquet", ".npz")
+PART = 2**16
+"""Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
+MOST_READINGS = 3
+"""Columns with strange cells that are told apart by reading a file again."""
+
+
+def read_columns(path: Path, numbers: Collection[str], texts: Collection[str]) -> Columns:
+    """The named columns of a file, as far as it has them."""
+    with _explained(path):
+        kind = _format(path)
+        if kind == ".npz":
+            return ArrayColumns(read_arrays(path, [*numbers, *texts]))
+        if kind == ".csv":
+            file = _Csv.open(path, numbers, texts)
+            return ArrowColumns(file.whole(), file.names)
+        with _parquet(path) as (parquet, names):
+            return ArrowColumns(parquet.read(columns=_known(path, names, [*numbers, *texts])), names)
+
+
+def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> Iterator[Columns]:
+    """The same in parts, in the file's order, for files larger than memory; an npz is one part."""
+    with _explained(path):
+        kind = _format(path)
+        if kind == ".npz":
+            yield ArrayColumns(read_arrays(path, [*numbers, *texts]))
+        elif kind == ".csv":
+            file = _Csv.open(path, numbers, texts)
+            for part in file.parts():
+                yield ArrowColumns(part, file.names)
+        else:
+            pa, _ = arrow()
+            with _parquet(path) as (parquet, names):
+                wanted = _known(path, names, [*numbers, *texts])
+                for batch in parquet.iter_batches(PART, columns=wanted):
+                    yield ArrowColumns(pa.Table.from_batches([batch]), names)
+
+
+@dataclass(frozen=True)
+class _Csv:
+    """A CSV file whose columns have the types of the agreement."""
+
+    path: Path
+    names: list[str]
+    delimiter: str
+    wanted: list[str]
+    numbers: Collection[str]
+
+    @classmethod
+    def open(cls, path: Path, numbers: Collection[str], texts: Collection[str]) -> _Csv:
+        names, delimiter = _header(path)
+        if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
+            raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
+        return cls(path, names, delimiter, _known(path, names, [*numbers, *texts]), numbers)
+
+    def whole(self) -> Any:
+        """The file as one table."""
+        pa, _ = arrow()
+        from pyarrow.csv import read_csv
+
+        loose: set[str] = set()
+        while True:
+            try:
+                return read_csv(self.path, **self._options(loose))
+            except pa.ArrowInvalid as error:
+                loose |= self._unread(error, loose)
+
+    def parts(self) -> Iterator[Any]:
+        """The file as tables of about a megabyte of text each."""
+        pa, _ = arrow()
+        loose: set[str] = set()
+        done = 0
+        while True:
+            skip = done
+            try:
+                for batch in self._batches(loose):
+                    fresh = batch.slice(min(skip, batch.num_rows))
+                    skip -= batch.num_rows - fresh.num_rows
+                    done += fresh.num_rows
+                    if fresh.num_rows:
+                        yield pa.Table.from_batches([fresh])
+                return
+            except pa.ArrowInvalid as error:
+                loose |= self._unread(error, loose)
+
+    def _batches(self, loose: set[str]) -> Iterator[Any]:
+        from pyarrow.csv import open_csv
+
+        with open_csv(self.path, **self._options(loose)) as reader:
+            yield from reader
+
+    def _unread(self, error: Exception, loose: set[str]) -> set[str]:
+        """The column of numbers in which a cell is something else; all of them from the fourth on."""
+        found = re.search(r"column #(\d+):.{0,40} conversion error", str(error))
+        strict = set(self.wanted) & set(self.numbers) - loose
+        if found is None or not strict:
+            raise error
+        name = self.names[int(found[1])]
+        return {name} if name in strict and len(loose) < MOST_READINGS else strict
+
+    def _options(self, loose: set[str]) -> dict[str, Any]:
+        """Numbers are read as such, or in `loose` columns as texts, to be looked at one by one."""
+        pa, _ = arrow()
+        from pyarrow.csv import ConvertOptions, ParseOptions
+
+        types = dict.fromkeys(self.wanted, pa.dictionary(pa.int32(), pa.string()))
+        types |= {name: pa.float64() for name in self.wanted if name in self.numbers}
+        types |= dict.fromkeys(loose, pa.string())
+        columns = self.wanted or self.names[:1]
+        return {
+            "parse_options": ParseOptions(
+                delimiter=self.delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=len(self.names) > 1,  # of one column, an empty line is a missing value
+            ),
+            "convert_options": ConvertOptions(
+                column_types=types, include_columns=columns, null_values=sorted(ABSENT)
+            ),
+        }
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    arrow()
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        yield file, file.schema_arrow.names
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of pyarrow and the operating system become ours, without the cells that pyarrow quotes."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist: check the path") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror or 'damaged'}): check the file") from None
+    except Exception as error:
+        if not type(error).__module__.startswith("pyarrow"):
+            raise
+        raise DataError(f"{path} {_problem(path, str(error))}") from None
+
+
+def _format(path: Path) -> str:
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise DataError(f"{path} is not one of {', '.join(FORMATS)}: save it as one")
+    if kind != ".npz":
+        arrow()
+    return kind
+
+
+def _known(path: Path, names: list[str], wanted: list[str]) -> list[str]:
+    known = [name for name in wanted if name in names]
+    for name in known:
+        if names.count(name) > 1:
+            raise DataError(f"{path} has two columns '{name}': rename one")
+    return known
+
+
+def _header(path: Path) -> tuple[list[str], str]:
+    """Names of the columns, and what stands between them: comma, semicolon or tab."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            start = file.readline(2**20)
+            delimiter = max(",;\t", key=start.count)
+            file.seek(0)
+            return next(csv.reader(file, delimiter=delimiter), []), delimiter
+    except (UnicodeError, csv.Error):
+        raise DataError(f"{path} is not a CSV file in UTF-8: save it as one") from None
+
+
+def _quotes(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b'"') for block in iter(lambda: file.read(2**20), b""))
+
+
+def _problem(path: Path, message: str) -> str:
+    if path.suffix.lower() == ".parquet":
+        return "is not a Parquet file or is damaged: save it again"
+    cells = re.search(r"Expected (\d+) columns, got (\d+)", message)
+    if cells:
+        return f"has a line with {cells[2]} cells instead of {cells[1]}: put texts with commas into quotes"
+    if "UTF8" in message:
+        return "holds letters that are not UTF-8: save it as UTF-8"
+    if "Empty" in message:
+        return "is empty: give at least one record"
+    return "is not a readable CSV file: save it again, in UTF-8, one record a line"

@@ -1,0 +1,149 @@
+"""Files of tables: what is read alike from CSV, Parquet and npz, at once or in parts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sottovoce.data import DataError, Description, read_site
+from sottovoce.data.columns import ABSENT, Texts
+from sottovoce.data.encoding import Site, read_inputs
+from sottovoce.data.tables import read_columns
+from sottovoce.errors import SottovoceError
+
+from .hospitals import AGREED, HEADER, ROWS, written
+
+AGREEMENT = Description.parse(AGREED)
+
+
+def read(at: Path, rows: str) -> Site:
+    return read_site(written(at, HEADER + rows), AGREEMENT)
+
+
+def test_byte_order_mark_semicolons_and_quotes_are_read(tmp_path: Path) -> None:
+    text = '\ufeff"age";pressure;sex;diagnosis;note\r\n30;120;"f";"benign";"a ""word""; and\nmore"\r\n'
+    site = read_site(written(tmp_path, text), AGREEMENT)
+    assert np.array_equal(site.x, read(tmp_path, ROWS).x[:1])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (HEADER, "north holds no records"),
+        (HEADER.replace("age", "agee") + ROWS, "north has no column 'age': did you mean 'agee'"),
+        ("a,b,c\n1,2,3\n", r"north has no column 'age': add it.* \(and 3 more"),
+        (HEADER + "30,120,f\n", "a line with 3 cells instead of 4"),
+        (HEADER + '30,120,"f,benign\n', "a quote that is never closed"),
+        ("age,age,pressure,sex,diagnosis\n1,1,1,f,benign\n", "two columns 'age'"),
+        ((HEADER + ROWS).encode("utf-16"), "not a CSV file in UTF-8"),
+        (HEADER.encode() + b"30,120,\xe9,benign\n", "not UTF-8|in UTF-8"),
+        (HEADER + "old,120,f,benign\nyoung,120,f,benign\n", "north column 'age' holds no number"),
+        ("age;pressure,sex,diagnosis\n" + ROWS, "no column 'age'|cells"),
+    ],
+)
+def test_files_that_cannot_be_read_get_one_line(tmp_path: Path, content: str | bytes, says: str) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        read_site(written(tmp_path, content), AGREEMENT)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["north.csv", "north.parquet", "north.npz", "north.xlsx"])
+def test_random_bytes_are_refused(tmp_path: Path, name: str) -> None:
+    noise = np.random.default_rng(0).bytes(5000)
+    with pytest.raises(DataError):
+        read_site(written(tmp_path, noise, name), AGREEMENT)
+    with pytest.raises(DataError):
+        read_site(tmp_path / f"absent{name}", AGREEMENT)
+
+
+def test_the_same_table_as_csv_parquet_and_npz_is_the_same(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "age": [30.0, 90.0, None],
+        "pressure": [120, 140, 300],
+        "sex": ["f", "m", None],
+        "diagnosis": ["benign", "malignant", "benign"],
+    }
+    csv = read(tmp_path, ROWS + ",300,,benign\n")
+    pq.write_table(pa.table(columns), tmp_path / "north.parquet")
+    arrays = {
+        name: np.array([np.nan if v is None else v for v in c])
+        for name, c in columns.items()
+        if name != "sex"
+    }
+    np.savez(tmp_path / "north.npz", **arrays, sex=np.array(["f", "m", ""]))
+    for name in ("north.parquet", "north.npz"):
+        site = read_site(tmp_path / name, AGREEMENT)
+        assert np.array_equal(site.x, csv.x), name
+        assert np.array_equal(site.y, csv.y), name
+
+
+def test_parquet_of_other_types_is_read_or_named(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "age": pa.array([1, 2], pa.decimal128(5, 2)),
+            "pressure": pa.array(["120", "x"]).dictionary_encode(),
+            "sex": pa.array([True, False]),
+            "diagnosis": pa.array(["benign", "malignant"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "north.parquet")
+    site = read_site(tmp_path / "north.parquet", AGREEMENT)
+    assert site.findings.columns["pressure"].unreadable == 1
+    lists = table.set_column(0, "age", pa.array([[1], [2]]))
+    pq.write_table(lists, tmp_path / "north.parquet")
+    with pytest.raises(DataError, match="north column 'age' holds list"):
+        read_site(tmp_path / "north.parquet", AGREEMENT)
+
+
+def test_texts_alike_to_the_eye_are_alike(tmp_path: Path) -> None:
+    texts = Texts(np.array([0, 1, -1]), ["cafe\u0301", " caf\u00e9 "])
+    assert texts.among(["caf\u00e9"]).tolist() == [0, 0, -1]
+
+
+def test_how_missing_numbers_are_written_follows_pyarrow(tmp_path: Path) -> None:
+    rows = "".join(f'"{text}",1\n' for text in sorted(ABSENT))
+    for cell in ("5", "x"):  # with and without a cell that makes every cell be looked at
+        path = written(tmp_path, f"age,b\n{cell},1\n{rows}")
+        numbers = read_columns(path, ["age"], ["b"]).numbers("age")
+        assert np.isnan(numbers.values[1:]).all()
+        assert numbers.unreadable == (cell == "x")
+
+
+def test_without_pyarrow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(SottovoceError, match=r"pip install 'sottovoce\[tables\]'"):
+        read(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("row", [10, 60_000, 99_999])
+def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
+    rows = [f"{i % 130},{i % 260},{'fmx'[i % 3]},benign\n" for i in range(100_000)]
+    rows[row] = "old,?,f,benign\n"
+    path = written(tmp_path, HEADER + "".join(rows))
+    whole = read_site(path, AGREEMENT).x
+    parts = list(read_inputs(path, AGREEMENT))
+    assert len(parts) > 1
+    assert np.array_equal(np.concatenate(parts), whole)
+    columns = {
+        name: pa.array([line.split(",")[i] for line in rows])
+        for i, name in enumerate(("age", "pressure", "sex"))
+    }
+    pq.write_table(pa.table(columns), tmp_path / "north.parquet")
+    parts = list(read_inputs(tmp_path / "north.parquet", AGREEMENT))
+    assert len(parts) > 1
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_parts_of_what_is_not_as_agreed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no column 'sex'"):
+        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT))
+    with pytest.raises(DataError, match="a line with 4 cells instead of 3"):
+        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT))
