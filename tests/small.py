@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from sottovoce.blueprint import Blueprint, draw
+from sottovoce.data import Facts
 from sottovoce.plan import Plan
 
 SMALL = {
@@ -60,3 +62,8 @@ def small_plan(**changes: object) -> Plan:
 def federated_plan(**changes: object) -> Plan:
     """A plan for a federation of three clients."""
     return Plan.load(overrides={**FEDERATION, **changes})
+
+
+def drawn(plan: Plan, facts: Facts, module: nn.Module | str | None = None) -> Blueprint:
+    """The blueprint of a plan whose model these tests vouch for."""
+    return draw(plan, facts, plan.model if module is None else module)

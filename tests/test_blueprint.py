@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sottovoce.blueprint import client_secret, draw, participant_name, seeded_master
+from sottovoce.blueprint import client_secret, participant_name, seeded_master
 from sottovoce.data import Facts
 from sottovoce.models import lenet
+from tests.small import drawn as vouched
 from tests.small import small_plan
 
 FACTS = Facts((1, 28, 28), 10)
 
 
 def drawn(**changes: object):
-    return draw(small_plan(gradient_records=40, **changes), FACTS)
+    return vouched(small_plan(gradient_records=40, **changes), FACTS)
 
 
 def test_two_ends_draw_the_same_blueprint() -> None:
@@ -39,7 +40,7 @@ def test_another_seed_or_model_is_another_reference() -> None:
         other.load_state_dict(module.state_dict())
         next(other.parameters())[0] += 1e-3
     plan = small_plan(gradient_records=40)
-    assert draw(plan, FACTS, module).reference_digest != draw(plan, FACTS, other).reference_digest
+    assert vouched(plan, FACTS, module).reference_digest != vouched(plan, FACTS, other).reference_digest
 
 
 def test_zero_coefficients_are_the_reference_and_steps_keep_their_length() -> None:
@@ -56,7 +57,7 @@ def test_methods_that_adapt_every_parameter_release_as_many_numbers() -> None:
 
 def test_the_callers_own_module_stays_as_it_was() -> None:
     own = lenet((1, 28, 28), 10).double().train()
-    made = draw(small_plan(gradient_records=40), FACTS, own)
+    made = vouched(small_plan(gradient_records=40), FACTS, own)
     assert own.training
     assert next(own.parameters()).dtype == torch.float64
     assert made.module is not own
@@ -68,7 +69,7 @@ def test_contexts_made_with_a_model_come_after_the_rounds_before_theirs() -> Non
 
 
 def test_epsilon_grows_with_every_release_and_a_future_client_pays_for_its_context_alone() -> None:
-    made = drawn()
+    made = drawn(context="labels")
     busy = made.epsilon(made.participant_counts(made.releases_max))
     idle = made.epsilon(made.participant_counts(1))
     future = made.epsilon(made.future_counts)

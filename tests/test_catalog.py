@@ -9,19 +9,29 @@ import torch
 from torch import nn
 
 from sottovoce import catalog
+from sottovoce.blending import blending
 from sottovoce.channel import open_channel
 from sottovoce.context import STATISTICS, open_statistic
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import GENERATORS, open_generator
 from sottovoce.models import open_model
+from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.schedule import open_schedule
 from sottovoce.subspace import open_basis
 
+BLENDING = blending(
+    Plan.load(overrides={"method": "blend", "context": "public", "learning_rate": 0.1}),
+    [9],
+    [1.0],
+    releases=1,
+)
 OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
     "method": (
         tuple(catalog.METHODS),
-        lambda name: open_generator(name, torch.ones(4), 3, layers=1, coefficients=5, seed=0),
+        lambda name: open_generator(
+            name, torch.ones(4), 3, layers=1, coefficients=5, seed=0, blending=BLENDING
+        ),
     ),
     "context": (tuple(catalog.CONTEXTS), lambda name: open_statistic(name, (1, 4, 4), 3)),
     "channel": (tuple(catalog.CHANNELS), lambda name: open_channel(name, size=8, sigma=1.0)),

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
 from sottovoce.privacy.ledger import Budget, Ledger, Overspent
-from tests.small import SMALL, small_plan
+from tests.small import SMALL, drawn, small_plan
 
 SECRET = bytes(range(32))
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
+    return drawn(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
 
 
 def some_records(count: int, seed: int = 0) -> ClientRecords:
@@ -62,7 +62,7 @@ def test_every_release_is_charged_with_its_stated_sensitivity_and_noise(ledger: 
     )
     assert (gradient.kind, gradient.sensitivity, gradient.sigma) == ("gradient", 2 / 40, made.sigma)
     assert ledger.spent("participant-0") == pytest.approx(
-        (2 / 50 / made.sigma_context) ** 2 + (2 / 40 / made.sigma) ** 2
+        (math.sqrt(2) / 50 / made.sigma_context) ** 2 + (2 / 40 / made.sigma) ** 2
     )
 
 
@@ -159,7 +159,9 @@ def test_a_context_of_predictions_depends_on_the_model_it_is_given(tmp_path) -> 
 def test_a_context_of_other_noise_is_charged_for_it_and_all_together_cost_epsilon(
     ledger: Ledger, noise: float
 ) -> None:
-    made = blueprint(context_noise=noise, rounds=2, clients_per_round=6, participants=6, epsilon=3.0)
+    made = blueprint(
+        context="labels", context_noise=noise, rounds=2, clients_per_round=6, participants=6, epsilon=3.0
+    )
     assert made.sigma_context == noise * made.sigma == made.releases["context"].sigma
     sender = client(ledger, made)
     message = sender.release_context()
@@ -176,7 +178,7 @@ def test_a_context_of_other_noise_is_charged_for_it_and_all_together_cost_epsilo
 
 def test_a_mean_over_fewer_records_than_agreed_is_over_the_agreed_number(ledger: Ledger) -> None:
     """Dividing by the records that are there would move by more than the sensitivity that is charged."""
-    made = draw(small_plan(gradient_records=50, clip=1e-3), Facts((1, 28, 28), 10))
+    made = drawn(small_plan(gradient_records=50, clip=1e-3), Facts((1, 28, 28), 10))
     few = some_records(100)
     few = ClientRecords(few.train[:40], few.held_out, few.context)
     sender = Client("participant-0", few, made, ledger, run="run", secret=SECRET)

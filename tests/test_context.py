@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.blueprint import draw
 from sottovoce.catalog import CONTEXTS
 from sottovoce.context import (
     ContextError,
@@ -22,7 +21,7 @@ from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import calibrate
 from sottovoce.server import Server
-from tests.small import SMALL, small_plan
+from tests.small import SMALL, drawn, small_plan
 
 CLASSES, RECORDS, SHAPE = 10, 25, (3, 4, 4)
 
@@ -106,7 +105,7 @@ def test_every_context_of_the_catalog_can_be_opened_and_an_unknown_one_is_refuse
 
 
 def test_only_the_label_histogram_uses_labels_and_only_predictions_a_model() -> None:
-    assert {name for name, traits in CONTEXTS.items() if traits.uses_labels} == {"labels"}
+    assert {name for name, traits in CONTEXTS.items() if traits.uses_labels} == {"labels", "shares"}
     assert {name for name, traits in CONTEXTS.items() if traits.uses_model} == {"predictions"}
 
 
@@ -143,7 +142,7 @@ def test_two_records_differ_in_their_moments_by_the_charged_spread_and_by_no_mor
 
 
 def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one() -> None:
-    made = draw(small_plan(gradient_records=40), Facts((1, 28, 28), 10), SMALL["model"])
+    made = drawn(small_plan(gradient_records=40), Facts((1, 28, 28), 10), SMALL["model"])
     release, plan = made.releases["context"], made.plan
     assert release.sensitivity == pytest.approx(math.sqrt(2) / plan.context_records)
     gradient = made.releases["gradient"]
@@ -159,7 +158,7 @@ def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one()
 @pytest.mark.parametrize("count", [0, 1])
 def test_contexts_closed_with_too_few_participants_stay_as_they_are(name: str, count: int) -> None:
     plan = small_plan(gradient_records=40, context=name, context_round=2)
-    server = Server(draw(plan, Facts((1, 28, 28), 10), SMALL["model"]))
+    server = Server(drawn(plan, Facts((1, 28, 28), 10), SMALL["model"]))
     context = np.full(server.blueprint.statistic.size, 0.25)
     for participant in range(count):
         server.receive_context(participant, context)

@@ -8,18 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 
-from sottovoce.blueprint import draw
 from sottovoce.data import Facts
 from sottovoce.modelfile import GeneratorFile, ModelFileError, load_tensors, personal_model, save_tensors
 from sottovoce.server import Server
-from tests.small import small_plan
+from tests.small import SMALL, drawn, small_plan
 
 FACTS = Facts((1, 28, 28), 10, mean=(0.1307,), std=(0.3081,))
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    blueprint = draw(small_plan(gradient_records=40, momentum=0.5, averaging=0.5, context="public"), FACTS)
+    blueprint = drawn(small_plan(gradient_records=40, momentum=0.5, averaging=0.5, context="public"), FACTS)
     server = Server(blueprint)
     server.receive_round({})
     GeneratorFile.of(blueprint, "0123", server.state()).write(tmp_path / "model.safetensors")
@@ -27,9 +26,9 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_a_generators_file_says_all_that_is_needed_to_use_it(written: Path) -> None:
-    file = GeneratorFile.read(written)
+    file = GeneratorFile.read(written, model=SMALL["model"])
     assert (file.run, file.facts) == ("0123", FACTS)
-    again = draw(file.plan, file.facts)
+    again = drawn(file.plan, file.facts)
     assert again.reference_digest == file.reference
     Server(again).load_state(file.state)
 
@@ -69,7 +68,7 @@ def test_the_file_of_another_run_is_not_taken_for_this_one(tmp_path: Path) -> No
 
 
 def test_a_personal_model_is_a_plain_state_dict_at_reference_plus_lifted_coefficients() -> None:
-    blueprint = draw(small_plan(gradient_records=40), FACTS)
+    blueprint = drawn(small_plan(gradient_records=40), FACTS)
     a = torch.randn(blueprint.coefficients)
     state = load(personal_model(blueprint, a))
     assert state.keys() == blueprint.module.state_dict().keys()

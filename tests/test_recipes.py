@@ -45,11 +45,12 @@ def trained(out: Path, **changes: Any) -> dict[str, Any]:
     said = outline(plan)
     result = train(plan, out / "run")
     assert said["epsilon"] == pytest.approx(result["epsilon"]["spent_max"])
-    assert evaluate(out / "run")["accuracy"] == result["accuracy"]
+    assert evaluate(out / "run", module=plan.model)["accuracy"] == result["accuracy"]
     if plan.dataset == "mnist-small":
         records = data.load(plan.dataset)
         np.savez(out / "mine.npz", x=records.x[:60].numpy(), y=records.y[:60].numpy())
-        assert personalize(out / "run", out / "mine.npz", out / "model")["epsilon"] <= plan.epsilon
+        found = personalize(out / "run", out / "mine.npz", out / "model", module=plan.model)
+        assert found["epsilon"] <= plan.epsilon
     return result
 
 

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.blueprint import draw
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
 from sottovoce.server import Server, update_generator
 from sottovoce.sgd import Descent
-from tests.small import small_plan
+from tests.small import drawn, small_plan
 
 
 def server(**changes: object) -> Server:
-    return Server(draw(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10)))
+    return Server(drawn(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10)))
 
 
 def contexts(made: Server, seed: int = 0) -> np.ndarray:

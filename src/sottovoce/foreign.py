@@ -50,6 +50,7 @@ LARGEST = {
     "context_groups": 2**10,
     "seed": 2**63 - 1,
     "repeat": 2**31,
+    "feature_size": 2**14,
 }
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e9
 """Of the numbers of a plan that are not whole; 0 is allowed, and ε = inf, which is refused elsewhere."""
@@ -152,5 +153,7 @@ def _check_value(name: str, value: object, kind: type) -> None:
 
 def _bounded(name: str, value: Any) -> bool:
     if name == "epsilon" and value == math.inf:
+        return True
+    if name == "individual" and value == -1:
         return True
     return bool(value == 0 or SMALLEST_NUMBER <= value <= LARGEST_NUMBER)

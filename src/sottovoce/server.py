@@ -78,7 +78,7 @@ class Server:
         self._scale = torch.ones(blueprint.statistic.size, device=self._device)
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
-        self._average: dict[str, Tensor] = {}
+        self._average = {name: torch.zeros_like(p) for name, p in self.generator.named_parameters()}
 
     # Contexts
 
@@ -268,12 +268,15 @@ def check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
     """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
     plan, size = blueprint.plan, blueprint.statistic.size
     with torch.device("meta"):
-        generator = open_generator(
-            plan.method, torch.empty(size), plan.hidden, plan.trunk_layers, blueprint.coefficients, 0
-        )
+        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
+        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
     shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
     shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
     shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
+    own = {name for name in state if name.startswith("generator.own.")}
+    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
+        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
+    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
     for name, shape in shapes.items():
         dtype = {"known": torch.bool, "round": torch.int64}.get(name, torch.float32)
         found = state.get(name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sottovoce.catalog import FEATURES
 from sottovoce.errors import SottovoceError
-from sottovoce.features import NAMES, FeatureMap, open_features
+from sottovoce.features import FeatureMap, open_features
 from sottovoce.features.maps import Projection
 
-MAPS = [name for name in NAMES if name != "none"]
+MAPS = [name for name in FEATURES if name != "none"]
 
 
 def _opened(

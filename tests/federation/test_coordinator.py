@@ -16,10 +16,11 @@ from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
 from sottovoce.federation.rollback import Trace
 from sottovoce.modelfile import load_tensors
+from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.witness import Witness
 from sottovoce.simulation.training import train
 
-from .world import World, charged, everyone_paid, same
+from .world import World, charged, everyone_paid, ledger, same
 
 
 @pytest.mark.parametrize("changes", [{}, {"channel": "lrsuq"}, {"context": "labels", "momentum": 0.5}])
@@ -217,7 +218,8 @@ def test_a_request_or_offer_without_the_agreement_is_refused(tmp_path: Path, agr
             del without["agreement"]
         with pytest.raises(EnrolmentError, match="another agreement"):
             answer(without)
-    assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
+    with ledger(world, 0) as book:
+        assert book.releases(OWN_RECORDS) == 0
 
 
 def test_an_offer_with_another_server_key_is_refused(tmp_path: Path) -> None:

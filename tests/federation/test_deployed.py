@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.data import fingerprint
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.flower.template import write_app
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.simulation.training import train
 from tests.small import federated_plan
 
@@ -61,7 +60,7 @@ def check(folder: Path, agreement: Agreement) -> None:
     torch.set_num_threads(threads)
     assert codewords
     databases = [path for path in folder.rglob("*") if ".sqlite" in path.name or ".db" in path.name]
-    assert {"superlink.db", "server.sqlite", "ledger.sqlite"} <= {path.name for path in databases}
+    assert {"superlink.db", "server.sqlite", "client-0.ledger.sqlite"} <= {path.name for path in databases}
     assert found([path for path in databases if "simulated" not in path.parts], codewords) == set()
     simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
     deployed, _ = load_tensors(folder / "run" / "model.safetensors")
@@ -70,7 +69,8 @@ def check(folder: Path, agreement: Agreement) -> None:
     for index in range(agreement.plan.participants):
         received = store.execute("SELECT kind, round FROM release WHERE participant = ?", (index,)).fetchall()
         records = folder / "clients" / f"client-{index}.npz"
-        with Ledger.open(records.with_suffix("") / "ledger.sqlite", scope=fingerprint(records)) as ledger:
+        own = records.with_suffix(".ledger.sqlite")
+        with Ledger.open(own, scope=client_scope(records.stem)) as ledger:
             charges = [(entry.charge.kind, entry.charge.round) for entry in ledger.charges(OWN_RECORDS)]
             assert sorted(charges) == sorted(received)
             assert ledger.epsilon(OWN_RECORDS, agreement.plan.delta, "exact") <= agreement.plan.epsilon

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.client import OWN_RECORDS
 from sottovoce.federation.enrolment import Enrolment
 from sottovoce.federation.keys import EnrolmentError
-from sottovoce.privacy.ledger import Charge
+from sottovoce.privacy.ledger import OWN_RECORDS, Charge
 
 from .world import World, ledger
 

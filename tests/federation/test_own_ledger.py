@@ -103,7 +103,7 @@ def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path:
 
 
 def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, context="labels")
     for index in range(3):
         site = Site(world, index)
         member = Member(site.directory, site.records, world.agreement, wish=index, simulated=True)
@@ -165,7 +165,7 @@ def test_a_ledger_exchanged_after_enrolment_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Path) -> None:
-    world = world_of(tmp_path)
+    world = world_of(tmp_path, context="labels")
     site, one = Site(world), run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
         site.member(world.agreement, epsilon=2.0).enrol(one.offer())

@@ -12,8 +12,9 @@ from sottovoce.federation.client_files import agree
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.files import FileError
+from tests.small import federated_plan
 
-from .world import World, small_plan
+from .world import World
 
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -79,13 +80,13 @@ def test_what_is_interrupted_in_a_batch_is_not_in_the_file(tmp_path: Path) -> No
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "server.sqlite", agree(small_plan(seeded=False)), patience=0.0)
+    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
 
 
 def reopened(store: Store, tmp_path: Path) -> Store:
     """What a server finds that was killed now: closing would end an open transaction."""
     store.close()
-    return Store.open(tmp_path / "server.sqlite", agree(small_plan(seeded=False)), patience=0.0)
+    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
 
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
@@ -229,7 +230,7 @@ def test_the_run_of_an_unseeded_store_is_drawn_and_kept(store: Store, tmp_path: 
     assert len(run) == 16
     assert len(key) == 32
     (tmp_path / "other").mkdir()
-    other = Store.open(tmp_path / "other" / "server.sqlite", agree(small_plan(seeded=False)))
+    other = Store.open(tmp_path / "other" / "server.sqlite", agree(federated_plan(seeded=False)))
     assert other.run != run
     assert other.key != key
 

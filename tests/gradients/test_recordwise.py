@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blueprint import draw
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_recordwise, clipped_mean, recordwise_logits, sensitivity
@@ -18,7 +17,7 @@ from sottovoce.gradients.stack import stack
 from sottovoce.models import lenet, logits
 from sottovoce.release import open_releases
 from sottovoce.subspace import open_basis
-from tests.small import small_plan
+from tests.small import drawn, small_plan
 
 from . import models
 
@@ -106,9 +105,9 @@ def test_a_module_that_keeps_records_apart_is_taken(
 def test_a_blueprint_refuses_a_mixing_module_before_anything_can_be_charged(context: str) -> None:
     plan = small_plan(gradient_records=40, context=context, context_round=2, coefficients=20)
     with pytest.raises(SottovoceError, match="Own mixes records"):
-        draw(plan, FACTS, Own(centred))
+        drawn(plan, FACTS, Own(centred))
     with pytest.raises(SottovoceError, match=r"layer '1' \(BatchNorm2d\) mixes records"):
-        draw(plan, FACTS, own_norm(nn.BatchNorm2d(4), Stubborn))
+        drawn(plan, FACTS, own_norm(nn.BatchNorm2d(4), Stubborn))
 
 
 def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
@@ -120,7 +119,7 @@ def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
         gradient_records=40, context="predictions", context_round=2, context_records=100, coefficients=20
     )
     module = Own(lambda h: h - h.mean(0))
-    made = draw(plan, FACTS, module)
+    made = drawn(plan, FACTS, module)
     release = open_releases(plan, made.statistic, made.model, 1)["context"]
     x, y = models.records((1, 6, 6), 3, 100)
     other = x.clone()

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.server import Server
 from sottovoce.simulation.rounds import Simulation
-from tests.small import small_plan
+from tests.small import drawn, small_plan
 
 
 def simulation(records: Dataset, ledger: Ledger | None, **changes: object) -> Simulation:
     federation = data.divide(records, small_plan(**changes))
-    plan = data.resolve(small_plan(**changes), min(federation.participants.sizes))
-    blueprint = draw(plan, federation.facts)
+    plan = data.resolve(small_plan(**changes), federation.participants.sizes)
+    blueprint = drawn(plan, federation.facts)
     return Simulation(blueprint, federation, Server(blueprint), ledger, run="run", master=bytes(32))
 
 

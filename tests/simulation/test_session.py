@@ -178,9 +178,9 @@ def test_messages_are_forgotten_once_a_checkpoint_covers_them(tmp_path, records)
 
 
 def test_all_training_records_means_those_of_the_smallest_participant() -> None:
-    assert resolve(small_plan(), 120).gradient_records == 96
+    assert resolve(small_plan(), [120, 120]).gradient_records == 96
     with pytest.raises(PlanError, match="at most 96"):
-        resolve(small_plan(gradient_records=97), 120)
+        resolve(small_plan(gradient_records=97), [120, 120])
 
 
 def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
@@ -275,11 +275,12 @@ def test_a_refused_start_deletes_no_ledger_that_another_run_has_charged(
 
 def test_a_run_on_a_ledger_that_was_deleted_since_the_last_starts_where_that_ended(tmp_path, records) -> None:
     shared = tmp_path / "shared.sqlite"
-    train(small_plan(epsilon=2.0, seeded=False), tmp_path / "first", dataset=records, ledger=shared)
+    plan = small_plan(epsilon=2.0, context="labels", seeded=False)
+    train(plan, tmp_path / "first", dataset=records, ledger=shared)
     for end in ("", "-wal", "-shm"):
         shared.with_name(shared.name + end).unlink(missing_ok=True)
     with pytest.raises(Overspent, match=r"has spent ε=2\.000"):
-        train(small_plan(epsilon=2.0, seeded=False), tmp_path / "second", dataset=records, ledger=shared)
+        train(plan, tmp_path / "second", dataset=records, ledger=shared)
 
 
 def test_a_run_is_not_resumed_on_a_ledger_that_has_lost_some_of_it(tmp_path, records) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from sottovoce.cli.display import answer, as_json, err, out
 from sottovoce.cli.options import JSON, VALUES
+from sottovoce.report.numbers import data_size
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
 
@@ -40,3 +41,12 @@ def list_(json: bool = JSON) -> None:
     out.print(f"cache: {folder}", soft_wrap=True)
     for row in rows:
         out.print(f"  {row['dataset']:14} {'at hand' if row['available'] else 'not fetched yet'}")
+
+
+@app.command(epilog="Example: sottovoce data clean")
+def clean(json: bool = JSON) -> None:
+    """Remove the features that were kept of all datasets; fetched datasets stay."""
+    from sottovoce.features.kept import clean as remove
+
+    freed = remove()
+    answer({"freed_bytes": freed}, f"removed kept features, {data_size(freed)}", json=json)

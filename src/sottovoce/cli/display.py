@@ -96,6 +96,28 @@ def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
         bar.stop()
 
 
+@contextmanager
+def feature_progress() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over records that a feature map describes; it appears only while it has work."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[bold]features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=err, transient=True)
+    task = bar.add_task("records", total=None)
+
+    def advance(done: int, of: int) -> None:
+        if done < of and not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=of)
+        if done == of:
+            bar.stop()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
+
+
 def epsilon(value: float | None) -> str:
     """ε, or that there is none."""
     return "no privacy" if value is None else number(value, 4, zeros=True)

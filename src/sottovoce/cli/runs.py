@@ -9,7 +9,17 @@ from typing import Any
 import typer
 
 from sottovoce.cli.consent import consent
-from sottovoce.cli.display import answer, as_json, epsilon, err, facts, out, personalized, round_progress
+from sottovoce.cli.display import (
+    answer,
+    as_json,
+    epsilon,
+    err,
+    facts,
+    feature_progress,
+    out,
+    personalized,
+    round_progress,
+)
 from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL, MODEL_OUT, SETTINGS, YES
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
@@ -93,6 +103,7 @@ def train(
     device: str = DEVICE,
     threads: int = THREADS,
     tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
+    cache: bool = typer.Option(True, help="Keep computed features in the cache, for the next run."),
     json: bool = JSON,
 ) -> None:
     """Train a federation and write its models, its ledger and its report into a directory."""
@@ -104,7 +115,7 @@ def train(
         torch.set_num_threads(threads)
     _check_device(device)
     chosen = RunDirectory(out).plan() if resume and not settings else plan_of(settings)
-    _train(chosen, out, ledger, resume=resume, device=device, json=json, tensorboard=tensorboard)
+    _train(chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard)
 
 
 def evaluate(
@@ -191,6 +202,7 @@ def _train(
     resume: bool,
     device: str,
     json: bool,
+    cache: bool = True,
     tensorboard: Path | None = None,
 ) -> None:
     from sottovoce.report.run import write_report
@@ -206,7 +218,16 @@ def _train(
             for watch in watchers:
                 watch(line)
 
-        result = train_run(plan, directory, ledger=ledger, resume=resume, device=device, on_round=on_round)
+        result = train_run(
+            plan,
+            directory,
+            ledger=ledger,
+            resume=resume,
+            device=device,
+            cache=cache,
+            on_round=on_round,
+            on_features=stack.enter_context(feature_progress()),
+        )
     path = write_report(directory)
     if json:
         as_json(result)
