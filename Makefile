@@ -1,13 +1,15 @@
 # Every target works on a fresh clone with nothing installed but Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
+# Which torch to install, first, so that nothing else pulls another; any from 2.6 on will do.
+TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "torch>=2.6,<2.14"
+	$(BIN)/pip install --quiet "$(TORCH)"
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 

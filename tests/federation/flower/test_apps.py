@@ -43,7 +43,7 @@ class Network(Grid):
                 "simulated": True,  # the plan is seeded
             }
             if not world.agreement.simulation
-            else {"partition-id": index}
+            else {"partition-id": index, "num-partitions": 3}
             for index in range(world.agreement.plan.participants)
         }
         self._replies: list[Message] = []
