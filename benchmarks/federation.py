@@ -102,7 +102,7 @@ def release(folder: str) -> dict[str, Any]:
     import sottovoce.client
     import sottovoce.federation.flower.client_app
     from sottovoce.federation.agreement import Agreement
-    from sottovoce.federation.node import Member
+    from sottovoce.federation.node import Node
 
     imported = time.perf_counter()
     clients = Path(folder)
@@ -110,7 +110,7 @@ def release(folder: str) -> dict[str, Any]:
     request = json.loads((clients / "request.json").read_text())
     request["coefficients"] = bytes.fromhex(request["coefficients"])
     index = request.pop("participant")
-    member = Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
+    member = Node(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
     gradient, gradient_cpu, honest = [0.0], [0.0], sottovoce.client.clipped_mean
 
     def timed(*arguments: Any, **options: Any) -> Any:
@@ -136,7 +136,7 @@ def round_trip(channel: str) -> dict[str, Any]:
 
     from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Coordinator
-    from sottovoce.federation.node import Member
+    from sottovoce.federation.node import Node
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
 
@@ -148,7 +148,7 @@ def round_trip(channel: str) -> dict[str, Any]:
         store = Store.open(clients / "server.sqlite", agreement)
         coordinator = Coordinator(agreement, store)
         members = {
-            index: Member(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
+            index: Node(clients / f"client-{index}", clients / f"client-{index}.npz", agreement, wish=index)
             for index in range(agreement.plan.participants)
         }
         for index, member in members.items():

@@ -133,14 +133,15 @@ def test_gradients_of_tied_parameters_are_those_of_the_model_that_is_evaluated(b
 def test_a_model_with_tied_and_frozen_parameters_trains_evaluates_exports_and_loads(tmp_path: Path) -> None:
     plan = small_plan(model="tests.test_models:tied", coefficients=150, rounds=3)
     result = train(plan, tmp_path / "run")
-    assert evaluate(tmp_path / "run")["accuracy"] == result["accuracy"]
+    assert evaluate(tmp_path / "run", module=plan.model)["accuracy"] == result["accuracy"]
     records = data.load("mnist-small")
     np.savez(tmp_path / "mine.npz", x=records.x[:90].numpy(), y=records.y[:90].numpy())
-    answer = personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    answer = personalize(*words, module=plan.model)
     exported = Tied()
     exported.load_state_dict(load_file(tmp_path / "mine.safetensors"))
     assert torch.equal(exported.first.weight, exported.second.weight)
-    reference = open_model(plan.model, (1, 28, 28), 10, derived_seed(plan.seed, "reference"))
+    reference = import_model(plan.model, (1, 28, 28), 10, derived_seed(plan.seed, "reference"))
     assert torch.equal(exported.fixed.weight, reference.fixed.weight)
     assert not torch.equal(exported.first.weight, reference.first.weight)
     held_out = records.records(torch.arange(50, 90))

@@ -194,7 +194,7 @@ class Pigeons:
         luck = self._luck.choice(["lost", "doubled", "late"])
         if luck == "lost":
             return
-        answer = self._world.member(participant).release(request)
+        answer = self._world.node(participant).release(request)
         if luck == "late":
             self._late.append((participant, answer))
             return

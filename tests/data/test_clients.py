@@ -167,7 +167,7 @@ def test_clients_index_like_a_list() -> None:
     ("changes", "says"),
     [
         ({"context_records": 41}, "context_records=41, but there are 40 training records"),
-        ({"context_records": -1}, "context_records must be above 0"),
+        ({"context_records": -1}, "context_records must be 0 or more"),
         ({"participants": 0}, "participants must be above 0"),
         ({"future_clients": -1}, "future_clients must be 0 or more"),
         ({"records_per_client": 1, "context_records": 1}, "it needs 2"),

@@ -24,7 +24,7 @@ def test_the_files_are_the_simulators_clients_and_readable_by_their_owner_only(t
             assert (arrays["x"] == dataset.x[index].numpy()).all()
         records = read_client(file, facts=agreement.facts, needed=1)
         assert torch.equal(records.y, dataset.y[index])
-    assert Agreement.load(tmp_path / "clients" / "agreement.toml") == agreement
+    assert Agreement.load(tmp_path / "clients" / "agreement.toml", simulation=True) == agreement
 
 
 def test_an_agreement_is_resolved_as_the_simulator_resolves_its_plan() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_log import Journal
+from sottovoce.federation.client_log import ClientLog
 
 from .world import World, charged
 
@@ -30,10 +30,10 @@ def test_what_strangers_say_is_one_short_line_of_a_log(tmp_path: Path) -> None:
         assert str(error.value).isprintable()
         assert len(str(error.value)) < 300
     request = world.coordinator.request(0, "context")
-    world.member(0).release({**request, "refused": long})
-    world.member(0).refused(world.store.run, long)
+    world.node(0).release({**request, "refused": long})
+    world.node(0).refused(world.store.run, long)
     with pytest.raises(SottovoceError):
-        world.member(0).release({**request, "kind": long, "agreement": long})
+        world.node(0).release({**request, "kind": long, "agreement": long})
     lines = (tmp_path / "clients" / "client-0" / "client.log").read_text().splitlines()
     assert len(lines) == 5
     assert all(line.isprintable() and len(line) < 600 for line in lines)
@@ -54,7 +54,7 @@ def test_a_client_reads_in_its_own_log_why_its_answer_was_refused(tmp_path: Path
 
 
 def test_lines_are_appended_for_their_owner_and_errors_are_noted_and_raised(tmp_path: Path) -> None:
-    own = Journal(tmp_path / "client.log")
+    own = ClientLog(tmp_path / "client.log")
     own.note("enrols")
     with pytest.raises(ZeroDivisionError), own.refusals("the context of round 0"):
         raise ZeroDivisionError("1/0")

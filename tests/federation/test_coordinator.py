@@ -14,7 +14,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
-from sottovoce.federation.rollback import Trace
+from sottovoce.federation.rollback import Footprint
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.witness import Witness
@@ -79,7 +79,7 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trace, "follows", lambda *_: True)  # a disk that was rolled back as a whole
+    monkeypatch.setattr(Footprint, "follows", lambda *_: True)  # a disk that was rolled back as a whole
     monkeypatch.setattr(Witness, "_lock_time", lambda _: 0)
     world = World(tmp_path, seeded=False)
     world.enrol_all()
@@ -99,7 +99,7 @@ def test_a_second_encoding_never_reaches_the_servers_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are authentic; the state is made of the first, before and after a restart."""
-    monkeypatch.setattr(Trace, "follows", lambda *_: True)
+    monkeypatch.setattr(Footprint, "follows", lambda *_: True)
     states = []
     for name in ("one", "both", "restarted"):
         world = World(tmp_path / name)
@@ -114,7 +114,7 @@ def test_a_second_encoding_never_reaches_the_servers_state(
                 patch.setattr("sottovoce.client.derived_seed", lambda *_: 1)
                 patch.setattr("sottovoce.release.SeededRandomness", lambda _: SystemRandomness())
                 request = {**world.coordinator.request(0, "context"), "received_context": False}
-                second = world.member(0).release(request)
+                second = world.node(0).release(request)
             world.coordinator.accept(0, second)
         if name == "restarted":
             world.kill()
@@ -209,9 +209,9 @@ def test_a_request_or_offer_without_the_agreement_is_refused(tmp_path: Path, agr
     world = World(tmp_path)
     world.enrol(0)
     for message, answer in (
-        (world.coordinator.request(0, "context"), world.member(0).release),
-        (world.coordinator.offer(), world.member(0).enrol),
-        (world.coordinator.offer(), world.member(1).enrol),
+        (world.coordinator.request(0, "context"), world.node(0).release),
+        (world.coordinator.offer(), world.node(0).enrol),
+        (world.coordinator.offer(), world.node(1).enrol),
     ):
         without = {**message, "agreement": agreement}
         if agreement is None:
@@ -226,7 +226,7 @@ def test_an_offer_with_another_server_key_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enrol(0)
     with pytest.raises(EnrolmentError, match="another key than at enrolment"):
-        world.member(0).enrol({**world.coordinator.offer(), "key": public_key(new_key())})
+        world.node(0).enrol({**world.coordinator.offer(), "key": public_key(new_key())})
 
 
 def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: Path) -> None:
@@ -237,14 +237,14 @@ def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: P
     good = np.frombuffer(request["coefficients"], "<f4")
     for bad in (good[:-1], np.append(good, 0), np.full_like(good, np.nan), np.full_like(good, np.inf)):
         with pytest.raises(Declined, match="of another size, or not finite"):
-            world.member(0).release({**request, "coefficients": bad.astype("<f4").tobytes()})
+            world.node(0).release({**request, "coefficients": bad.astype("<f4").tobytes()})
     without = {name: value for name, value in request.items() if name != "coefficients"}
     for number in (1, 0, -1, 5):
         with pytest.raises(Declined, match="not due"):
-            world.member(0).release({**without, "round": number})
+            world.node(0).release({**without, "round": number})
     for number in (0, -1, -3, 5):
         with pytest.raises(Declined, match=f"not due in round {number}"):
-            world.member(0).release({**request, "round": number})
+            world.node(0).release({**request, "round": number})
     assert charged(world, 0) == [("context", 0)]
 
 

@@ -19,12 +19,12 @@ def test_a_refused_enrolment_is_forgotten_unless_its_run_has_releases(tmp_path: 
     world = World(tmp_path)
     world.enrol_all()
     world.answer(0)
-    world.member(0).refused(world.store.run, "a mistake")
+    world.node(0).refused(world.store.run, "a mistake")
     assert world.enrol(0) == 0
     with ledger(world, 1) as book:
         elsewhere = Charge("0" * 16, OWN_RECORDS, "context", 0, sensitivity=0.01, sigma=1.0)
         book.commit(elsewhere, b"", world.coordinator.blueprint.budget)
-    world.member(1).refused(world.store.run, "the index is taken")
+    world.node(1).refused(world.store.run, "the index is taken")
     assert not list((tmp_path / "clients" / "client-1").glob("enrolment-*"))
 
 

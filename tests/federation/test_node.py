@@ -27,7 +27,7 @@ def test_an_answer_that_was_lost_is_sent_again_byte_for_byte_and_charged_once(tm
 def test_a_client_that_is_not_enrolled_releases_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enrol(0)
-    stranger = world.member(0, directory="stranger")
+    stranger = world.node(0, directory="stranger")
     with pytest.raises(EnrolmentError, match="is not enrolled in run"):
         stranger.release(world.coordinator.request(0, "context"))
     with pytest.raises(EnrolmentError, match="is not the name of a run"):
@@ -67,21 +67,21 @@ def test_a_member_releases_only_in_rounds_of_the_schedule(tmp_path: Path) -> Non
     [chosen] = world.coordinator.missing()
     request = world.coordinator.request(chosen, "gradient")
     with pytest.raises(SottovoceError, match="not due in round 1"):
-        world.member((chosen + 1) % 3).release({**request, "received_rounds": []})
+        world.node((chosen + 1) % 3).release({**request, "received_rounds": []})
     with pytest.raises(SottovoceError, match="not due in round 99"):
-        world.member(chosen).release({**request, "round": 99})
+        world.node(chosen).release({**request, "round": 99})
 
 
 def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_path: Path) -> None:
     world = World(tmp_path)
     other = World(tmp_path / "other", epsilon=9.0)
     with pytest.raises(EnrolmentError, match="another agreement"):
-        world.member(0, other.agreement).enrol(world.coordinator.offer())
+        world.node(0, other.agreement).enrol(world.coordinator.offer())
     world.enrol_all()
     request = world.coordinator.request(0, "context")
     with pytest.raises(EnrolmentError, match="nothing is released"):
-        world.member(0, other.agreement).release(request)
-    answer = world.member(0).enrol(world.coordinator.offer())
+        world.node(0, other.agreement).release(request)
+    answer = world.node(0).enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="another agreement"):
         world.coordinator.enrol({**answer, "agreement": other.agreement.digest()}, "9")
     assert charged(world, 0) == []

@@ -15,7 +15,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.keys import EnrolmentError
-from sottovoce.federation.node import Member
+from sottovoce.federation.node import Node
 from sottovoce.federation.result import write_run
 from sottovoce.federation.rollback import traces
 from sottovoce.federation.store import Store
@@ -35,8 +35,8 @@ class Site:
         self.ledger = self.records.with_suffix(".ledger.sqlite")
         self.index = index
 
-    def member(self, agreement: Agreement, **terms: Any) -> Member:
-        return Member(self.directory, self.records, agreement, wish=self.index, terms=Terms(**terms))
+    def node(self, agreement: Agreement, **terms: Any) -> Node:
+        return Node(self.directory, self.records, agreement, wish=self.index, terms=Terms(**terms))
 
     def spent(self) -> float:
         with Ledger.open(self.ledger, scope=client_scope(self.records.stem)) as ledger:
@@ -58,7 +58,7 @@ def run(world: World, name: str) -> Coordinator:
 
 def train(site: Site, coordinator: Coordinator, agreement: Agreement, **terms: Any) -> None:
     """The site releases its context."""
-    member = site.member(agreement, **terms)
+    member = site.node(agreement, **terms)
     coordinator.enrol(member.enrol(coordinator.offer()), "0")
     coordinator.accept(0, member.release(coordinator.request(0, "context")))
 
@@ -106,12 +106,12 @@ def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Pa
     world = World(tmp_path, context="labels")
     for index in range(3):
         site = Site(world, index)
-        member = Member(site.directory, site.records, world.agreement, wish=index, simulated=True)
+        member = Node(site.directory, site.records, world.agreement, wish=index, simulated=True)
         world.coordinator.enrol(member.enrol(world.coordinator.offer()), str(index))
     while not world.coordinator.done:
         for participant, kind in list(world.coordinator.missing().items()):
             site = Site(world, participant)
-            member = Member(site.directory, site.records, world.agreement, wish=participant, simulated=True)
+            member = Node(site.directory, site.records, world.agreement, wish=participant, simulated=True)
             answer = member.release(world.coordinator.request(participant, kind))
             world.coordinator.accept(participant, answer)
         world.coordinator.advance()
@@ -148,7 +148,7 @@ def test_the_ledger_of_another_client_is_refused_by_name(tmp_path: Path) -> None
     world = world_of(tmp_path)
     train(Site(world, 0), run(world, "one"), world.agreement)
     other, two = Site(world, 1), run(world, "two")
-    stolen = other.member(world.agreement, ledger=Site(world, 0).ledger)
+    stolen = other.node(world.agreement, ledger=Site(world, 0).ledger)
     with pytest.raises(SottovoceError, match="is the ledger of the client 'client-0', not of 'client-1'"):
         stolen.enrol(two.offer())
 
@@ -156,7 +156,7 @@ def test_the_ledger_of_another_client_is_refused_by_name(tmp_path: Path) -> None
 def test_a_ledger_exchanged_after_enrolment_is_refused(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     site, one = Site(world), run(world, "one")
-    member = site.member(world.agreement)
+    member = site.node(world.agreement)
     one.enrol(member.enrol(one.offer()), "0")
     site.lose_the_ledger()
     site.lose_the_witness()
@@ -168,15 +168,15 @@ def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Pa
     world = world_of(tmp_path, context="labels")
     site, one = Site(world), run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
-        site.member(world.agreement, epsilon=2.0).enrol(one.offer())
+        site.node(world.agreement, epsilon=2.0).enrol(one.offer())
     assert not list(site.directory.glob("enrolment-*"))
     said = (site.directory / "client.log").read_text()
     assert "this run: ε 8, together 8 of 2 at δ = 1e-5, which the budget does not cover" in said
     with pytest.raises(EnrolmentError):  # the strictest that was ever said holds
-        site.member(world.agreement, epsilon=50.0).enrol(one.offer())
+        site.node(world.agreement, epsilon=50.0).enrol(one.offer())
     with Ledger.open(site.ledger, scope=None) as ledger:
         ledger.raise_budget(9.0)
-    site.member(world.agreement).enrol(one.offer())
+    site.node(world.agreement).enrol(one.offer())
     assert (
         "as participant-0; this run: ε 8, together 8 of 9 at δ = 1e-5"
         in (site.directory / "client.log").read_text()
@@ -187,17 +187,17 @@ def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
     world = world_of(tmp_path, delta=0.9, epsilon=1.0)
     one = run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
-        Site(world).member(world.agreement).enrol(one.offer())
+        Site(world).node(world.agreement).enrol(one.offer())
 
 
 def test_a_seeded_agreement_is_refused_outside_simulations(tmp_path: Path) -> None:
     world = World(tmp_path, seeded=True)
     site = Site(world)
     with pytest.raises(EnrolmentError, match="protects nobody"):
-        site.member(world.agreement).enrol(world.coordinator.offer())
+        site.node(world.agreement).enrol(world.coordinator.offer())
     world.enrol_all()  # as a simulation
     with pytest.raises(EnrolmentError, match="protects nobody"):
-        site.member(world.agreement).release(world.coordinator.request(0, "context"))
+        site.node(world.agreement).release(world.coordinator.request(0, "context"))
     assert not site.ledger.exists()
 
 
@@ -221,7 +221,7 @@ def test_restored_files_open_to_all_are_closed_again(tmp_path: Path) -> None:
     site.directory.chmod(0o755)
     for path in site.directory.iterdir():
         path.chmod(0o644)
-    site.member(world.agreement).refused("0" * 16, "nothing")
+    site.node(world.agreement).refused("0" * 16, "nothing")
     assert site.directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in site.directory.iterdir()} == {0o600}
     assert [trace.releases for trace in traces(site.directory).values()] == [1]

@@ -12,7 +12,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.rollback import Trace
+from sottovoce.federation.rollback import Footprint
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Budget, Charge, Ledger
 
@@ -160,7 +160,7 @@ def test_a_client_killed_between_charge_and_note_notices_a_restore_all_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trace, "write", killed)
+        patch.setattr(Footprint, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             world.answer(0)
     assert world.answer(0)["release"]  # as it was stored; leaves, and is lost on its way
@@ -174,13 +174,13 @@ def test_two_runs_in_one_directory_do_not_hide_each_others_losses(tmp_path: Path
     world.enrol_all()
     store = Store.open(tmp_path / "other.sqlite", world.agreement)
     other = Coordinator(world.agreement, store)
-    other.enrol(world.member(0).enrol(other.offer()), "0")
+    other.enrol(world.node(0).enrol(other.offer()), "0")
     shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
     for coordinator in (other, world.coordinator):
-        world.member(0).release(coordinator.request(0, "context"))  # leaves, and is lost on its way
+        world.node(0).release(coordinator.request(0, "context"))  # leaves, and is lost on its way
     only_the_ledger(tmp_path / "backup", tmp_path / "clients" / "client-0")
     for coordinator in (world.coordinator, other):
-        assert left_out(world.member(0).release(coordinator.request(0, "context")))
+        assert left_out(world.node(0).release(coordinator.request(0, "context")))
     assert charged(world, 0) == [("context", 0), ("context", 0)]
 
 
@@ -245,7 +245,7 @@ def test_the_clients_own_log_says_what_happened_and_nothing_about_records(tmp_pa
     (tmp_path / "backup" / "client.log").unlink()
     all_but_the_lock(tmp_path / "backup", mine)
     assert left_out(world.answer(0))
-    world.member(0).refused(world.store.run, "the federation is full")
+    world.node(0).refused(world.store.run, "the federation is full")
     text = (mine / "client.log").read_text()
     assert "was restored from a backup: charged for the gradient of round 2" in text
     assert "ERROR refused the gradient of round 2: the ledger was restored" in text

@@ -16,7 +16,7 @@ def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -
     assert world.enrol(0) == 0
     assert world.enrol(0) == 0
     assert world.coordinator.addresses() == {0: "0"}
-    twin = world.member(0, directory="twin").enrol(world.coordinator.offer())
+    twin = world.node(0, directory="twin").enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="another key"):
         world.coordinator.enrol(twin, "9")
     assert world.enrol(0) == 0
@@ -24,7 +24,7 @@ def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -
 
 def test_an_enrolment_must_prove_its_key(tmp_path: Path) -> None:
     world = World(tmp_path)
-    answer = world.member(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError, match="prove"):
         world.coordinator.enrol({**answer, "proof": bytes(32)}, "9")
     with pytest.raises(EnrolmentError, match="no participant 7"):
@@ -57,7 +57,7 @@ def test_a_restarted_server_knows_its_clients_and_shares_the_same_secrets(tmp_pa
 @pytest.mark.parametrize("changes", [{"key": b""}, {"key": None}, {"proof": None}, {"participant": "0"}])
 def test_an_incomplete_enrolment_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     world = World(tmp_path)
-    answer = world.member(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.offer())
     with pytest.raises(EnrolmentError):
         world.coordinator.enrol({**answer, **changes}, "9")
     assert world.coordinator.enrolled == set()

@@ -177,7 +177,7 @@ def test_only_the_server_opens_a_seal_and_only_of_its_own_stream() -> None:
         damaged[place] ^= 1
         with pytest.raises(ChannelError):
             unseal(bytes(damaged), STREAM, private=server, agreed=agreed)
-    with pytest.raises(ChannelError, match="is no key"):
+    with pytest.raises(ChannelError, match="other than a key"):
         unseal(sealed[:32] + bytes(32) + sealed[64:], STREAM, private=server, agreed=agreed)
     for no_key in (b"", bytes(31), bytes(32)):
         with pytest.raises(ChannelError, match="key"):
@@ -189,8 +189,8 @@ def test_a_request_without_a_key_charges_nothing(tmp_path: Path) -> None:
     world.enrol_all()
     request = world.coordinator.request(0, "context")
     with pytest.raises(SottovoceError, match="no key to seal"):
-        world.member(0).release({**request, "seal": b""})
-    assert world.member(0).release(request)["release"]
+        world.node(0).release({**request, "seal": b""})
+    assert world.node(0).release(request)["release"]
 
 
 @pytest.fixture

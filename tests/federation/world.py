@@ -12,7 +12,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.keys import public_key
-from sottovoce.federation.node import Member
+from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import seal, unseal
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
@@ -38,9 +38,9 @@ class World:
         """The server's memory is gone; what it wrote stays."""
         self.store.close()
 
-    def member(self, index: int, agreement: Agreement | None = None, directory: str | None = None) -> Member:
+    def node(self, index: int, agreement: Agreement | None = None, directory: str | None = None) -> Node:
         folder = self.folder / "clients"
-        return Member(
+        return Node(
             folder / (directory or f"client-{index}"),
             folder / f"client-{index}.npz",
             agreement or self.agreement,
@@ -50,7 +50,7 @@ class World:
         )
 
     def enrol(self, index: int) -> int:
-        return self.coordinator.enrol(self.member(index).enrol(self.coordinator.offer()), str(index))
+        return self.coordinator.enrol(self.node(index).enrol(self.coordinator.offer()), str(index))
 
     def enrol_all(self) -> None:
         for index in range(self.agreement.plan.participants):
@@ -59,7 +59,7 @@ class World:
     def answer(self, participant: int) -> Fields:
         """What the member answers to the request that is open for it."""
         kind = self.coordinator.missing()[participant]
-        return self.member(participant).release(self.coordinator.request(participant, kind))
+        return self.node(participant).release(self.coordinator.request(participant, kind))
 
     def codeword(self, participant: int, answer: Fields) -> bytes:
         """The channel's message under the seal of an answer; while the server has the key."""

@@ -120,7 +120,9 @@ def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
     )
     module = Own(lambda h: h - h.mean(0))
     made = drawn(plan, FACTS, module)
-    release = open_releases(plan, made.statistic, made.model, 1)["context"]
+    release = open_releases(
+        plan, made.statistic, made.facts.classes, made.model, records=plan.gradient_records, gradients=1
+    )["context"]
     x, y = models.records((1, 6, 6), 3, 100)
     other = x.clone()
     other[0] = 1e4 * torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(1))

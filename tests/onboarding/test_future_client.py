@@ -90,7 +90,7 @@ class TestPersonalization:
     @pytest.fixture
     def run(self, tmp_path, images):
         train(small_plan(model="lenet", coefficients=4096, rounds=2), tmp_path / "run", dataset=images)
-        mine = images.images(torch.arange(200, 300))
+        mine = images.records(torch.arange(200, 300))
         np.savez(tmp_path / "mine.npz", x=images.x[200:300].numpy(), y=mine.y.numpy())
         np.savez(tmp_path / "unlabelled.npz", x=images.x[200:300].numpy())
         return tmp_path
@@ -99,7 +99,7 @@ class TestPersonalization:
         answer = personalize(run / "run", run / "mine.npz", run / "mine.safetensors")
         module = lenet((1, 28, 28), 10)
         module.load_state_dict(load_file(run / "mine.safetensors"))
-        held_out = images.images(torch.arange(250, 300))
+        held_out = images.records(torch.arange(250, 300))
         hits = (module(held_out.x).argmax(1) == held_out.y).float().mean()
         assert 100 * float(hits) == pytest.approx(answer["accuracy"])
         assert 0 < answer["epsilon"] < 8

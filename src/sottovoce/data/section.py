@@ -28,7 +28,9 @@ def text_of(path: Path) -> str:
     """The text of a file that people write, or one line that says why there is none."""
     try:
         if path.stat().st_size > MOST_TEXT:
-            raise DescriptionError(f"{path} is larger than {MOST_TEXT >> 20} MiB: that is no description")
+            raise DescriptionError(
+                f"{path} is larger than {MOST_TEXT >> 20} MiB: that does not describe records"
+            )
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DescriptionError(
@@ -43,7 +45,9 @@ def text_of(path: Path) -> str:
 def document(text: str, where: str) -> Section:
     """The whole file as a section."""
     if len(text) > MOST_TEXT:
-        raise DescriptionError(f"{where} is longer than {MOST_TEXT >> 20} MiB: that is no description")
+        raise DescriptionError(
+            f"{where} is longer than {MOST_TEXT >> 20} MiB: that does not describe records"
+        )
     try:
         return Section(where, "", tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -19,7 +19,7 @@ from sottovoce.errors import shown as shown
 log = logging.getLogger("sottovoce.federation")
 
 
-class Journal:
+class ClientLog:
     """The file `client.log` of a client's directory."""
 
     def __init__(self, path: Path) -> None:

@@ -25,7 +25,7 @@ from sottovoce.client import Client
 from sottovoce.data import ClientRecords, read_client, split_participant, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_log import Journal, shown
+from sottovoce.federation.client_log import ClientLog, shown
 from sottovoce.federation.enrolment import Enrolment
 from sottovoce.federation.keys import (
     EnrolmentError,
@@ -36,7 +36,7 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
-from sottovoce.federation.rollback import Trace, trace_file
+from sottovoce.federation.rollback import Footprint, trace_file
 from sottovoce.federation.sealing import seal, sealed_for
 from sottovoce.files import PRIVATE, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
@@ -47,7 +47,7 @@ class Declined(SottovoceError):
     """The request is not one that this client answers; says nothing about its records."""
 
 
-class Member:
+class Node:
     """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
 
     `terms` are what the owner of the records is willing to spend over all runs, and where its ledger lies.
@@ -73,11 +73,11 @@ class Member:
         self._diagnostics = diagnostics
         self._own = OwnLedger(self._directory, self._records_file, terms or Terms())
         self._simulated = simulated
-        self._journal = Journal(self._directory / "client.log")
+        self._client_log = ClientLog(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
-        with self._locked(), self._journal.refusals(f"to enrol in run {shown(offer.get('run'))}"):
+        with self._locked(), self._client_log.refusals(f"to enrol in run {shown(offer.get('run'))}"):
             run, server_key = str(offer["run"]), bytes(offer["key"])
             self._check_agreement(offer)
             enrolment = Enrolment.read(self._directory, run)
@@ -97,7 +97,7 @@ class Member:
     def refused(self, run: str, reason: str) -> None:
         """The server declined the enrolment: forgets it, unless something was released under it."""
         with self._locked():
-            self._journal.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
+            self._client_log.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
             if not self._released(run):
                 Enrolment.file(self._directory, run).unlink(missing_ok=True)
 
@@ -113,11 +113,11 @@ class Member:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
-        with self._locked(), self._journal.refusals(what):
+        with self._locked(), self._client_log.refusals(what):
             self._check_agreement(request)
             if request["refused"]:
                 reason = shown(request["refused"])
-                self._journal.note(f"the server refused an answer: {reason}", level=logging.ERROR)
+                self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             enrolment = Enrolment.read(self._directory, str(request["run"]))
             if enrolment is None:
                 raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
@@ -132,11 +132,11 @@ class Member:
                 answer = self._release(ledger, blueprint, enrolment, request)
                 self._note(ledger, enrolment.run)
                 if ledger.releases(OWN_RECORDS) == before:
-                    self._journal.note(f"sends {what} again, as it was stored")
+                    self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
                 budget = self._own.budget(ledger)
                 spent = f"{budget.price(ledger.spent(OWN_RECORDS)):.4f} of {budget}"
-                self._journal.note(f"sends {what}, charged: these records have spent ε = {spent}")
+                self._client_log.note(f"sends {what}, charged: these records have spent ε = {spent}")
                 return answer
 
     def _release(
@@ -191,7 +191,7 @@ class Member:
         if (
             unknown
             or ledger.copied
-            or not self._trace(ledger, run).follows(Trace.read(trace_file(self._directory, run)))
+            or not self._trace(ledger, run).follows(Footprint.read(trace_file(self._directory, run)))
         ):
             # What the server asked for may have left and been lost on its way.
             unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
@@ -199,7 +199,7 @@ class Member:
                 [blueprint.releases[kind].charge(run, OWN_RECORDS, number) for kind, number in unknown], run
             )
             ledger.vouch()
-            self._journal.note(
+            self._client_log.note(
                 "this directory or its ledger was restored from a backup: charged for "
                 + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
                 level=logging.WARNING,
@@ -221,13 +221,15 @@ class Member:
         run = str(request["run"])
         return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
 
-    def _trace(self, ledger: Ledger, run: str) -> Trace:
-        return Trace.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run), ledger.total_in(run).spent)
+    def _trace(self, ledger: Ledger, run: str) -> Footprint:
+        return Footprint.of(
+            self._lock_file, ledger.releases(OWN_RECORDS, run=run), ledger.total_in(run).spent
+        )
 
     def _note(self, ledger: Ledger, run: str) -> None:
         """Makes the run's note true, before anything leaves; also where a killed process could not."""
         trace, file = self._trace(ledger, run), trace_file(self._directory, run)
-        if trace != Trace.read(file):
+        if trace != Footprint.read(file):
             trace.write(file)
 
     def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
@@ -264,7 +266,7 @@ class Member:
             ledger.check_genuine()
             price, name = self._own.price(ledger, self._agreement.blueprint(), participant), ledger.name
             if not price.affordable:
-                self._journal.note(price.refusal(ledger.path), level=logging.ERROR)
+                self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
                     "this run would exceed the budget of this client: its own log says by how much"
                 )
@@ -279,9 +281,9 @@ class Member:
             secret=secret.hex(),
             ledger=name,
         )
-        Trace.of(self._lock_file, 0).write(trace_file(self._directory, run))
+        Footprint.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
-        self._journal.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
+        self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
 
     def _released(self, run: str) -> bool:

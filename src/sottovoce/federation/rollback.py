@@ -29,14 +29,16 @@ def trace_file(directory: Path, run: str) -> Path:
     return directory / f"trace-{run}.json"
 
 
-def traces(directory: Path) -> dict[str, Trace]:
+def traces(directory: Path) -> dict[str, Footprint]:
     """What the files of all runs in a directory hold, by run."""
-    found = {path.stem.removeprefix("trace-"): Trace.last(path) for path in directory.glob("trace-*.json")}
+    found = {
+        path.stem.removeprefix("trace-"): Footprint.last(path) for path in directory.glob("trace-*.json")
+    }
     return {run: trace for run, trace in sorted(found.items()) if trace is not None}
 
 
 @dataclass(frozen=True)
-class Trace:
+class Footprint:
     """What was noted when this client last released something in a run."""
 
     lock: int
@@ -76,6 +78,6 @@ class Trace:
         fields = {**asdict(self), "time": time.time_ns()}
         write_atomically(path, json.dumps(fields).encode(), mode=0o600)
 
-    def follows(self, noted: Trace | None) -> bool:
+    def follows(self, noted: Footprint | None) -> bool:
         """Whether nothing was restored since `noted` was."""
         return noted is not None and noted.lock == self.lock and noted.releases <= self.releases

@@ -74,6 +74,8 @@ def _key(private: bytes, theirs: bytes, header: bytes, agreed: bytes, stream: St
             X25519PublicKey.from_public_bytes(theirs)
         )
     except ValueError:
-        raise ChannelError("the message was sealed with something that is no key: ask for it again") from None
+        raise ChannelError(
+            "the message was sealed with something other than a key: ask for it again"
+        ) from None
     info = b"sottovoce sealed release:" + header + stream_bytes(stream)
     return HKDF(SHA256(), length=32, salt=agreed, info=info).derive(shared)

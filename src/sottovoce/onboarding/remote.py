@@ -45,7 +45,7 @@ class Connection:
     def __init__(self, url: str, token: str = "", authority: str | Path | None = None) -> None:
         self._url = checked_url(url)
         if not token.isascii() or not token.isprintable():
-            raise OnboardingError("that is no token, it has other characters: check the file")
+            raise OnboardingError("that is not a token, it has other characters: check the file")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             tls = ssl.create_default_context(cafile=None if authority is None else str(authority))

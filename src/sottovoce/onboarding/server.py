@@ -87,7 +87,10 @@ class FinishedRun:
             raise ChannelError(f"{len(body)} bytes are not a context: send the public key, then the message")
         release = self.blueprint.releases["context"]
         secret = agreed_secret(self.private_key, key, run=self.run, name=NAME)
-        return release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
+        context = release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
+        if not release.plausible(context):
+            raise ChannelError("the context is longer than its noise allows: it is refused")
+        return context
 
     def coefficients(self, private: bytes, message: bytes) -> Tensor:
         """Coefficients (k,) for a client of this process."""

@@ -87,7 +87,7 @@ class Specification:
         `model` is what this machine's owner calls the model (`foreign`).
         """
         if not isinstance(fields, dict) or "version" not in fields:
-            raise SpecificationError("that is no specification of a run: check the URL")
+            raise SpecificationError("that is not the specification of a run: check the URL")
         if fields["version"] != VERSION:
             raise SpecificationError(
                 f"the service speaks version {shown(fields['version'])}, this client {VERSION}: update one"

@@ -184,7 +184,7 @@ class Ledger(Budgets):
         if body is None:
             raise AlreadyDelivered(
                 f"the {kind} of client {client} in round {round} of run {run} was applied and its message"
-                " forgotten: go on with a later round"
+                " forgotten: continue with a later round"
             )
         return body
 

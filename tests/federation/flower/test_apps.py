@@ -20,7 +20,7 @@ from sottovoce.federation.flower import server_app
 from sottovoce.federation.flower.client_app import RECORD, client_app
 from sottovoce.federation.flower.server_app import Conductor
 from sottovoce.federation.flower.template import write_app
-from sottovoce.federation.node import Member
+from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
 from sottovoce.simulation.training import train
 from tests.federation.world import World, same
@@ -181,7 +181,7 @@ def test_a_refusal_tells_the_server_nothing_about_records(
         def broken(*_: object, **__: object) -> None:
             raise RuntimeError(f"{file} has a record 4242")
 
-        monkeypatch.setattr(Member, "_records", broken)
+        monkeypatch.setattr(Node, "_records", broken)
     network = Network(world, 1)
     request = world.coordinator.request(0, "context")
     message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")

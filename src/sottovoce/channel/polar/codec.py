@@ -15,7 +15,7 @@ from sottovoce.channel import rangecoder
 from sottovoce.channel.base import Channel
 from sottovoce.channel.polar.cancellation import cancel, dithers_from, transform
 from sottovoce.channel.polar.folding import branch_bias, branch_odds, given_bit, magnitudes, sign_bias
-from sottovoce.channel.polar.model import SCALES, Model, dither_bins, model, scale_number
+from sottovoce.channel.polar.model import SCALES, Law, dither_bins, model, scale_number
 from sottovoce.channel.polar.offsets import STEP, offsets, put_offsets, take_offsets
 from sottovoce.channel.polar.rotation import rotate, signs_from, unrotate
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
@@ -95,7 +95,7 @@ class Polar(Channel):
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
 
 
-def planes(v: Reals, law: Model, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals]]:
+def planes(v: Reals, law: Law, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals]]:
     """Sample the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
     odds = branch_odds(states.x, v, law.folds, law.s2)
     branch = np.zeros(law.size, np.int64)

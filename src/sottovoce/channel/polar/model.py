@@ -31,7 +31,7 @@ CLASSES, BINS = 64, 64
 
 
 @dataclass(frozen=True)
-class Model:
+class Law:
     """Everything but the secret that a decoder needs before it reads the payload."""
 
     size: int  # a power of two
@@ -69,7 +69,7 @@ def folds_for(size: int, s2: float) -> int:
 
 
 @functools.lru_cache(maxsize=32)
-def model(size: int, number: int) -> Model:
+def model(size: int, number: int) -> Law:
     """The model for `size` coordinates (a power of two) and a scale number below SCALES."""
     s2 = scale_squared(number)
     folds = folds_for(size, s2)
@@ -80,7 +80,7 @@ def model(size: int, number: int) -> Model:
     row = min(max(math.frexp(nats / blocks)[1] + len(tables.hazards) + 3, 0), len(tables.hazards) - 1)
     starts = tables.mean_squares[number, folds, : folds + 1]
     classes = np.stack([leaf_classes(size, float(start) * 2.0**-32) for start in starts])
-    return Model(size, s2, folds, nats / blocks, edges, tables.hazards[row], classes)
+    return Law(size, s2, folds, nats / blocks, edges, tables.hazards[row], classes)
 
 
 @kernel

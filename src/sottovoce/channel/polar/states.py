@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
 from sottovoce.channel.polar.folding import fold
-from sottovoce.channel.polar.model import Model
+from sottovoce.channel.polar.model import Law
 from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
@@ -46,7 +46,7 @@ class States:
     outlier: Bits  # (n,): 1 where the state goes raw
 
 
-def chosen_words(shared: SharedRandomness, model: Model, index: Integers) -> NDArray[np.uint64]:
+def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> NDArray[np.uint64]:
     """The words of candidate `index[b]` of every block b that is not RAW; other places hold anything."""
     words = np.empty(model.size, np.uint64)
     early = shared.words("states", GROUP * model.size) if index.size > _FEW else None
@@ -61,9 +61,7 @@ def chosen_words(shared: SharedRandomness, model: Model, index: Integers) -> NDA
     return words
 
 
-def _group(
-    shared: SharedRandomness, model: Model, group: int, wanted: NDArray[np.bool_]
-) -> NDArray[np.uint64]:
+def _group(shared: SharedRandomness, model: Law, group: int, wanted: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Candidates GROUP·group … of the wanted blocks: block b's lie together from GROUP·edges[b] on."""
     blocks = np.flatnonzero(wanted)
     start = group * GROUP * model.size
@@ -76,7 +74,7 @@ def _group(
     return words
 
 
-def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRandomness) -> States:
+def select(v: Reals, model: Law, shared: SharedRandomness, private: PrivateRandomness) -> States:
     """Draw states from the target given the rotated statistic v (in units of σ)."""
     rows, squares = screen(model.folds, model.s2), reduced_squares(v, model.s2)
     blocks = model.edges.size - 1

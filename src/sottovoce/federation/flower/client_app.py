@@ -1,4 +1,4 @@
-"""The client half of the Flower app: hands each message to this node's `Member`, and its answer back.
+"""The client half of the Flower app: hands each message to this node's `Node`, and its answer back.
 
 Where records, directory and agreement lie is said by the node's own operator in the node config, and so is
 the model's name where it is code of their own; the server cannot choose them. In Flower's simulation engine,
@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import EnrolmentError
-from sottovoce.federation.node import Declined, Member
+from sottovoce.federation.node import Declined, Node
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
@@ -39,25 +39,25 @@ def client_app() -> ClientApp:
 
     @app.query("enrol")
     def enrol(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: member(context).enrol(fields))
+        return _answered(message, lambda fields: node_of(context).enrol(fields))
 
     @app.query("refused")
     def refused(message: Message, context: Context) -> Message:
         def note(fields: Mapping[str, Any]) -> dict[str, Any]:
-            member(context).refused(str(fields["run"]), str(fields["reason"]))
+            node_of(context).refused(str(fields["run"]), str(fields["reason"]))
             return {"noted": True}
 
         return _answered(message, note)
 
     @app.train("release")
     def release(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: member(context).release(fields))
+        return _answered(message, lambda fields: node_of(context).release(fields))
 
     return app
 
 
-def member(context: Context) -> Member:
-    """The member that this node's config describes."""
+def node_of(context: Context) -> Node:
+    """The node that its own config describes."""
     node = context.node_config
     torch.set_num_threads(int(context.run_config.get("threads", 1)))
     # Flower's simulation engine states the number of partitions; a real node must say so in its own config.
@@ -66,7 +66,7 @@ def member(context: Context) -> Member:
         folder = Path(str(context.run_config["simulated-clients"]))
         model = str(context.run_config.get("model", "")) or None
         client = folder / f"client-{node['partition-id']}"
-        return Member(
+        return Node(
             client,
             client.with_suffix(".npz"),
             Agreement.load(folder / "agreement.toml", simulation=True, model=model),
@@ -76,7 +76,7 @@ def member(context: Context) -> Member:
     for name in ("directory", "records", "agreement"):
         if name not in node:
             raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
-    return Member(
+    return Node(
         str(node["directory"]),
         str(node["records"]),
         Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None),
