@@ -53,7 +53,7 @@ def quickstart(
     """Train a private federation on the shipped data, in about a minute, and write its report."""
     if out == Path("runs/quickstart"):
         out = _unused(out)
-    _train(Plan.load(), out, None, resume=False, device="cpu", json=json)
+    _train(Plan.load(overrides={"preset": "best"}), out, None, resume=False, device="cpu", json=json)
 
 
 def plan(
