@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from sottovoce.catalog import CONTEXTS
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import count, equals, number
 from sottovoce.report.reading import ReportedRun
@@ -59,7 +60,10 @@ def _participants(run: ReportedRun) -> str:
         return "Releases were clipped but carried no noise: there is no privacy promise."
     releases = f"at most {count(run.counts['releases_max'], 'gradient')}"
     if _releases_context(run):
-        releases = f"one context and {releases}"
+        context = CONTEXTS.get(str(run.facts["context"]))
+        confusion = context is not None and context.predicted_for_future
+        once = "one context, one confusion of classes" if confusion else "one context"
+        releases = f"{once} and {releases}"
     factor = join("e", tag("sup", "ε"))
     counted = _ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)
     return join(
