@@ -90,7 +90,12 @@ class Agreement:
 
     def to_toml(self) -> str:
         """The file; `load` of it gives the same agreement back."""
-        lines = [f"{name} = {json.dumps(value)}" for name, value in self.facts.fields().items()]
+        fields = self.facts.fields()
+        source = fields.pop("source", None)
+        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+        if source is not None:
+            lines += ["", "[records.source]"]
+            lines += [f"{name} = {json.dumps(value)}" for name, value in source.items()]
         return self.plan.to_toml() + "\n[records]\n" + "\n".join(lines) + "\n"
 
     def digest(self) -> str:
@@ -102,8 +107,8 @@ class Agreement:
         """The first key in which another agreement differs, with both values; None if none does."""
         mine, theirs = self._values(), other._values()
         for name, value in mine.items():
-            if theirs[name] != value:
-                return f"{name} is {value} here and {theirs[name]} there"
+            if theirs.get(name) != value:
+                return f"{name} is {value} here and {theirs.get(name)} there"
         return None
 
     def blueprint(self) -> Blueprint:
@@ -114,4 +119,8 @@ class Agreement:
         return {**dataclasses.asdict(self.plan), **self._facts()}
 
     def _facts(self) -> dict[str, Any]:
-        return {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
+        facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
+        later = {"source": None, "task": "classes", "class_names": (), "columns": ""}
+        given = {name: getattr(self.facts, name) for name in later}
+        fields = self.facts.fields()
+        return {**facts, **{name: fields[name] for name in later if given[name] != later[name]}}

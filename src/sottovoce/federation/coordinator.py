@@ -53,6 +53,11 @@ class Coordinator:
         self.agreement = agreement
         self.options = options or Options()
         self.blueprint = agreement.blueprint()
+        if agreement.plan.features != "none" or agreement.plan.context_traits.predicted_for_future:
+            raise SottovoceError(
+                "a federation cannot describe records by features nor ask for a confusion of classes yet: "
+                "set features=none and context=labels"
+            )
         self._digest = agreement.digest()
         self.server = Server(self.blueprint)
         self._store = store

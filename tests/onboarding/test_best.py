@@ -1,0 +1,54 @@
+"""A run with features and class shares takes in future clients without labels, here and over the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from sottovoce import data
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.client_files import agree
+from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.store import Store
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.onboarding.remote import onboard
+from sottovoce.onboarding.service import create_service
+from sottovoce.plan import Plan
+from sottovoce.privacy.terms import Terms
+from sottovoce.simulation.training import train
+
+from .live import live
+
+BEST = {"preset": "best", "rounds": 3, "feature_size": 64, "coefficients": 650, "channel": "direct"}
+
+
+def test_a_future_client_without_labels_gets_its_prior(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    result = train(Plan.load(overrides=BEST), tmp_path / "run")
+    assert result["features"] == "scattering"
+    x = data.load("mnist-small").x
+    for name in ("home", "away"):
+        np.savez(tmp_path / f"{name}.npz", x=x[:500].numpy())
+    at_home = personalize(
+        tmp_path / "run", tmp_path / "home.npz", tmp_path / "home", terms=Terms(epsilon=9.0)
+    )
+    assert at_home["uses_labels"] is False
+    assert at_home["epsilon"] == pytest.approx(8.0)
+    with live(create_service(tmp_path / "run", open_to_all=True)) as url:
+        over_http = onboard(url, tmp_path / "away.npz", tmp_path / "away", terms=terms)
+    assert over_http["epsilon"] == at_home["epsilon"]
+    for name in ("home", "away"):
+        assert load_file(tmp_path / name)["1.weight"].shape == (10, 64)
+
+
+def test_a_federation_says_that_it_cannot_do_this_yet(tmp_path: Path) -> None:
+    agreement = agree(Plan.load(overrides={**BEST, "seeded": True}))
+    store = Store.open(tmp_path / "server.sqlite", agreement, patience=0.0)
+    with pytest.raises(SottovoceError, match="features=none and context=labels"):
+        Coordinator(agreement, store)
+    store.close()
