@@ -40,7 +40,7 @@ def test_a_future_client_without_labels_gets_its_prior(
     assert at_home["uses_labels"] is False
     assert at_home["epsilon"] == pytest.approx(8.0)
     with live(create_service(tmp_path / "run", open_to_all=True)) as url:
-        over_http = onboard(url, tmp_path / "away.npz", tmp_path / "away", terms=terms)
+        over_http = onboard(url, tmp_path / "away.npz", tmp_path / "away", terms=Terms(epsilon=9.0))
     assert over_http["epsilon"] == at_home["epsilon"]
     for name in ("home", "away"):
         assert load_file(tmp_path / name)["1.weight"].shape == (10, 64)
