@@ -213,16 +213,6 @@ def test_a_state_keeps_names_types_shapes_and_bits(store: Store, tmp_path: Path)
         assert found[name].numpy().tobytes() == state[name].numpy().tobytes()
 
 
-def test_one_index_one_key_and_one_key_one_index(store: Store) -> None:
-    assert store.enrol(0, b"a" * 32)
-    assert not store.enrol(0, b"a" * 32)
-    with pytest.raises(EnrolmentError, match="another key"):
-        store.enrol(0, b"b" * 32)
-    with pytest.raises(EnrolmentError, match="another participant"):
-        store.enrol(1, b"a" * 32)
-    assert store.keys() == {0: b"a" * 32}
-
-
 def test_the_run_of_an_unseeded_store_is_drawn_and_kept(store: Store, tmp_path: Path) -> None:
     run, key = store.run, store.key
     found = reopened(store, tmp_path)
