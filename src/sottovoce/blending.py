@@ -38,6 +38,8 @@ class Blending:
     """v_i."""
     generated: float
     """g."""
+    attraction: float
+    """λ of method `mean-regularized`, which shares the step."""
 
     @property
     def shared(self) -> Reals:
@@ -69,7 +71,7 @@ def blending(plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
         own = np.array([slower * _bounded(ALONE_DRIFT, releases * value) for value in noise])
-    return Blending(weights, step, own, individual, plan.generated)
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 
 def _bounded(drift: float, noise: float) -> float:

@@ -40,6 +40,7 @@ METHODS = {
     "radial": Method("never"),
     "replay": Method("never", replays=True),
     "blend": Method("optional", individual=True, calibrated_with_context=False),
+    "mean-regularized": Method("optional", individual=True, calibrated_with_context=False),
 }
 
 
@@ -112,6 +113,7 @@ LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
+SHIFTS = ("none", "turns")
 FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 
