@@ -78,12 +78,12 @@ class Task(ABC):
 
     def check_outputs(self, outputs: Tensor, model: str) -> None:
         """Refuses a model that does not give one output for each class, label or number."""
-        found, wanted = outputs.shape[1:], self.facts.classes
-        if tuple(found) != (wanted,):
-            what = {"classes": "classes", "labels": "labels", "number": "number"}[self.name]
+        found, wanted = tuple(outputs.shape[1:]), self.facts.classes
+        if found != (wanted,):
+            given = " × ".join(map(str, found)) or "no"
             raise SottovoceError(
-                f"{model} gives {' × '.join(map(str, found))} outputs a record, but the records have {wanted} "
-                f"{what}: end it with {wanted} output{'s' * (wanted > 1)}"
+                f"{model} gives {given} outputs a record, but the records have {wanted} ({self.name}): end it "
+                f"with a layer of {wanted}"
             )
 
 
