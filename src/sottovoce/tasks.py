@@ -82,8 +82,8 @@ class Task(ABC):
         if found != (wanted,):
             given = " × ".join(map(str, found)) or "no"
             raise SottovoceError(
-                f"{model} gives {given} outputs a record, but the records have {wanted} ({self.name}): end it "
-                f"with a layer of {wanted}"
+                f"{model} gives {given} outputs a record, but the records have {wanted} ({self.name}): end "
+                f"it with a layer of {wanted}"
             )
 
 
