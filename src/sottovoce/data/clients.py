@@ -175,7 +175,7 @@ def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
 
 
 def turned(records: Records, turn: int, *, described: bool) -> Records:
-    """A client's pictures (n, C, H, H) after its turn; `described` ones are features of all turns (n, 4, k)."""
+    """A client's pictures (n, C, H, H) after its turn; `described`, features of all turns (n, 4, k)."""
     x = records.x[:, turn] if described else torch.rot90(records.x, turn, (2, 3))
     return Records(x, records.y)
 
