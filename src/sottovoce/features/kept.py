@@ -120,7 +120,13 @@ def _folder() -> Path:
 
 
 def _name(dataset: Dataset, plan: Plan) -> str:
-    described = (dataset.digest, plan.features, plan.feature_size, plan.mirror, weights_digest())
+    described: tuple[object, ...] = (
+        dataset.digest,
+        plan.features,
+        plan.feature_size,
+        plan.mirror,
+        weights_digest(),
+    )
     if plan.shift != "none":
         described = (*described, plan.shift)
     return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
