@@ -48,7 +48,7 @@ def test_the_reference_shows_every_name_that_the_package_offers() -> None:
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra docs")
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # news of the theme's authors, as in the Makefile
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # news of the theme's authors
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr, done.stderr
