@@ -60,6 +60,9 @@ def test_replacing_one_record_moves_the_statistic_by_at_most_the_stated_sensitiv
         float((statistic - release.statistic(n, coefficients)).double().norm()) for n in neighbours(records)
     ]
     assert 0 < max(moved) <= release.sensitivity * (1 + 1e-12)  # rounding of a float64 sum
+    left_out = moved[-1]  # a record that is not finite contributes zero
+    assert 0 < left_out <= release.removal * (1 + 1e-12)
+    assert release.removal < release.sensitivity
 
 
 @pytest.mark.parametrize("kind", ["context", "gradient"])
@@ -160,7 +163,7 @@ def test_an_honest_release_is_refused_with_a_probability_of_1e_12_at_most(size: 
         def __init__(self) -> None:
             self.size = size
 
-    release = Release("gradient", None, 1.0, ratio * Law.sigma * math.sqrt(size), Law())  # type: ignore[arg-type]
+    release = Release("gradient", None, 1.0, ratio * Law.sigma * math.sqrt(size), Law(), removal=0.5)  # type: ignore[arg-type]
     noise = (release.largest_norm - release.radius) / Law.sigma
     refused = stats.chi2.sf(noise**2, size)
     assert refused <= IMPOSSIBLE

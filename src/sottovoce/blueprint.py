@@ -28,7 +28,7 @@ from sottovoce.models import ModelError, import_model, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
-from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
+from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
 from sottovoce.seeding import derived_seed
 from sottovoce.subspace import Basis, open_basis
 from sottovoce.tasks import open_task
@@ -163,6 +163,11 @@ class Blueprint:
     def epsilon(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
         """ε of a client after so many releases of each kind."""
         spent = spending(self.releases_of(participant), counts)
+        return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
+
+    def epsilon_add_remove(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
+        """What ε of the same releases is for one record added or removed, as much other work states it."""
+        spent = removal_spending(self.releases_of(participant), counts)
         return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -74,6 +74,9 @@ class Release:
     channel: Channel | Noiseless
     server_sigma: float | None = None
     """σ of noise at the server; what the channel adds is then no protection, and not counted."""
+    removal: float = field(kw_only=True)
+    """As `sensitivity`, for one record left out (a vector of zeros) and the denominator kept: to be read
+    beside work that states ε for added or removed records; nothing is calibrated or charged by it."""
 
     @property
     def size(self) -> int:
@@ -192,6 +195,14 @@ def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> fl
     return sum(count * releases[kind].mu_squared for kind, count in counts.items() if count)
 
 
+def removal_spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
+    """Σ (Δ/σ)² of the same releases with Δ for an added or removed record, kind by kind."""
+    made = ((releases[kind], count) for kind, count in counts.items() if count)
+    return sum(
+        count * release.mu_squared * (release.removal / release.sensitivity) ** 2 for release, count in made
+    )
+
+
 def _averaged(
     kind: Kind, plan: Plan, statistic: Statistic, model: Model, count: int, sigma: float
 ) -> Release:
@@ -207,7 +218,8 @@ def _averaged(
         return statistic.mean(records.x, records.y, count, output)
 
     bound, channel = statistic.sensitivity(count), _channel(plan, statistic.size, sigma)
-    return Release(kind, mean, bound, statistic.radius, channel)
+    removal = min(bound, statistic.radius / count)
+    return Release(kind, mean, bound, statistic.radius, channel, removal=removal)
 
 
 def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, pool: Pool | None) -> Release:
@@ -229,7 +241,9 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
 
     carrier = sigma if pool is None else pool.carrier(sigma)
     channel = _channel(plan, model.basis.coefficients, carrier)
-    return Release("gradient", mean, bound, plan.clip, channel, None if pool is None else sigma)
+    return Release(
+        "gradient", mean, bound, plan.clip, channel, None if pool is None else sigma, removal=bound / 2
+    )
 
 
 def _seeded(seed: int, stream: Stream) -> SeededRandomness:

@@ -81,6 +81,7 @@ def summary_of(run: CellRun, future: float, **changes: Any) -> dict[str, Any]:
         "releases_max": run.plan.seed,
         "sigma": 0.015,
         "epsilon_spent": run.plan.epsilon if run.plan.private else None,
+        "epsilon_add_remove": run.plan.epsilon / 2 if run.plan.private else None,
         "seen": future + 1,
         "future": future,
         "seen_masked": future + 3,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells
+from sottovoce.experiments.cells import EXPERIMENTS, SEEDS, open_cells, read_table
 from sottovoce.experiments.grid import run_of
 from sottovoce.experiments.index import build_index, read_index
 from sottovoce.experiments.merge import BEGIN, END, milliseconds_per_event, write_tables
@@ -69,6 +69,47 @@ def test_codecs_and_dimension_show_bytes_beside_the_published_ones() -> None:
     text = markdown(build_index(cells, (41,), lines, {"lrsuq": 7.25}))
     assert "| 32.008 (12.01) | 65.552 (24.59) | 1.00× | 7.25 (13.97) | 1 |" in text
     assert "65.55 (131.09) | 1.93 (2.7) |" in text
+
+
+def test_levers_are_added_one_after_the_other_with_what_each_is_worth() -> None:
+    future = {"One shared model": 60.0, "Shared + prior (best)": 70.5, "Shared + own part + prior": 69.0}
+    cells = [c for c in open_cells("frontier", datasets=["cifar10"], epsilons=[4.0]) if c.label in future]
+    text = markdown(build_index(cells, (41,), [summary_of(run_of(c, 41), future[c.label]) for c in cells]))
+    assert "| + class prior | 70.5, 1 seed | +10.5 | 71.5, 1 seed | +10.5 |" in text
+    assert "| + own part | 69.0, 1 seed | −1.5 |" in text
+    assert "| gradients, class shares, confusion | 2.00 |" in text
+
+
+def test_every_lever_is_a_row_of_the_frontier() -> None:
+    levers = read_table("frontier")["levers"]
+    there = {
+        cell.label
+        for cell in open_cells("frontier", datasets=[levers["dataset"]], epsilons=[levers["epsilon"]])
+    }
+    assert {label for _, label in levers["rows"]} <= there
+
+
+def test_a_prior_never_costs_more_than_a_point() -> None:
+    """Over the seeds of the committed results: future clients without labels, and participants."""
+    index = [e for e in read_index(ROOT / "results" / "index.json") if e["experiment"] == "frontier"]
+    by_cell = {(e["dataset"], e["label"], e["epsilon"]): e for e in index}
+    pairs = {
+        "Shared + prior (best)": "One shared model",
+        "Shared + own part + prior": "Shared + own part",
+        "Noise at the server: shared + prior (central)": "Noise at the server: one shared model",
+        "α = 0.1: shared + prior": "α = 0.1: one shared model",
+        "α = 100: shared + prior": "α = 100: one shared model",
+        "Turned: shared + prior": "Turned: one shared model",
+        "Turned: shared + own part + prior": "Turned: shared + own part",
+    }
+    compared = 0
+    for (dataset, label, epsilon), entry in by_cell.items():
+        without = by_cell.get((dataset, pairs.get(label, ""), epsilon))
+        if without is not None:
+            compared += 1
+            for role in ("future_mean", "seen_mean"):
+                assert entry[role] >= without[role] - 1.0, (dataset, label, epsilon, role)
+    assert compared >= 30
 
 
 def test_a_page_without_marks_is_refused_untouched(tmp_path: Path) -> None:

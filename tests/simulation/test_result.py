@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 
 from sottovoce.data import Dataset, Facts
 from sottovoce.evaluation import Evaluation
-from sottovoce.simulation.result import accuracies
+from sottovoce.plan import Plan
+from sottovoce.simulation.cost import blueprint_for
+from sottovoce.simulation.result import accuracies, epsilon_add_remove
 from sottovoce.simulation.training import train
 from sottovoce.tasks import open_task
 from tests.small import small_plan
@@ -60,3 +64,28 @@ def test_use_of_future_labels_is_said(tmp_path: Path, records: Dataset) -> None:
     for context, uses in (("labels", True), ("moments", False)):
         result = train(small_plan(context=context, rounds=1), tmp_path / context, dataset=records)
         assert result["uses_future_labels"] is uses
+
+
+@pytest.mark.parametrize(
+    ("preset", "stated", "added"),
+    [
+        ("best", 4.0, 1.90),
+        ("best", 8.0, 3.69),
+        ("best", 16.0, 7.07),
+        ("central", 4.0, 1.90),
+    ],
+)
+def test_epsilon_for_an_added_record_is_what_dp_accounting_says_of_each_kind_of_release(
+    preset: str, stated: float, added: float
+) -> None:
+    plan = Plan.load(overrides={"preset": preset, "dataset": "mnist", "epsilon": stated})
+    blueprint = blueprint_for(plan)
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    clip, size = plan.clip, blueprint.sizes[0] * (40 if preset == "central" else 1)
+    bounds = {"gradient": clip / size, "context": 1 / blueprint.plan.context_records, "confusion": 1 / 960}
+    for kind, count in blueprint.participant_counts(blueprint.releases_max).items():
+        multiplier = blueprint.releases_of(0)[kind].sigma / bounds[kind]
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), count)
+    found = epsilon_add_remove(blueprint)
+    assert found == pytest.approx(added, abs=0.005)
+    assert found == pytest.approx(float(accountant.get_epsilon(plan.delta)), rel=1e-3)

@@ -124,6 +124,7 @@ def _object(
         "uses_future_labels": lines[0]["uses_future_labels"],
         "releases_max": max(line["releases_max"] for line in lines),
         "epsilon_spent": max(line["epsilon_spent"] for line in lines) if private else None,
+        "epsilon_add_remove": _largest(lines, "epsilon_add_remove"),
         "seeds": seeds,
         "seen_mean": _mean(lines, "seen"),
         "seen_std": _deviation(lines, "seen"),
@@ -154,6 +155,12 @@ def _values(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def _mean(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = _values(lines, key)
     return round(statistics.fmean(values), 4) if values else None
+
+
+def _largest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Of what the runs state; runs of version 0.1 do not state everything."""
+    values = [line[key] for line in lines if line.get(key) is not None]
+    return round(max(values), 4) if values else None
 
 
 def _deviation(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:

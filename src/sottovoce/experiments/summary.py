@@ -41,6 +41,7 @@ def summarize(run: CellRun, directory: RunDirectory, device: str, *, law: bool) 
         "releases_max": result["releases_max"],
         "sigma": result["sigma"],
         "epsilon_spent": result["epsilon"]["spent_max"],
+        "epsilon_add_remove": result["epsilon"]["add_remove"],
         **{key: accuracy[key] for key in ("seen", "future", "seen_masked", "future_masked")},
         "uplink_bytes": None if law else uplink["bytes"],
         "bits_per_coefficient": None if law else uplink["bits_per_coefficient"],

@@ -94,6 +94,8 @@ def details(experiment: str, entries: Sequence[Indexed]) -> list[Table]:
             Table(["", "", "ours", "published"], differences(experiment, entries), title, 2),
             _gains(entries),
         ]
+    if experiment == "frontier":
+        return _levers(entries) + _adjacency(entries)
     if experiment == "codecs":
         return [_codecs(entries)]
     if experiment == "dimension":
@@ -112,6 +114,57 @@ def details(experiment: str, entries: Sequence[Indexed]) -> list[Table]:
             Table(["difference in points", "ours", "published"], points),
         ]
     return []
+
+
+def _adjacency(entries: Sequence[Indexed]) -> list[Table]:
+    """ε as stated, and as it would be for one record added or removed, by what participants release."""
+    released = {
+        "public": "gradients alone",
+        "labels": "gradients, class shares",
+        "shares": "gradients, class shares, confusion",
+    }
+    stated = {(e["context"], e["epsilon"]): e.get("epsilon_add_remove") for e in entries}
+    columns = list(dict.fromkeys(epsilon for _, epsilon in stated))
+    rows = [
+        [words, *(measured(stated.get((context, column)), digits=2) for column in columns)]
+        for context, words in released.items()
+        if any(stated.get((context, column)) is not None for column in columns)
+    ]
+    title = (
+        "ε of participants for one record added or removed instead of replaced, by what they release, the "
+        "same wherever the noise is added; to be read beside work that states it so"
+    )
+    return (
+        [Table(["", *(_column_name("epsilon", column) for column in columns)], rows, title)] if rows else []
+    )
+
+
+def _levers(entries: Sequence[Indexed]) -> list[Table]:
+    """What each lever is worth, one after the other, for the dataset and ε that the table's TOML names."""
+    wanted = read_table("frontier")["levers"]
+    found = {
+        entry["label"]: entry
+        for entry in entries
+        if entry["dataset"] == wanted["dataset"] and entry["epsilon"] == wanted["epsilon"]
+    }
+    rows: list[list[str | TableEntry]] = []
+    before: Indexed | None = None
+    for name, label in wanted["rows"]:
+        entry = found.get(label)
+        if entry is not None:
+            values = [_beside(entry, role) for role in ROLES]
+            gains = [
+                UNKNOWN if before is None else signed(entry[f"{role}_mean"] - before[f"{role}_mean"], 1)
+                for role in ROLES
+            ]
+            rows.append([name, values[0], gains[0], values[1], gains[1]])
+            before = entry
+    title = (
+        f"Lever by lever, {DATASETS[wanted['dataset']]} at ε = {wanted['epsilon']:g}: each row has all "
+        "levers above it"
+    )
+    head = ["", *(part for clients in ROLES.values() for part in (clients, "points"))]
+    return [Table(head, rows, title)] if rows else []
 
 
 def differences(experiment: str, index: Sequence[Indexed]) -> list[list[str]]:

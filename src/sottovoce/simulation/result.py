@@ -11,6 +11,7 @@ from typing import Any
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import NoMeasures, mean_metrics, open_task
 
@@ -127,6 +128,7 @@ def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Eva
             "accounting": plan.accounting,
             "per_client": {},
             "future_context": None,
+            "add_remove": None,
         }
     per_client = {name: ledger.epsilon(name, plan.delta, plan.accounting) for name in seen}
     return {
@@ -135,4 +137,14 @@ def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Eva
         "accounting": plan.accounting,
         "per_client": per_client,
         "future_context": blueprint.epsilon(blueprint.future_counts),
+        "add_remove": epsilon_add_remove(blueprint),
     }
+
+
+def epsilon_add_remove(blueprint: Blueprint) -> float:
+    """ε of this run's busiest participant for one record added or removed, to be read beside other work."""
+    calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+    kinds = {int(i): blueprint.participant_counts(int(count)) for i, count in enumerate(calls)}
+    if blueprint.uniform:
+        kinds = {int(calls.argmax()): kinds[int(calls.argmax())]}
+    return max(blueprint.epsilon_add_remove(counts, i) for i, counts in kinds.items())
