@@ -34,6 +34,7 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "noise": catalog.NOISES,
 }
 
 
@@ -71,7 +72,7 @@ class Plan:
     participants: int = key(40, "clients that train; 0: all that the records name and do not join later")
     future_clients: int = key(
         10,
-        "clients that join after training: so many by the seed, or names (west,east; a client called 3: 3,)",
+        "clients that join after training: so many by the seed, or by name (west,east; or 3,)",
     )
     records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
     model: str = key("lenet", "lenet, or 'package.module:function' called with (shape, classes)")
@@ -84,14 +85,10 @@ class Plan:
     trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
     context: str = key("moments", "statistic that a client releases once, or public: none is released")
     context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
-    context_records: int = key(
-        333, "m_c, records (or units) behind a context; 0: all training records of each"
-    )
+    context_records: int = key(333, "m_c, records (or units) behind a context; 0: all that each trains on")
     context_round: int = key(0, "predictions: the round before which the contexts are released")
     context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
-    gradient_records: int = key(
-        0, "m_g, records (or units) behind a gradient release; 0: all training records of each"
-    )
+    gradient_records: int = key(0, "m_g, records (units) of a gradient release; 0: all that each trains on")
     clip: float = key(1.0, "C_g, bound on the norm of a record's coefficient gradient")
     rounds: int = key(500, "communication rounds")
     clients_per_round: int = key(2, "participants that release in a round; 0: all of them")
@@ -126,6 +123,9 @@ class Plan:
     )
     future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", since="0.2")
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    noise: str = key(
+        "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -157,6 +157,8 @@ class Plan:
         method = METHODS.get(values.get("method", cls.method))
         if method is not None and method.context == "never" and "context" not in given:
             values["context"] = "public"
+        if values.get("noise") == "server" and "weighting" not in given:
+            values["weighting"] = 1.0
         return cls(**values)
 
     def replace(self, **changes: Any) -> Plan:
@@ -192,6 +194,11 @@ class Plan:
     def private(self) -> bool:
         """False for the noise-free ablation `epsilon=inf`."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def noise_at_server(self) -> bool:
+        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
+        return self.noise == "server"
 
     @property
     def releases_context(self) -> bool:
@@ -309,10 +316,29 @@ def _check(plan: Plan) -> None:
         )
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
+    if plan.noise_at_server:
+        _check_noise_at_server(plan)
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
         raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
+
+
+def _check_noise_at_server(plan: Plan) -> None:
+    if not plan.traits.bounded:
+        bounded = ", ".join(name for name, method in METHODS.items() if method.bounded)
+        raise PlanError(
+            f"noise=server needs a bound on how far one record moves the generator, and method={plan.method} "
+            f"has none: choose one of {bounded}, or noise=client"
+        )
+    if plan.weighting != 1:
+        raise PlanError(
+            f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
+        )
+    if plan.releases_context and not plan.context_share:
+        raise PlanError(
+            "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -82,7 +82,8 @@ BEST_FOR: dict[str, dict[str, Any]] = {
 }
 OWN: dict[str, Any] = {"context": "public", "coefficients": 0}
 """Of records that nobody has tuned for: no features, a linear model that adapts as a whole."""
-PRESETS = ("paper", "tuned", "best")
+CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0}
+PRESETS = ("paper", "tuned", "best", "central")
 
 
 FOLDER: dict[str, Any] = {
@@ -105,8 +106,9 @@ def preset_values(preset: str, dataset: str, context: str | None, *, folder: boo
 def _values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
-    if preset == "best":
-        return {**BEST, **BEST_FOR.get(dataset, OWN), "preset": preset, "clients_per_round": 0}
+    if preset in ("best", "central"):
+        values = {**BEST, **BEST_FOR.get(dataset, OWN), "preset": preset, "clients_per_round": 0}
+        return {**values, **(CENTRAL if preset == "central" else {})}
     values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":
         values.pop("context_round", None)

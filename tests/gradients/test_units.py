@@ -76,7 +76,7 @@ def test_the_number_of_a_units_records_does_not_move_the_share_of_another_unit()
     assert torch.equal(alone, many)
 
 
-def test_units_whose_records_lie_apart_and_in_several_chunks_are_whole(
+def test_units_whose_records_lie_apart_are_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, y = _records(23)

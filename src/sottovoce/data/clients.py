@@ -146,7 +146,7 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     index, names = division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
     seen = Clients(dataset, index[:first], split_participant, plan.context_records, seeds[:first])
-    context = plan.context_records or training_size(min(seen.sizes))
+    context = plan.context_records or (training_size(min(seen.sizes)) if plan.releases_context else 0)
     unseen = Clients(dataset, index[first:], split_future, context, seeds[first:])
     check_sizes(context, min(seen.sizes), min(unseen.sizes, default=None))
     return FederatedDataset(seen, unseen, dataset.facts, tuple(names[:first]), tuple(names[first:]))
