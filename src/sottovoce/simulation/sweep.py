@@ -39,6 +39,7 @@ SHAPE = (
     "features",
     "feature_size",
     "mirror",
+    "shift",
 )
 """Plan keys in which runs of a batch must agree."""
 
@@ -83,7 +84,8 @@ def run_batch(
     if not open_jobs:
         return
     plan = jobs[0].plan
-    records = described(dataset if dataset is not None else data.load(plan.dataset), plan).to(device)
+    records = dataset if dataset is not None else data.load(plan.dataset)
+    records = described(records, plan, device=device).to(device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []
@@ -152,6 +154,7 @@ def _open(
         plan.records_per_client,
         plan.context_records,
         plan.seed,
+        plan.shift,
     )
     if divided not in federations:
         federations[divided] = data.divide(records, plan)
