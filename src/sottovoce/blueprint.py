@@ -67,14 +67,16 @@ class Blueprint:
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
 
-        None stands for a future client, whose one release is a context.
+        None stands for a future client, whose one release is a context; where contexts of participants get
+        a share of their budget, it has all of ε for its own.
         """
         plan, opened = self.plan, self._opened
-        if participant is None and plan.context_traits.predicted_for_future:
+        if participant is None and plan.releases_context and plan.context_share:
             if (0, 0) not in opened:
+                predicted = plan.context_traits.predicted_for_future
                 opened[0, 0] = open_future_releases(
                     plan,
-                    MeanProbability(self.facts.classes),
+                    MeanProbability(self.facts.classes) if predicted else self.statistic,
                     self.model,
                     context_records=self.context_size(None),
                 )

@@ -34,6 +34,7 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "shift": catalog.SHIFTS,
     "noise": catalog.NOISES,
 }
 
@@ -122,6 +123,12 @@ class Plan:
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
     )
     future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", since="0.2")
+    attraction: float = key(
+        0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
+    )
+    shift: str = key(
+        "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
+    )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
@@ -258,7 +265,7 @@ def _check(plan: Plan) -> None:
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
 
@@ -24,6 +24,7 @@ from sottovoce.data.facts import Facts
 from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError
+from sottovoce.seeding import derived_seed
 
 # Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
 CACHE_BYTES = 512 * 2**20
@@ -89,13 +90,22 @@ class Clients(Sequence[ClientRecords]):
     """The clients of one role, made when looked at; those looked at last are kept (up to `CACHE_BYTES`)."""
 
     def __init__(
-        self, dataset: Dataset, index: list[Tensor], split: Split, context_records: int, seeds: list[int]
+        self,
+        dataset: Dataset,
+        index: list[Tensor],
+        split: Split,
+        context_records: int,
+        seeds: list[int],
+        turns: Sequence[int] = (),
     ) -> None:
         self._index = index
         self._units = [dataset.units(rows) for rows in index]
 
         def materialize(i: int) -> ClientRecords:
-            return split(dataset.records(index[i]), context_records, seeds[i])
+            records = dataset.records(index[i])
+            if turns:
+                records = turned(records, turns[i], described=dataset.facts.source is not None)
+            return split(records, context_records, seeds[i])
 
         largest = 4 * int(np.prod(dataset.facts.shape)) * max(map(len, index), default=1)
         self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
@@ -145,9 +155,10 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     """
     index, names = division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
-    seen = Clients(dataset, index[:first], split_participant, plan.context_records, seeds[:first])
+    turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
+    seen = Clients(dataset, index[:first], split_participant, wanted, seeds[:first], turns[:first])
     context = plan.context_records or (training_size(min(seen.sizes)) if plan.releases_context else 0)
-    unseen = Clients(dataset, index[first:], split_future, context, seeds[first:])
+    unseen = Clients(dataset, index[first:], split_future, context, seeds[first:], turns[first:])
     check_sizes(context, min(seen.sizes), min(unseen.sizes, default=None))
     return FederatedDataset(seen, unseen, dataset.facts, tuple(names[:first]), tuple(names[first:]))
 
@@ -207,6 +218,32 @@ def _owners(dataset: Dataset, plan: Plan) -> list[int]:
     order = [int(i) for i in np.random.default_rng(plan.seed).permutation(len(names)) if i not in future]
     participants = order[: plan.participants]
     return sorted(participants) + (future or sorted(order[plan.participants : wanted]))
+
+
+def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
+    """By how many quarters every client sees its pictures turned; nothing where the plan has no such shift.
+
+    Public, decided by the seed: each turn falls to alike many clients, participants first.
+
+    >>> plan = Plan.load(overrides={"shift": "turns", "participants": 4, "future_clients": 4})
+    >>> sorted(quarter_turns(plan, Facts((1, 28, 28), 10))[:4])
+    [0, 1, 2, 3]
+    """
+    if plan.shift == "none":
+        return []
+    shape = (facts.source or facts).shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise PlanError(f"shift={plan.shift} turns square pictures, not records of shape {shape}: set none")
+    rng = np.random.default_rng(derived_seed(plan.seed, "turns"))
+    roles = (rng.permutation(count) % 4 for count in (plan.participants, plan.future_clients))
+    turns: list[int] = np.concatenate(list(roles)).tolist()
+    return turns
+
+
+def turned(records: Records, turn: int, *, described: bool) -> Records:
+    """A client's pictures (n, C, H, H) after its turn; `described`, features of all turns (n, 4, k)."""
+    x = records.x[:, turn] if described else torch.rot90(records.x, turn, (2, 3))
+    return replace(records, x=x)
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:

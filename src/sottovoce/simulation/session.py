@@ -157,9 +157,9 @@ class Session:
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        federation = simulation.federation
+        federation, sent = simulation.federation, simulation.confusion_bytes
         clients = site_rows(blueprint, federation, self._ledger)
-        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, clients)
+        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, clients, sent)
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
