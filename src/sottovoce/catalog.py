@@ -108,6 +108,7 @@ PARTITIONS = {
     "client": Partition(),
 }
 
+ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")

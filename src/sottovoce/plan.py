@@ -33,6 +33,7 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "mlp_activation": catalog.ACTIVATIONS,
 }
 
 
@@ -67,7 +68,7 @@ class Plan:
     participants: int = key(40, "clients that train")
     future_clients: int = key(10, "clients that join after training")
     records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
-    model: str = key("lenet", "lenet, or 'package.module:function' called with (shape, classes)")
+    model: str = key("lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)")
     method: str = key("factorized", "what is learned and released; see the table of methods")
     coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
     basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
@@ -112,6 +113,8 @@ class Plan:
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
     )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
