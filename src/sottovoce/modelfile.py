@@ -105,7 +105,9 @@ class Origin:
         origin = cls(**fields)
         foreign_name(origin.run)
         texts = (origin.client, origin.created, origin.sottovoce)
-        if not all(isinstance(text, str) and len(text) <= MOST_LETTERS and text.isprintable() for text in texts):
+        if not all(
+            isinstance(text, str) and len(text) <= MOST_LETTERS and text.isprintable() for text in texts
+        ):
             raise ValueError("client, date and version are not texts of a line")
         if origin.epsilon is not None and not _within(origin.epsilon, 0.0, math.inf):
             raise ValueError("epsilon is not a number")
@@ -139,7 +141,7 @@ class PersonalModel:
         state, metadata = load_tensors(path)
         if "plan" in metadata and "origin" not in metadata:
             raise ModelFileError(
-                f"{path} is the generator of a run, not one client's model: write those with 'sottovoce models'"
+                f"{path} is a run's generator, not one client's model: 'sottovoce models' writes those"
             )
         try:
             values, fields = json.loads(metadata["model"]), json.loads(metadata["origin"])
@@ -203,7 +205,9 @@ def personal_model(
         **blueprint.facts.metadata(),
         **({} if plan.features == "none" else {"map": weights_digest()}),
     }
-    return _bytes({name: value.detach().cpu().clone().contiguous() for name, value in state.items()}, metadata)
+    return _bytes(
+        {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}, metadata
+    )
 
 
 def _within(value: Any, low: float, high: float) -> bool:

@@ -65,10 +65,7 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     """One linear layer on the flattened record, starting at zero: all classes alike."""
-    layer = nn.Linear(math.prod(shape), classes)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return nn.Sequential(nn.Flatten(), layer)
+    return nn.Sequential(nn.Flatten(), _zero_layer(math.prod(shape), classes))
 
 
 def mlp(
@@ -87,7 +84,14 @@ def mlp(
     for wanted in widths(mlp_sizes):
         layers += [nn.Linear(width, wanted), activation()]
         width = wanted
-    return nn.Sequential(*layers, *linear((width,), classes)[1:])
+    return nn.Sequential(*layers, _zero_layer(width, classes))
+
+
+def _zero_layer(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def widths(text: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Predictions of a personal model: a file of records in, one line for each of them out, in bounded memory.
 
-It needs the model's file and the package, and no plan, no run and no agreement beside it: how a row of a table
+It needs the model's file and the package, no plan, no run and no agreement beside it: how a row of a table
 becomes a record, which feature map describes it and what the outputs mean is all in the file. Nothing is
 released here: records and predictions stay where they are.
 """
@@ -40,6 +40,8 @@ class Layout:
     numbers: tuple[str, ...]
     decisions: tuple[str, ...]
     texts: tuple[str, ...]
+    labels: bool = False
+    """Decisions are 0 or 1, one for each label."""
 
     @classmethod
     def of(cls, model: PersonalModel) -> Layout:
@@ -50,7 +52,7 @@ class Layout:
             return cls(("value",), (), ())
         probabilities = tuple(f"probability_{name}" for name in names)
         if records.task == "labels":
-            return cls(probabilities, tuple(f"decision_{name}" for name in names), ("0", "1"))
+            return cls(probabilities, tuple(f"decision_{name}" for name in names), ("0", "1"), True)
         return cls(probabilities, ("decision",), names)
 
     @property
@@ -60,7 +62,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Block:
-    """Predictions of n records: `numbers` (n, …), `decisions` (n, …), and which records could be used (n,)."""
+    """Predictions of n records: `numbers` (n, …), `decisions` (n, …), and which could be used (n,)."""
 
     numbers: npt.NDArray[np.float32]
     decisions: npt.NDArray[np.int64]
@@ -80,8 +82,7 @@ class Summary:
         self.unusable += int((~block.usable).sum())
         for column, name in enumerate(layout.decisions):
             counts = np.bincount(block.decisions[block.usable, column], minlength=len(layout.texts)).tolist()
-            single = len(layout.decisions) == 1
-            counted = zip(layout.texts, counts, strict=True) if single else [(name, counts[1])]
+            counted = [(name, counts[1])] if layout.labels else zip(layout.texts, counts, strict=True)
             for text, count in counted:
                 self.decisions[text] = self.decisions.get(text, 0) + count
 
@@ -111,7 +112,9 @@ def predict(
 def predictions(model: PersonalModel, records: Path) -> Iterator[Block]:
     """The predictions of a file of records, block by block, in its order."""
     agreed = description.of(model.records)
-    parts = read_stored_parts(records, model.records.shape) if agreed is None else read_inputs(records, agreed)
+    parts = (
+        read_stored_parts(records, model.records.shape) if agreed is None else read_inputs(records, agreed)
+    )
     seen, task = view(model.plan, model.facts), open_task(model.facts)
     for part in parts:
         for start in range(0, len(part), BLOCK):
@@ -151,8 +154,11 @@ def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]
     pa, _ = arrow()
     from pyarrow.parquet import ParquetWriter
 
-    kind = pa.dictionary(pa.int32(), pa.string()) if len(layout.decisions) == 1 else pa.int8()
-    fields = [*((name, pa.float32()) for name in layout.numbers), *((name, kind) for name in layout.decisions)]
+    kind = pa.int8() if layout.labels else pa.dictionary(pa.int32(), pa.string())
+    fields = [
+        *((name, pa.float32()) for name in layout.numbers),
+        *((name, kind) for name in layout.decisions),
+    ]
     schema = pa.schema(fields)
     waiting: list[Any] = []
 
@@ -160,11 +166,11 @@ def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]
         masked = ~block.usable
         arrays = [pa.array(column, pa.float32(), mask=masked) for column in block.numbers.T]
         for column in block.decisions.T:
-            if len(layout.decisions) == 1:
+            if layout.labels:
+                arrays.append(pa.array(column, pa.int8(), mask=masked))
+            else:
                 places = pa.array(column, pa.int32(), mask=masked)
                 arrays.append(pa.DictionaryArray.from_arrays(places, pa.array(layout.texts, pa.string())))
-            else:
-                arrays.append(pa.array(column, pa.int8(), mask=masked))
         return pa.Table.from_arrays(arrays, schema=schema)
 
     with ParquetWriter(file, schema) as parquet:

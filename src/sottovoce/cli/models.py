@@ -10,9 +10,9 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, err, facts
+from sottovoce.cli.display import as_json, epsilon, err, facts
 from sottovoce.cli.options import JSON, MODEL
-from sottovoce.report.numbers import count, number
+from sottovoce.report.numbers import count
 
 EXAMPLES = {
     "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
@@ -34,7 +34,7 @@ def predict(
 ) -> None:
     """Predict every record of a file: probabilities and a decision, or a number, a line for each.
 
-    The model's file says all that is needed. Nothing is released; records that cannot be used get empty cells.
+    The model's file says all that is needed. Nothing is released. Unusable records get empty cells.
     """
     from sottovoce.modelfile import PersonalModel
     from sottovoce.prediction import Layout
@@ -51,10 +51,10 @@ def predict(
         as_json({"predictions": str(out), "task": personal.records.task, **vars(summary), **told})
         return
     origin = personal.origin
-    epsilon = "no privacy" if origin.epsilon is None else f"{number(origin.epsilon, 4)} at δ = {origin.delta:g}"
+    spent = epsilon(origin.epsilon)
     rows = {
         "model": f"{origin.client}, run {origin.run}, {origin.created or 'undated'}",
-        "ε behind it": epsilon + (", simulated" if origin.seeded else ""),
+        "ε behind it": f"{spent} at δ = {origin.delta:g}" + (", simulated" if origin.seeded else ""),
         "records": f"{summary.records:,}, of which {summary.unusable:,} could not be used",
     }
     decisions = {f"decided {name}": f"{times:,}" for name, times in summary.decisions.items()}
