@@ -57,8 +57,8 @@ def described_facts(facts: Facts, plan: Plan) -> Facts:
     features = feature_map(plan, facts)
     if features is None:
         return facts
-    named = {"task": facts.task, "class_names": facts.class_names}
-    return Facts((features.size,), facts.classes, source=facts, **named)
+    size, outputs = (features.size,), facts.classes
+    return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
 
 
 def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:

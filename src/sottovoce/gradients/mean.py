@@ -85,8 +85,8 @@ def clipped_means(
     layers = stack(module)
     floats = None if layers is None else _floats_per_record(layers, module, thetas, x, first)
     if layers is None or floats is None:
-        clients = zip(thetas, bases, x, y, strict=True)
-        sums = [vmap.clipped_sum(module, *client, clip, loss) for client in clients]
+        each = zip(thetas, bases, x, y, strict=True)
+        sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     per_record, threads, budget = floats * thetas.element_size(), 1, _GPU_BYTES
