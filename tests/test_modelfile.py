@@ -153,14 +153,19 @@ def test_a_header_is_readable_without_this_package(tmp_path: Path) -> None:
     assert '[columns."age"]' in json.loads(header["columns"])
 
 
-def test_plain_torch_loads_a_personal_model_in_three_lines(tmp_path: Path) -> None:
-    path = personal(tmp_path / "north.safetensors", model="mlp", mlp_sizes="6,4", coefficients=40)
-    module = nn.Sequential(
-        nn.Flatten(), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)
-    )
-    module.load_state_dict(load_file(path))
+def test_plain_torch_loads_a_personal_model_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three lines of docs/models.md."""
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    [*_, lines] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(lines.splitlines()) == 3
+    monkeypatch.chdir(tmp_path)
+    path = personal(Path("north.safetensors"), model="mlp", mlp_sizes="6,4", coefficients=40)
+    names: dict[str, Any] = {"nn": nn}
+    exec(lines, names)
     x = torch.randn(9, 5)
-    assert torch.allclose(module(x), PersonalModel.read(path).outputs(x), atol=1e-6)
+    assert torch.allclose(names["module"](x), PersonalModel.read(path).outputs(x), atol=1e-6)
 
 
 def test_a_model_of_ones_own_is_built_only_by_the_owners_word(tmp_path: Path) -> None:

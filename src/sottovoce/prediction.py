@@ -82,7 +82,11 @@ class Summary:
         self.unusable += int((~block.usable).sum())
         for column, name in enumerate(layout.decisions):
             counts = np.bincount(block.decisions[block.usable, column], minlength=len(layout.texts)).tolist()
-            counted = [(name, counts[1])] if layout.labels else zip(layout.texts, counts, strict=True)
+            counted = (
+                [(name.removeprefix("decision_"), counts[1])]
+                if layout.labels
+                else zip(layout.texts, counts, strict=True)
+            )
             for text, count in counted:
                 self.decisions[text] = self.decisions.get(text, 0) + count
 

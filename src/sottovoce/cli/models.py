@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from sottovoce.cli.display import as_json, epsilon, err, facts
 from sottovoce.cli.options import JSON, MODEL
+from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import count
 
 EXAMPLES = {
@@ -40,6 +41,8 @@ def predict(
     from sottovoce.prediction import Layout
     from sottovoce.prediction import predict as predict_records
 
+    if not model_file.exists():
+        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
     personal = PersonalModel.read(model_file, model=model)
     with _records_progress() as progress:
         summary = predict_records(personal, data, out, progress)
