@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -184,7 +185,7 @@ def personal_model(
     """The model θ_ref + P a of one client as the bytes of a file that explains itself.
 
     Its tensors are a state dict, tied parameters under all names. `epsilon` is what this client's records
-    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default now.
+    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today.
     """
     plan = blueprint.plan
     state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
@@ -196,7 +197,7 @@ def personal_model(
         accounting=accounting or plan.accounting,
         noise=blueprint.releases_of(0)["gradient"].place,
         seeded=plan.seeded,
-        created=datetime.now(UTC).isoformat(timespec="seconds") if created is None else created,
+        created=datetime.now(UTC).date().isoformat() if created is None else created,
     )
     kept = {"model": plan.model, **model_options(plan), **{name: getattr(plan, name) for name in _SEEN}}
     metadata = {
@@ -243,7 +244,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def _bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    return save(dict(tensors), {"format": "sottovoce", "version": FORMAT, **metadata})
+    """A safetensors file with its header in our order: the library's differs from one writing to the next."""
+    said = {"format": "sottovoce", "version": FORMAT, **metadata}
+    data = save(dict(tensors), said)
+    [length] = struct.unpack_from("<Q", data)
+    header = {**json.loads(data[8 : 8 + length]), "__metadata__": said}
+    text = json.dumps({name: header[name] for name in sorted(header)}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
 def load_tensors(
