@@ -55,7 +55,7 @@ class FinishedRun:
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module)
+        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module, file.sizes)
         if file.reference != blueprint.reference_digest:
             raise SottovoceError(
                 f"{directory} was trained with another model than model={plan.model} gives: "
@@ -142,9 +142,11 @@ class Onboarding:
         """Coefficients as they travel: float32, little-endian."""
         return coefficients.numpy().astype("<f4").tobytes()
 
-    def model(self, coefficients: Tensor) -> bytes:
-        """The personal model as a safetensors state dict."""
-        return personal_model(self.blueprint, coefficients)
+    def model(self, client: str, coefficients: Tensor) -> bytes:
+        """The personal model as a file that explains itself; undated, so that asking again gives the same."""
+        price = self.blueprint.epsilon(self.blueprint.future_counts)
+        run = self.specification.run
+        return personal_model(self.blueprint, coefficients, run=run, client=client, epsilon=price, created="")
 
     def close(self) -> None:
         self._contexts.close()
