@@ -283,7 +283,8 @@ class Coordinator:
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
         # Under noise at the server neither norm nor length of a message may be known to anybody.
-        if self.options.diagnostics and self.blueprint.releases[kind].place == "client":
+        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),
                 "norm": float(np.linalg.norm(decoded)),
