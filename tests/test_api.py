@@ -44,9 +44,9 @@ def test_a_run_on_records_from_python_says_how_to_repeat_it(tmp_path: Path) -> N
     first = train(plan, tmp_path / "one", dataset=own(), module=module)
     written = Plan.load(tmp_path / "one" / "plan.toml")
     assert written.model == "python:Linear"
-    with pytest.raises(SottovoceError, match="no dataset 'mine'.*dataset=…"):
+    with pytest.raises(SottovoceError, match=r"no dataset 'mine'.*dataset=…"):
         train(written, tmp_path / "two")
-    with pytest.raises(SottovoceError, match="given from Python: pass it again"):
+    with pytest.raises(SottovoceError, match=r"given from Python: pass it again"):
         train(written, tmp_path / "two", dataset=own())
     again = train(written, tmp_path / "two", dataset=own(), module=module)
     assert again["accuracy"] == first["accuracy"]

@@ -132,6 +132,7 @@ TASKS = {
     "number": Task("r2", reach=0.1, largest_step=10.0),
 }
 
+ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")

@@ -61,7 +61,7 @@ def test_a_model_that_does_not_fit_costs_nothing(tmp_path: Path, module: nn.Modu
 def test_a_model_that_fails_on_somebodys_records_names_that_client(tmp_path: Path) -> None:
     records = own()
     records.x[records.client == 1] += 50
-    with pytest.raises(SottovoceError, match="^west: .*outputs that are not finite"):
+    with pytest.raises(SottovoceError, match=r"^west: .*outputs that are not finite"):
         train(own_plan(), tmp_path / "run", dataset=records, module=Steep())
     assert not charged(tmp_path)
 
@@ -69,7 +69,7 @@ def test_a_model_that_fails_on_somebodys_records_names_that_client(tmp_path: Pat
 def test_a_column_that_is_never_finite_is_refused_by_name_before_any_charge(tmp_path: Path) -> None:
     records = own()
     records.x[records.client == 0, 2] = torch.nan
-    with pytest.raises(DataError, match="east has 24 of 24 records .* in column number 2"):
+    with pytest.raises(DataError, match=r"east has 24 of 24 records .* in column number 2"):
         train(own_plan(), tmp_path / "run", dataset=records)
     assert not charged(tmp_path)
 
@@ -84,7 +84,7 @@ def test_a_folder_is_refused_by_client_and_column(tmp_path: Path) -> None:
     folder = sites(tmp_path / "sites")
     text = (folder / "3.csv").read_text().replace("yes", "maybe")
     (folder / "3.csv").write_text(text)
-    with pytest.raises(DataError, match="3 has .* cannot be used.*'ill'"):
+    with pytest.raises(DataError, match=r"3 has .* cannot be used.*'ill'"):
         train(planned(folder), tmp_path / "run")
     assert not charged(tmp_path)
 
