@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending
 from sottovoce.catalog import TASKS
+from sottovoce.central import Pool
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
@@ -73,6 +74,7 @@ class Blueprint:
                 self.model,
                 records=records,
                 gradients=self.releases_max,
+                pool=self.pool,
             )
         return opened[records]
 
@@ -84,8 +86,17 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
+        if self.pool is not None:
+            own = (self.sigma / self.pool.weights(self.sizes)).tolist()
+            total = self.pool.total(self.sigma)
+            return blending(self.plan, self.sizes, own, self.releases_max, total)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.sizes, sigmas, self.releases_max)
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The public numbers of noise at the server; None where each client adds its own."""
+        return Pool.of(self.schedule, self.sizes) if self.plan.noise_at_server else None
 
     @property
     def uniform(self) -> bool:
@@ -130,7 +141,7 @@ class Blueprint:
 
     @property
     def sigma(self) -> float:
-        """σ of a gradient release; of the smallest participant's, where they differ."""
+        """σ of a gradient release, or of their sum; of the smallest participant's, where they differ."""
         return self.releases_of(int(np.argmin(self.sizes)))["gradient"].sigma
 
     @property

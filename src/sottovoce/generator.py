@@ -54,6 +54,14 @@ class SharedCoefficients(nn.Module):
         """Leaves Σ_i w_i g̃_i in the gradient of the coefficients."""
         self(contexts).backward(gradient=weighted)
 
+    def columns(self, contexts: Tensor, participants: Sequence[int]) -> Tensor:
+        """h_i of these participants, (n, 1): one column, in which everybody counts fully."""
+        return torch.ones(len(contexts), 1, device=self.shared.device)
+
+    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+        """Leaves the noised sum (k, 1) of a round in the gradient of the coefficients."""
+        self.shared.grad = columns[:, 0].clone()
+
     def gain(self, contexts: Tensor) -> Tensor:
         return torch.ones(len(contexts), device=self.shared.device)
 
@@ -116,6 +124,34 @@ class Blend(nn.Module):
                 own = self._admitted(participant)
                 scale = blending.individual[participant] ** 0.5 * blending.own_steps[participant]
                 own.grad = releases[row] * float(scale / blending.step)
+
+    @torch.no_grad()
+    def columns(self, contexts: Tensor, participants: Sequence[int]) -> Tensor:
+        """h_i of these participants, (n, columns): the shared column, the generated ones, each own one."""
+        own = torch.as_tensor(self._blending.individual[list(participants)], dtype=torch.float32)
+        parts = [self._shares(len(contexts), participants).sqrt()[:, None]]
+        if self._blending.generated:
+            parts.append(self._features(contexts))
+        parts.append(own.sqrt().diag()[:, own > 0].to(self.shared.device))
+        return torch.cat(parts, dim=1)
+
+    @torch.no_grad()
+    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+        """Leaves the noised sum (k, columns) of a round in the gradients of all parts.
+
+        An own column is scaled up by 1/w_i here, after the noise; before it, one record would count 1/w_i
+        times what the noise is made for.
+        """
+        blending = self._blending
+        self.shared.grad = columns[:, 0].clone()
+        generated = self.weight.shape[1] if blending.generated else 0
+        if generated:
+            self.weight.grad = columns[:, 1 : 1 + generated].clone()
+        rest = iter(columns[:, 1 + generated :].T)
+        for participant, weight in zip(participants, weights, strict=True):
+            if blending.individual[participant] > 0:
+                scale = blending.own_steps[participant] / blending.step / weight
+                self._admitted(participant).grad = next(rest) * float(scale)
 
     def gain(self, contexts: Tensor) -> Tensor:
         return torch.ones(len(contexts), device=self.shared.device)
@@ -184,7 +220,9 @@ def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
     return nn.Sequential(*stack)
 
 
-AnyGenerator = Generator | SharedCoefficients | Blend
+BoundedGenerator = SharedCoefficients | Blend
+"""Those whose h is fixed with ‖h_i‖ ≤ 1 (`bounded` in the catalog)."""
+AnyGenerator = Generator | BoundedGenerator
 
 GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
     "global": _shared,

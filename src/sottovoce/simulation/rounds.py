@@ -16,11 +16,15 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret, participant_name
+from sottovoce.central import Update
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, FederatedDataset
+from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.release import server_randomness
 from sottovoce.server import Server
+from sottovoce.simulation.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Simulation:
         *,
         run: str,
         master: bytes,
+        updates: Updates | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.federation = federation
@@ -54,6 +59,7 @@ class Simulation:
         self._ledger = ledger
         self._run = run
         self._master = master
+        self._updates = updates
         self._future_contexts: np.ndarray | None = None
 
     @property
@@ -84,17 +90,25 @@ class Simulation:
         `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
         """
         gain = self.server.gain(opened.participants)
-        releases, sent, signals, noises = {}, 0, [], []
+        releases, sent, signals, noises = {}, 0, list[float](), list[float]()
+        summed = self.blueprint.plan.noise_at_server
+        drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
         for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
             given = None if clipped is None else clipped[i]
             message = client.release_gradient(opened.number, opened.coefficients[i], given)
             sent += len(message)
+            if drawn is not None:
+                continue
             decoded = self._decode("gradient", message, client, opened.number)
             releases[participant] = decoded
-            if client.signal is not None:
+            if client.signal is not None and not summed:
                 signals.append(float(np.linalg.norm(client.signal)))
                 noises.append(float(np.linalg.norm(decoded - client.signal)))
-        effective = self.server.receive_round(releases)
+        effective = None
+        if not summed:
+            effective = self.server.receive_round(releases)
+        else:
+            self.server.receive_update(drawn or self._draw(releases))
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
@@ -108,6 +122,15 @@ class Simulation:
             "seen": None,
             "future": None,
         }
+
+    def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
+        """The noised sum of the next round, durable before anything is made from it."""
+        plan, number = self.blueprint.plan, self.server.round + 1
+        update = self.server.add_up(releases, server_randomness(plan, self._run, number))
+        if self._updates is None:
+            raise SottovoceError("noise at the server needs a run directory, where its draws are kept")
+        self._updates.commit(update)
+        return update
 
     def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
         """Every participant's and every future client's personal model on its held-out records."""
