@@ -49,11 +49,16 @@ def test_strangers_are_counted_by_address_and_clients_by_name(tmp_path: Path) ->
 
 def test_a_place_is_free_again_however_its_holder_leaves(tmp_path: Path) -> None:
     gate = _gate(tmp_path, open_to_all=True, waiting=1)
-    with pytest.raises(ValueError, match="broke"), gate:
-        assert gate.waiting == 1
-        with pytest.raises(HTTPException) as refused:
-            gate.look()
-        assert _status(refused) == 503
-        raise ValueError("broke")
+
+    def break_off() -> None:
+        with gate:
+            assert gate.waiting == 1
+            with pytest.raises(HTTPException) as refused:
+                gate.look()
+            assert _status(refused) == 503
+            raise ValueError("broke")
+
+    with pytest.raises(ValueError, match="broke"):
+        break_off()
     assert gate.waiting == 0
     gate.look()
