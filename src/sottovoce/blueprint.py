@@ -58,12 +58,15 @@ class Blueprint:
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
 
-        None stands for a future client, whose one release is a context.
+        None stands for a future client, whose one release is a context; where contexts of participants get
+        a share of their budget, it has all of ε for its own.
         """
         plan, opened = self.plan, self._opened
-        if participant is None and plan.context_traits.predicted_for_future:
+        if participant is None and plan.releases_context and plan.context_share:
             if 0 not in opened:
-                opened[0] = open_future_releases(plan, MeanProbability(self.facts.classes), self.model)
+                predicted = plan.context_traits.predicted_for_future
+                statistic = MeanProbability(self.facts.classes) if predicted else self.statistic
+                opened[0] = open_future_releases(plan, statistic, self.model)
             return opened[0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
         if records not in opened:

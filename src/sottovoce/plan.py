@@ -33,6 +33,7 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "shift": catalog.SHIFTS,
     "noise": catalog.NOISES,
 }
 
@@ -111,6 +112,12 @@ class Plan:
     )
     confusion_share: float = key(
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
+    )
+    attraction: float = key(
+        0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
+    )
+    shift: str = key(
+        "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
     )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
     noise: str = key(
@@ -248,7 +255,7 @@ def _check(plan: Plan) -> None:
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
