@@ -77,7 +77,16 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
         return read_client(path, facts=facts, needed=needed, labels=labels)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
     pictures = read_client(path, facts=Facts(features.shape, facts.classes), needed=needed, labels=labels)
-    return Records(features(pictures.x).half().float(), pictures.y)
+    return replace(pictures, x=features(pictures.x).half().float())
+
+
+def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
+    """What the model of a run sees of records as they are stored: normalized, or their features."""
+    features = None if facts.source is None else feature_map(plan, facts.source)
+    if features is None:
+        return facts.normalize
+    # Features are rounded as those that are kept.
+    return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
 
 
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | None:

@@ -61,7 +61,7 @@ class FinishedRun:
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module)
+        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module, file.sizes)
         if file.reference != blueprint.reference_digest:
             raise SottovoceError(
                 f"{directory} was trained with another model than model={plan.model} gives: "
@@ -149,7 +149,7 @@ class Onboarding:
     def context_model(self) -> bytes | None:
         """The shared coefficients behind contexts that use a model, float32, or None."""
         model = self._run.context_model()
-        return None if model is None else self._packed(model)
+        return None if model is None else _packed(model)
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | SottovoceError]:
         """One answer, or the reason why there is none, for each request, from one visit to the disk.
@@ -159,7 +159,7 @@ class Onboarding:
         """
         if not self.blueprint.plan.releases_context:
             shared = self._run.server.personalize(None)
-            return [Answer(self._packed(shared, request.model), again=True) for request in requests]
+            return [self._answered(request, shared, again=True) for request in requests]
         contexts: list[tuple[np.ndarray, bool] | SottovoceError] = []
         with self._contexts.transaction():
             for request in requests:
@@ -172,7 +172,7 @@ class Onboarding:
         return [
             context
             if isinstance(context, SottovoceError)
-            else Answer(self._packed(next(coefficients), request.model), context[1])
+            else self._answered(request, next(coefficients), again=context[1])
             for request, context in zip(requests, contexts, strict=True)
         ]
 
@@ -193,11 +193,24 @@ class Onboarding:
             filled = np.stack([*some, *[some[0]] * (TOGETHER - len(some))])
             yield from self._run.server.personalize_many(filled)[: len(some)]
 
-    def _packed(self, coefficients: Tensor, model: bool = False) -> bytes:
-        """Coefficients as they travel, float32 and little-endian; or the model as a safetensors file."""
-        if model:
-            return personal_model(self.blueprint, coefficients)
-        return coefficients.numpy().astype("<f4", copy=False).tobytes()
+    def _answered(self, request: Request, coefficients: Tensor, again: bool) -> Answer:
+        if not request.model:
+            return Answer(_packed(coefficients), again)
+        # Undated, so that asking again gives the same.
+        model = personal_model(
+            self.blueprint,
+            coefficients,
+            run=self.specification.run,
+            client=request.client,
+            epsilon=self.blueprint.epsilon(self.blueprint.future_counts),
+            created="",
+        )
+        return Answer(model, again)
 
     def close(self) -> None:
         self._contexts.close()
+
+
+def _packed(coefficients: Tensor) -> bytes:
+    """Coefficients as they travel: float32, little-endian."""
+    return coefficients.numpy().astype("<f4", copy=False).tobytes()
