@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.blending import blending
+from sottovoce.blending import SUMMED_STEP, blending
 from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
 from sottovoce.generator import Blend
