@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from sottovoce.plan import Plan
@@ -52,6 +54,6 @@ def test_central_is_best_with_the_noise_at_the_server() -> None:
         Plan.load(overrides={"preset": name, "dataset": "cifar10", "epsilon": 4})
         for name in ("best", "central")
     )
-    differing = {name for name in vars(best) if getattr(best, name) != getattr(central, name)}
+    differing = {name for name in asdict(best) if getattr(best, name) != getattr(central, name)}
     assert differing == {"preset", "noise", "weighting"}
     assert (central.noise, central.weighting) == ("server", 1.0)
