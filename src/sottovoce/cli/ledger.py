@@ -38,21 +38,20 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         return
     from sottovoce.report.table import Table
 
+    # What a ledger has none of would only make its table wide.
+    counted = {"context": "contexts", "gradient": "gradients", "lost": "lost"}
+    for kind, head in (("confusion", "confusions"), ("at_server", "noise at server")):
+        if any(run[kind] for run in content["runs"]):
+            counted[kind] = head
     rows = [
-        [
-            run["client"],
-            run["run"],
-            *(str(run[kind]) for kind in ("context", "gradient", "confusion", "at_server", "lost")),
-            _spent(run),
-        ]
+        [run["client"], run["run"], *(str(run[kind]) for kind in counted), _spent(run)]
         for run in content["runs"]
     ]
     rows += [
-        [each["client"], "all runs", "", "", "", str(each["at_server"]), str(each["lost"]), _spent(each)]
+        [each["client"], "all runs", *(str(each.get(kind, "")) for kind in counted), _spent(each)]
         for each in content["clients"]
     ]
-    kinds = ["contexts", "gradients", "confusions", "noise at server", "lost"]
-    heads = ["client", "run", *kinds, f"ε at δ = {content['delta']:g}"]
+    heads = ["client", "run", *counted.values(), f"ε at δ = {content['delta']:g}"]
     out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())
     if any(each["at_server"] for each in content["clients"]):
         out.print(
