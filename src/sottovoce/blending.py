@@ -40,6 +40,8 @@ class Blending:
     """v_i."""
     generated: float
     """g."""
+    attraction: float
+    """λ of method `mean-regularized`, which shares the step."""
 
     @property
     def shared(self) -> Reals:
@@ -84,7 +86,7 @@ def blending(
     elif summed is not None:
         seen = releases * np.sqrt(individual) * noise
         own = np.minimum(step, [slower * _bounded(OWN_DRIFT, value) for value in seen])
-    return Blending(weights, step, own, individual, plan.generated)
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 
 def _bounded(drift: float, noise: float, largest: float = LARGEST_STEP) -> float:

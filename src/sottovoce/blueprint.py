@@ -24,7 +24,7 @@ from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
-from sottovoce.models import ModelError, import_model, open_model, trainable
+from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -58,12 +58,15 @@ class Blueprint:
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
 
-        None stands for a future client, whose one release is a context.
+        None stands for a future client, whose one release is a context; where contexts of participants get
+        a share of their budget, it has all of ε for its own.
         """
         plan, opened = self.plan, self._opened
-        if participant is None and plan.context_traits.predicted_for_future:
+        if participant is None and plan.releases_context and plan.context_share:
             if 0 not in opened:
-                opened[0] = open_future_releases(plan, MeanProbability(self.facts.classes), self.model)
+                predicted = plan.context_traits.predicted_for_future
+                statistic = MeanProbability(self.facts.classes) if predicted else self.statistic
+                opened[0] = open_future_releases(plan, statistic, self.model)
             return opened[0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
         if records not in opened:
@@ -200,7 +203,8 @@ def draw(
                 f"the plan is about model={plan.model}, not {module}: name that one, if you trust it"
             )
         open_ = open_model if module is None else import_model
-        module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
+        seed = derived_seed(plan.seed, "reference")
+        module = open_(plan.model, facts.shape, facts.classes, seed, model_options(plan))
     task = open_task(facts)
     check_outputs(module, task)
     check_recordwise(module, facts)

@@ -42,6 +42,7 @@ METHODS = {
     "radial": Method("never"),
     "replay": Method("never", replays=True),
     "blend": Method("optional", individual=True, bounded=True, calibrated_with_context=False),
+    "mean-regularized": Method("optional", individual=True, calibrated_with_context=False),
 }
 
 
@@ -127,10 +128,12 @@ TASKS = {
     "number": Task("r2"),
 }
 
+ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
+SHIFTS = ("none", "turns")
 NOISES = ("client", "server")
 FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 

@@ -183,6 +183,51 @@ class Blend(nn.Module):
         return features * scale
 
 
+class MeanRegularized(nn.Module):
+    """Every participant has a model of its own, w_i, drawn to their mean w̄ by λ/2·‖w_i − w̄‖² (MR-MTL).
+
+    The control of Liu, Hu, Wu and Smith (arXiv:2206.07902): λ = 0 is every client alone, a large λ one shared
+    model. w_i moves by its client's release and by λ(w_i − w̄); a future client gets w̄, and so does a
+    participant until its first release.
+    """
+
+    reference: Tensor
+
+    def __init__(self, coefficients: int, attraction: float) -> None:
+        super().__init__()
+        self._attraction = attraction
+        self.own = nn.ParameterDict()
+        self.register_buffer("reference", torch.zeros(coefficients), persistent=False)
+
+    def forward(self, contexts: Tensor, participants: Sequence[int] | None = None) -> Tensor:
+        mean = self._mean()
+        if participants is None:
+            return mean.expand(len(contexts), -1)
+        return torch.stack([self.own.get(str(participant), mean) for participant in participants])
+
+    @torch.no_grad()
+    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+        """Leaves g̃_i + λ(w_i − w̄) in the gradients of the models of this round's participants."""
+        mean = self._mean()
+        for row, participant in enumerate(participants):
+            name = str(participant)
+            if name not in self.own:
+                self.own[name] = nn.Parameter(mean.clone())
+            self.own[name].grad = releases[row] + self._attraction * (self.own[name] - mean)
+
+    def gain(self, contexts: Tensor) -> Tensor:
+        return torch.ones(len(contexts), device=self.reference.device)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        for name in state:
+            self.own.setdefault(name.removeprefix("own."), nn.Parameter(self.reference.clone()))
+        return super().load_state_dict(state, strict, assign)
+
+    def _mean(self) -> Tensor:
+        """w̄ over the participants that have released; the reference before anybody has."""
+        return torch.stack(list(self.own.values())).mean(dim=0) if len(self.own) else self.reference
+
+
 def _shared(
     start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
 ) -> SharedCoefficients:
@@ -212,6 +257,13 @@ def _blend(start: Tensor, hidden: int, layers: int, coefficients: int, blending:
     return Blend(start, hidden, coefficients, blending)
 
 
+def _mean_regularized(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> MeanRegularized:
+    assert blending is not None
+    return MeanRegularized(coefficients, blending.attraction)
+
+
 def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
     """h_ψ: linear layers, each with a ReLU."""
     stack: list[nn.Module] = []
@@ -222,7 +274,7 @@ def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
 
 BoundedGenerator = SharedCoefficients | Blend
 """Those whose h is fixed with ‖h_i‖ ≤ 1 (`bounded` in the catalog)."""
-AnyGenerator = Generator | BoundedGenerator
+AnyGenerator = Generator | BoundedGenerator | MeanRegularized
 
 GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
     "global": _shared,
@@ -233,6 +285,7 @@ GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGene
     "factorized": _factorized,
     "radial": _radial,
     "blend": _blend,
+    "mean-regularized": _mean_regularized,
 }
 """What opens the generator of each method, from (start, hidden, layers, coefficients, blending)."""
 

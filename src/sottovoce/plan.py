@@ -33,7 +33,9 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "shift": catalog.SHIFTS,
     "noise": catalog.NOISES,
+    "mlp_activation": catalog.ACTIVATIONS,
 }
 
 
@@ -68,7 +70,7 @@ class Plan:
     participants: int = key(40, "clients that train")
     future_clients: int = key(10, "clients that join after training")
     records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
-    model: str = key("lenet", "lenet, or 'package.module:function' called with (shape, classes)")
+    model: str = key("lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)")
     method: str = key("factorized", "what is learned and released; see the table of methods")
     coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
     basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
@@ -112,10 +114,18 @@ class Plan:
     confusion_share: float = key(
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
     )
+    attraction: float = key(
+        0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
+    )
+    shift: str = key(
+        "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
+    )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
+    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -248,7 +258,7 @@ def _check(plan: Plan) -> None:
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:

@@ -61,6 +61,8 @@ class Simulation:
         self._master = master
         self._updates = updates
         self._future_contexts: np.ndarray | None = None
+        self.confusion_bytes = 0
+        """Sent after the last round."""
 
     @property
     def done(self) -> bool:
@@ -155,12 +157,14 @@ class Simulation:
         state = self.server.state()
         if self._future_contexts is not None:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
+            state["confusion_bytes"] = torch.tensor(self.confusion_bytes)
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
             self._future_contexts = state["future_contexts"].numpy()
+            self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
 
     def _release_contexts(self) -> int:
         """All participants' contexts, and the future clients' where they release the same; bytes sent."""
@@ -183,7 +187,9 @@ class Simulation:
             model = self.server.shared_coefficients()
             for participant in range(self.blueprint.plan.participants):
                 client = self._participant(participant)
-                decoded = self._decode("confusion", client.release_confusion(model), client)
+                message = client.release_confusion(model)
+                self.confusion_bytes += len(message)
+                decoded = self._decode("confusion", message, client)
                 self.server.receive_confusion(participant, decoded)
             self._release_future(model)
 

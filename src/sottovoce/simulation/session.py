@@ -154,7 +154,8 @@ class Session:
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
+        sent = simulation.confusion_bytes
+        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, sent)
         file = GeneratorFile.of(blueprint, self._run, simulation.state())
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
