@@ -1,6 +1,6 @@
 """Figures of docs/choosing.md, from measured results: `python -m benchmarks.choosing [--measure]`.
 
-Accuracy over ε and over k comes from `results/index.json` (`sottovoce reproduce frontier`, `dimension`). On tables,
+Accuracy over ε and k is that of `results/index.json` (`sottovoce reproduce frontier`, `dimension`); on tables
 accuracy over rounds, own share and ε is measured here with `--measure`, on generated hospitals of three seeds
 (tools/make_hospitals.py), in a few minutes on two cores, and kept in `results/choosing.json`.
 """

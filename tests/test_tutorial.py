@@ -1,4 +1,4 @@
-"""The tutorial's commands run in order as they are written, its notebook too, and the day costs what it says."""
+"""The tutorial: its commands run in order as they are written, and the day costs what the page says."""
 
 from __future__ import annotations
 
