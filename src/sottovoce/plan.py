@@ -131,6 +131,9 @@ class Plan:
         "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
     )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    downlink_bits: int = key(
+        32, "most bits a coefficient takes on its way to a client in a round; 32: float32", since="0.2"
+    )
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
@@ -172,7 +175,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
-        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
+        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping).
+
+        The preset of a folder of sites is `best` unless another one is named.
+        """
         given = dict(_read_toml(Path(path))) if path is not None else {}
         given |= _future(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
@@ -182,11 +188,12 @@ class Plan:
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
-        preset = given.get("preset", cls.preset)
+        dataset = given.get("dataset", cls.dataset)
+        folder = Path(dataset).is_dir()
+        preset = given.get("preset", "best" if folder else cls.preset)
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
-        dataset = given.get("dataset", cls.dataset)
-        values = preset_values(preset, dataset, given.get("context"), folder=Path(dataset).is_dir())
+        values = preset_values(preset, dataset, given.get("context"), folder=folder)
         values.update(given)
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)
@@ -297,6 +304,8 @@ def _check(plan: Plan) -> None:
     for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
+        raise PlanError(f"downlink_bits must be 32 (float32) or 1 to 7 (coded), not {plan.downlink_bits}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
     names = plan.future_names.split(",") if plan.future_names else []
