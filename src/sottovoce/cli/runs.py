@@ -33,7 +33,7 @@ LEDGER = typer.Option(None, help="Ledger shared by several runs on the same reco
 EXAMPLES = {
     "quickstart": "quickstart --out runs/first",
     "plan": "plan preset=paper dataset=cifar10 epsilon=16",
-    "train": "train preset=tuned dataset=mnist epsilon=16 --out runs/mnist",
+    "train": "train dataset=mnist epsilon=16 --out runs/mnist",
     "evaluate": "evaluate runs/mnist --json",
     "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
     "report": "report runs/mnist, or in a checkout: sottovoce report results",
@@ -53,7 +53,7 @@ def quickstart(
     """Train a private federation on the shipped data, in about a minute, and write its report."""
     if out == Path("runs/quickstart"):
         out = _unused(out)
-    _train(Plan.load(overrides={"preset": "best"}), out, None, resume=False, device="cpu", json=json)
+    _train(Plan.load(), out, None, resume=False, device="cpu", json=json)
 
 
 def plan(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
-from sottovoce.features.maps import FeatureMap, open_features
+from sottovoce.features.maps import FeatureMap, map_size, open_features
 from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
@@ -93,9 +93,24 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | N
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if facts.source is not None:
         return None  # they are features already
-    return open_features(
-        plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror, device=device
-    )
+    name, size = chosen(plan, facts), plan.feature_size
+    if plan.features == "auto" and name != "none":
+        size = min(size, map_size(name, facts.shape))
+    return open_features(name, facts.shape, size=size, mirror=plan.mirror, device=device)
+
+
+def chosen(plan: Plan, facts: Facts) -> str:
+    """The name of the map that a plan means for records; `auto` describes pictures, gray or of three colors.
+
+    >>> plan = Plan.load(overrides={"dataset": "mine.npz"})
+    >>> chosen(plan, Facts((3, 32, 32), 10)), chosen(plan, Facts((20,), 4))
+    ('scattering+patterns', 'none')
+    """
+    if plan.features != "auto":
+        return plan.features
+    shape = (facts.source or facts).shape
+    picture = len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8
+    return "scattering+patterns" if picture else "none"
 
 
 def clean() -> int:

@@ -13,6 +13,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.features.kept import chosen
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import NoMeasures, mean_metrics, open_task
@@ -117,7 +118,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "context": plan.context,
         "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
-        "features": plan.features,
+        "features": chosen(plan, blueprint.facts) if blueprint.facts.source else "none",
         "public_pretraining": False,
         "task": blueprint.facts.task,
         "metric": open_task(blueprint.facts).metric,

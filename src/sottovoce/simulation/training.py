@@ -53,6 +53,8 @@ def train(
     checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
     """
     directory = RunDirectory(out)
+    if module is not None and plan.features == "auto":
+        plan = plan.replace(features="none")  # it was made for the records as they are
     records = dataset if dataset is not None else data.load(plan.dataset)
     records = described(records, plan, cache=cache, progress=on_features)
     plan = data.settle(plan, records)
