@@ -121,7 +121,11 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
-    features: str = key("none", "public map of a picture that the model sees instead of it", since="0.2")
+    features: str = key(
+        "none",
+        "public map that the model sees instead of a record; or 'package.module:function' of yours",
+        since="0.2",
+    )
     feature_size: int = key(0, "features: project to so many numbers; 0: as many as the map has", since="0.2")
     mirror: bool = key(False, "features: mean of a picture's and its mirror image's", since="0.2")
     context_share: float = key(
@@ -262,7 +266,7 @@ def keys() -> list[tuple[str, str, str]]:
 def _check(plan: Plan) -> None:
     for name, valid in CHOICES.items():
         value = getattr(plan, name)
-        if value not in valid:
+        if value not in valid and not (name == "features" and ":" in value):
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
     method, context = plan.traits, plan.context_traits
     positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")

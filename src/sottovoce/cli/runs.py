@@ -20,7 +20,19 @@ from sottovoce.cli.display import (
     personalized,
     round_progress,
 )
-from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL, MODEL_OUT, SETTINGS, YES
+from sottovoce.cli.options import (
+    CLIENT,
+    DATA,
+    DELTA,
+    DEVICE,
+    EPSILON,
+    FEATURES,
+    JSON,
+    MODEL,
+    MODEL_OUT,
+    SETTINGS,
+    YES,
+)
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
@@ -121,6 +133,7 @@ def train(
 def evaluate(
     run: Path = typer.Argument(help="Directory of a finished run."),
     model: str = MODEL,
+    features: str = FEATURES,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -129,7 +142,7 @@ def evaluate(
 
     _check_device(device)
     with err.status("evaluating"):
-        result = evaluate_run(run, module=model, device=device)
+        result = evaluate_run(run, module=model, features=features, device=device)
     if json:
         as_json(result)
     else:
@@ -146,6 +159,7 @@ def personalize(
     delta: float = DELTA,
     yes: bool = YES,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context.
@@ -156,7 +170,7 @@ def personalize(
     from sottovoce.privacy.terms import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = personalize_client(run, data, out, terms=terms, module=model)
+    found = personalize_client(run, data, out, terms=terms, module=model, features=features)
     personalized(found, json=json)
 
 

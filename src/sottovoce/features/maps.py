@@ -50,14 +50,14 @@ class Projection:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A public function of one picture: (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
+    """A public function of one record: pictures (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
 
     `public_pretraining` says whether weights learned from other people's public data are in it. The maps
     here have none: the network behind `patterns` has seen noise processes alone.
     """
 
     name: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     size: int
     mirror: bool
     public_pretraining: bool

@@ -16,7 +16,7 @@ import torch
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data.description import random_records
-from sottovoce.features.kept import described_facts
+from sottovoce.features.kept import described_facts, settled
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import COEFFICIENT_BYTES
@@ -38,13 +38,17 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model)
+        return draw(
+            data.resolve(plan, [size]), described_facts(public.facts, plan, plan.features), plan.model
+        )
     records = data.load(plan.dataset)
-    plan = data.settle(plan, records)
+    plan = data.settle(settled(plan, records.facts), records)
     federation = data.divide(records, plan)
     sizes = federation.participants.sizes
     trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), plan.model, trained)
+    return draw(
+        data.resolve(plan, sizes), described_facts(federation.facts, plan, plan.features), plan.model, trained
+    )
 
 
 def outline(plan: Plan) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
 from sottovoce.features.kept import chosen
+from sottovoce.features.local import pretrained
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import NoMeasures, mean_metrics, open_task
@@ -119,7 +120,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
         "features": chosen(plan, blueprint.facts) if blueprint.facts.source else "none",
-        "public_pretraining": False,
+        "public_pretraining": ":" in plan.features and pretrained(plan.features),
         "task": blueprint.facts.task,
         "metric": open_task(blueprint.facts).metric,
         "basis": blueprint.basis.kind,

@@ -17,7 +17,7 @@ from sottovoce import data
 from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress, described
+from sottovoce.features.kept import Progress, described, settled
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.server import Server
@@ -56,7 +56,9 @@ def train(
     if module is not None and plan.features == "auto":
         plan = plan.replace(features="none")  # it was made for the records as they are
     records = dataset if dataset is not None else data.load(plan.dataset)
-    records = described(records, plan, cache=cache, progress=on_features)
+    plan = settled(plan, records.facts)
+    # The plan is the word of whoever trains: a map that it names is their own.
+    records = described(records, plan, cache=cache, progress=on_features, device=device, local=plan.features)
     plan = data.settle(plan, records)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
@@ -91,17 +93,19 @@ def evaluate(
     *,
     dataset: Dataset | None = None,
     module: nn.Module | str | None = None,
+    features: str | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Evaluates a finished run again and returns its result with fresh accuracies.
 
-    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
+    `features`, by name.
     """
     directory = RunDirectory(out)
     plan = directory.plan()
     if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    records = described(dataset if dataset is not None else data.load(plan.dataset), plan)
+    records = described(dataset if dataset is not None else data.load(plan.dataset), plan, local=features)
     federation = data.divide(records, plan)
     sizes = [data.training_size(size) for size in federation.participants.sizes]
     blueprint = draw(plan, federation.facts, module, sizes).to(device)
