@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PLAN = {
+    "preset": "tuned",
     "dataset": "mnist-small",
     "participants": 16,
     "future_clients": 4,

@@ -31,6 +31,7 @@ from sottovoce.plan import Plan
 from sottovoce.simulation.training import train
 
 PLAN = {
+    "preset": "tuned",
     "dataset": "mnist-small",
     "participants": 16,
     "future_clients": 4,

@@ -50,7 +50,9 @@ def write_model(path: Path) -> None:
     facts = agreement().facts()
     values = {"participants": 1, "clients_per_round": 1, "gradient_records": 100, "context": "public"}
     size = facts.classes * (facts.shape[0] + 1)
-    plan = Plan.load(overrides={"model": "linear", "method": "blend", "coefficients": size, **values})
+    plan = Plan.load(
+        overrides={"preset": "tuned", "model": "linear", "method": "blend", "coefficients": size, **values}
+    )
     drawn = draw(plan, facts)
     coefficients = torch.randn(drawn.coefficients, generator=torch.Generator().manual_seed(0))
     path.write_bytes(personal_model(drawn, coefficients, run="benchmark", client="north", epsilon=4.0))

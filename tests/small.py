@@ -9,6 +9,7 @@ from sottovoce.data import Facts
 from sottovoce.plan import Plan
 
 SMALL = {
+    "preset": "tuned",
     "model": "tests.small:tiny",
     "participants": 6,
     "future_clients": 2,

@@ -15,6 +15,7 @@ from sottovoce.plan import Plan, PlanError
 from sottovoce.simulation.training import train
 
 BLEND = {
+    "preset": "tuned",
     "method": "blend",
     "context": "public",
     "participants": 3,

@@ -23,7 +23,7 @@ from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task
 
 BLENDING = blending(
-    Plan.load(overrides={"method": "blend", "context": "public", "learning_rate": 0.1}),
+    Plan.load(overrides={"preset": "tuned", "method": "blend", "context": "public", "learning_rate": 0.1}),
     [9],
     [1.0],
     releases=1,

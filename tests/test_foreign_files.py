@@ -37,6 +37,7 @@ from sottovoce.server import Server
 
 FACTS = Facts((1, 16, 16), 3)
 VALUES = {
+    "preset": "tuned",
     "participants": 3,
     "clients_per_round": 2,
     "future_clients": 1,

@@ -20,11 +20,33 @@ def test_the_paper_preset_is_the_papers_setting_to_the_letter() -> None:
         assert (plan.basis, plan.averaging, plan.momentum) == ("unstructured", 0.0, 0.0)
 
 
-def test_the_tuned_preset_needs_no_labels_of_future_clients() -> None:
-    for dataset in ("mnist-small", "mnist", "cifar10", "fashion-mnist"):
-        plan = Plan.load(overrides={"dataset": dataset})
-        assert plan.context != "labels"
+@pytest.mark.parametrize("preset", ["tuned", "best", "central"])
+def test_our_presets_need_no_labels_of_future_clients(preset: str) -> None:
+    for dataset in ("mnist-small", "mnist", "cifar10", "fashion-mnist", "mine.npz"):
+        plan = Plan.load(overrides={"dataset": dataset, "preset": preset})
+        assert not plan.uses_future_labels
         assert (plan.accounting, plan.schedule, plan.gradient_records) == ("exact", "balanced", 0)
+
+
+def test_the_default_is_the_best_preset_and_tuned_for_the_papers_methods() -> None:
+    assert Plan.load().preset == "best"
+    assert Plan.load(overrides=["method=mean-regularized"]).preset == "best"
+    for method in ("factorized", "deep-linear", "full", "global", "direct", "radial"):
+        assert Plan.load(overrides={"method": method}).preset == "tuned"
+    assert Plan.load(overrides=["method=direct", "preset=best"]).preset == "best"
+
+
+def test_another_context_than_class_shares_leaves_the_prior_behind() -> None:
+    plan = Plan.load(overrides=["preset=best", "context=moments"])
+    assert (plan.prior, plan.context_share) == ("none", 0.05)
+    plan = Plan.load(overrides=["preset=best", "context=public"])
+    assert (plan.prior, plan.context_share) == ("none", 0.0)
+
+
+def test_features_are_for_the_linear_model() -> None:
+    assert Plan.load(overrides=["dataset=cifar10"]).features == "scattering+patterns"
+    assert Plan.load(overrides=["dataset=cifar10", "model=lenet"]).features == "none"
+    assert Plan.load(overrides=["dataset=mine.npz"]).features == "auto"
 
 
 def test_a_plan_comes_back_from_its_toml_unchanged(tmp_path) -> None:
@@ -123,7 +145,7 @@ def test_the_documentation_lists_the_keys_as_they_are() -> None:
 
 def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() -> None:
     # Written by 0.1.0, which had no `repeat`.
-    assert Plan.load(overrides=["seeded=true"]).digest() == "4249eb12104a315d"
+    assert Plan.load(overrides=["preset=tuned", "seeded=true"]).digest() == "4249eb12104a315d"
     draws = {small_plan(repeat=repeat).digest() for repeat in range(3)}
     assert len(draws) == 3
 

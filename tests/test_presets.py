@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 
 from sottovoce.plan import Plan
-from sottovoce.presets import TUNED
+from sottovoce.presets import PRESETS, TUNED
 
 
 @pytest.mark.parametrize("dataset", TUNED)
-@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("preset", ["paper", "tuned", "best", "central"])
 def test_every_preset_of_every_dataset_is_a_plan(preset: str, dataset: str) -> None:
     plan = Plan.load(overrides={"preset": preset, "dataset": dataset})
     assert (plan.preset, plan.dataset) == (preset, dataset)
@@ -38,14 +38,15 @@ def test_the_papers_setting_is_the_papers() -> None:
 
 
 def test_no_preset_uses_labels_of_future_clients() -> None:
-    for preset in ("paper", "tuned"):
+    for preset in PRESETS:
         for dataset in TUNED:
             plan = Plan.load(overrides={"preset": preset, "dataset": dataset})
-            assert not plan.context_traits.uses_labels
+            assert not plan.uses_future_labels
 
 
 def test_what_the_user_chose_wins_and_leaves_nothing_of_the_preset_behind() -> None:
-    plan = Plan.load(overrides={"dataset": "cifar10", "context": "labels", "learning_rate": 0.125})
+    chosen = {"preset": "tuned", "dataset": "cifar10", "context": "labels", "learning_rate": 0.125}
+    plan = Plan.load(overrides=chosen)
     assert (plan.context, plan.learning_rate, plan.context_round) == ("labels", 0.125, 0)
 
 

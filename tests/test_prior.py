@@ -17,6 +17,7 @@ from sottovoce.simulation.training import train
 from tests.small import small_plan
 
 SHARES = {
+    "preset": "tuned",
     "model": "linear",
     "method": "blend",
     "coefficients": 7850,

@@ -139,7 +139,7 @@ SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
 NOISES = ("client", "server")
-FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
+FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 
 def entry(what: str, name: str, entries: Mapping[str, Capabilities]) -> Capabilities:

@@ -63,11 +63,13 @@ class ForeignError(SottovoceError):
     """Something of another party's that is not what it must be; nothing was built from it."""
 
 
-def foreign_plan(values: object, *, model: nn.Module | str | None = None) -> Plan:
+def foreign_plan(
+    values: object, *, model: nn.Module | str | None = None, features: str | None = None
+) -> Plan:
     """The plan in another party's file or message: known keys, their types, bounded sizes, built-in models.
 
-    `model` is what this machine's owner has named, which the plan may name too, or the module itself, in
-    whose stead nothing is imported.
+    `model` and `features` are what this machine's owner has named, which the plan may name too, or the module
+    itself, in whose stead nothing is imported.
 
     >>> foreign_plan({"model": "subprocess:call"})
     Traceback (most recent call last):
@@ -93,6 +95,11 @@ one: if you trust that code, name it yourself (--model, or model="…" in the no
         raise ForeignError(
             f"a plan from elsewhere names model={plan.model}, which is no built-in one: if you trust that "
             'code, name it yourself (--model, or model="…" in the node config)'
+        )
+    if ":" in plan.features and plan.features != features:
+        raise ForeignError(
+            f"a plan from elsewhere names features={plan.features}, which is no built-in map: if you trust "
+            "that code, name it yourself (--features)"
         )
     return plan
 

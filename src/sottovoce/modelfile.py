@@ -29,7 +29,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import ACCOUNTINGS
 from sottovoce.data import Facts, description
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import weights_digest
+from sottovoce.features.kept import chosen, weights_digest
 from sottovoce.files import write_atomically
 from sottovoce.foreign import MOST_LETTERS, check_model, check_sizes, foreign_name, foreign_plan
 from sottovoce.models import MODELS, import_model, model_options, state_dict_at
@@ -86,10 +86,13 @@ class GeneratorFile:
         save_tensors(path, self.state, metadata)
 
     @classmethod
-    def read(cls, path: Path, *, model: nn.Module | str | None = None) -> GeneratorFile:
+    def read(
+        cls, path: Path, *, model: nn.Module | str | None = None, features: str | None = None
+    ) -> GeneratorFile:
         """From the file of a finished run, which may be another party's: typed and bounded, or refused.
 
-        `model` is what this machine's owner trained it with, or its name (`foreign`).
+        `model` is what this machine's owner trained it with, or its name, and `features` that of a map of
+        their own (`foreign`).
         """
         state, metadata = load_tensors(path)
         try:
@@ -98,7 +101,8 @@ class GeneratorFile:
             sizes, names = (json.loads(metadata.get(key, "[]")) for key in ("sizes", "names"))
         except (KeyError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
-        plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
+        plan = foreign_plan(values, model=model, features=features)
+        facts = Facts.from_metadata(metadata)
         check_sizes(plan, facts, model=model)
         return cls(run, reference, plan, facts, state, *_participants(path, plan, sizes, names))
 
@@ -188,7 +192,7 @@ class PersonalModel:
         plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
         described = facts.source or facts
         description.of(described)  # refuses columns that contradict the facts
-        if (plan.features == "none") != (facts.source is None):
+        if (chosen(plan, facts) == "none") != (facts.source is None):
             raise ModelFileError(f"{path} contradicts itself about its features: ask for the file again")
         if plan.features != "none" and metadata.get("map") != weights_digest():
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")

@@ -258,19 +258,24 @@ def logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
 
 def _imported(name: str) -> ModelFactory:
     _refuse_given(name)
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ModelError(
             f"model={name} is not known: {nearest(name, MODELS)} or use 'package.module:function'"
         )
+    factory: ModelFactory = imported("model", name)
+    return factory
+
+
+def imported(what: str, name: str) -> Any:
+    """What 'package.module:function' names, for a plan key `what`; the name is this machine's owner's."""
+    module_name, _, attribute = name.partition(":")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: nothing that is installed is shadowed
     try:
-        factory: ModelFactory = getattr(importlib.import_module(module_name), attribute)
+        return getattr(importlib.import_module(module_name), attribute)
     except Exception as error:
         raise ModelError(
-            f"model={name} cannot be imported: {reason(error)}; it is looked for among installed packages "
+            f"{what}={name} cannot be imported: {reason(error)}; it is looked for among installed packages "
             "and in the current folder"
         ) from None
-    return factory

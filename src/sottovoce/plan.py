@@ -43,6 +43,10 @@ CHOICES: dict[str, Collection[str]] = {
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?")
 
 
+PAPERS_PRESET = "tuned"
+"""Where a plan names one of the paper's methods and no preset."""
+
+
 class PlanError(SottovoceError):
     """A plan that cannot be carried out as written."""
 
@@ -65,7 +69,10 @@ class Plan:
     (16384, 'rdp', 0.1)
     """
 
-    preset: str = key("tuned", "paper: the paper's setting to the letter; tuned: what served best")
+    preset: str = key(
+        "best",
+        "best: what serves best; central: that, with noise at the server; tuned and paper: the paper's",
+    )
     dataset: str = key("mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file")
     partition: str = key(
         "dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column"
@@ -95,7 +102,7 @@ class Plan:
     rounds: int = key(500, "communication rounds")
     clients_per_round: int = key(2, "participants that release in a round; 0: all of them")
     schedule: str = key("balanced", "who releases when, fixed before data are seen")
-    learning_rate: float = key(0.2, "server step size; 0 with blend: from the noise")
+    learning_rate: float = key(0.2, "server step size; 0 with blend, direct, global: from the noise")
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
     replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
@@ -114,7 +121,11 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
-    features: str = key("none", "public map of a picture that the model sees instead of it", since="0.2")
+    features: str = key(
+        "none",
+        "public map that the model sees instead of a record; or 'package.module:function' of yours",
+        since="0.2",
+    )
     feature_size: int = key(0, "features: project to so many numbers; 0: as many as the map has", since="0.2")
     mirror: bool = key(False, "features: mean of a picture's and its mirror image's", since="0.2")
     context_share: float = key(
@@ -177,7 +188,8 @@ class Plan:
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
         """Preset values, then the file's, then the overrides (`key=value` strings or a mapping).
 
-        The preset of a folder of sites is `best` unless another one is named.
+        Where no preset is named it is `best`, or for one of the paper's methods on other records than a
+        folder's `tuned`.
         """
         given = dict(_read_toml(Path(path))) if path is not None else {}
         given |= _future(given)
@@ -190,7 +202,9 @@ class Plan:
         given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
         dataset = given.get("dataset", cls.dataset)
         folder = Path(dataset).is_dir()
-        preset = given.get("preset", "best" if folder else cls.preset)
+        method = METHODS.get(given.get("method", ""))
+        papers = method is not None and not method.individual and not folder
+        preset = given.get("preset", PAPERS_PRESET if papers else cls.preset)
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
         values = preset_values(preset, dataset, given.get("context"), folder=folder)
@@ -198,8 +212,15 @@ class Plan:
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)
         method = METHODS.get(values.get("method", cls.method))
-        if method is not None and method.context == "never" and "context" not in given:
+        if method is not None and method.context == "never" and not {"context", "prior"} & given.keys():
             values["context"] = "public"
+        context = CONTEXTS.get(values.get("context", cls.context))
+        if context is not None and not context.class_shares and "prior" not in given:
+            values["prior"] = "none"
+        if context is not None and not context.released and "context_share" not in given:
+            values["context_share"] = 0.0
+        if given.get("model", "linear") != "linear" and "features" not in given:
+            values["features"] = "none"  # another model sees records themselves
         if values.get("noise") == "server" and "weighting" not in given:
             values["weighting"] = 1.0
         return cls(**values)._saying(given)
@@ -277,11 +298,11 @@ def keys() -> list[tuple[str, str, str]]:
 def _check(plan: Plan) -> None:
     for name, valid in CHOICES.items():
         value = getattr(plan, name)
-        if value not in valid:
+        if value not in valid and not (name == "features" and ":" in value):
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
     method, context = plan.traits, plan.context_traits
     positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
-    steps = () if method.individual else ("learning_rate",)
+    steps = () if method.individual or method.bounded else ("learning_rate",)
     numbers = () if plan.partition == "client" else ("participants",)
     for name in (*positive, *numbers, *steps):
         value = getattr(plan, name)
@@ -334,8 +355,8 @@ def _check(plan: Plan) -> None:
             f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
             "lower it"
         )
-    if method.context == "never" and context.released:
-        raise PlanError(f"method={plan.method} uses no context: set context=public")
+    if method.context == "never" and context.released and plan.prior == "none":
+        raise PlanError(f"method={plan.method} uses no context: set context=public, or prior=context")
     if method.context == "always" and not context.released:
         raise PlanError(
             f"method={plan.method} personalizes through a context: choose one, or use method=global"

@@ -69,7 +69,7 @@ class Server:
             derived_seed(plan.seed, "generator"),
             blueprint.blending,
         ).to(self._device)
-        self._step = blueprint.blending.step if plan.traits.individual else plan.learning_rate
+        self._step = plan.learning_rate or blueprint.blending.step
         self._descent = Descent(self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None

@@ -35,6 +35,7 @@ def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
 
 def divided(data: Dataset, **changes: object) -> FederatedDataset:
     request: dict[str, object] = {
+        "preset": "tuned",
         "partition": "dirichlet",
         "participants": 6,
         "future_clients": 2,

@@ -16,7 +16,7 @@ from sottovoce.features import kept
 from sottovoce.features.kept import clean, described, described_client
 from sottovoce.plan import Plan
 
-PLAN = Plan.load(overrides={"features": "scattering", "feature_size": 64})
+PLAN = Plan.load(overrides={"preset": "tuned", "features": "scattering", "feature_size": 64})
 
 
 @pytest.fixture

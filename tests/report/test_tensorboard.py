@@ -17,6 +17,7 @@ from sottovoce.simulation.training import train
 def test_every_round_of_a_run_is_logged_with_its_values(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tiny = "participants=4 future_clients=2 records_per_client=100 context_records=20 clients_per_round=2"
+    tiny += " preset=tuned"
     choice = "rounds=3 coefficients=256 basis=unstructured channel=direct seeded=true evaluate_every=2"
     plan = Plan.load(overrides=f"{tiny} {choice}".split())
     with round_scalars(tmp_path / "events") as on_round:

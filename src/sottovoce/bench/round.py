@@ -23,6 +23,7 @@ from sottovoce.simulation.session import Session
 
 RECORDS = 333
 SETTINGS: dict[str, Any] = {
+    "preset": "tuned",
     "dataset": "cifar10",
     "partition": "iid",
     "participants": 8,

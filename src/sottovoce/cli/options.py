@@ -55,3 +55,8 @@ MODEL = typer.Option(
     metavar="NAME",
     help="The run's own model, package.module:function, if it has one; what a file names is not imported.",
 )
+FEATURES = typer.Option(
+    None,
+    metavar="NAME",
+    help="The run's own feature map, package.module:function, if any; what a file names is not imported.",
+)

@@ -20,7 +20,19 @@ from sottovoce.cli.display import (
     personalized,
     round_progress,
 )
-from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MODEL, MODEL_OUT, SETTINGS, YES
+from sottovoce.cli.options import (
+    CLIENT,
+    DATA,
+    DELTA,
+    DEVICE,
+    EPSILON,
+    FEATURES,
+    JSON,
+    MODEL,
+    MODEL_OUT,
+    SETTINGS,
+    YES,
+)
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
@@ -33,7 +45,7 @@ LEDGER = typer.Option(None, help="Ledger shared by several runs on the same reco
 EXAMPLES = {
     "quickstart": "quickstart --out runs/first",
     "plan": "plan preset=paper dataset=cifar10 epsilon=16",
-    "train": "train preset=tuned dataset=mnist epsilon=16 --out runs/mnist",
+    "train": "train dataset=mnist epsilon=16 --out runs/mnist",
     "evaluate": "evaluate runs/mnist --json",
     "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
     "report": "report runs/mnist, or in a checkout: sottovoce report results",
@@ -53,7 +65,7 @@ def quickstart(
     """Train a private federation on the shipped data, in about a minute, and write its report."""
     if out == Path("runs/quickstart"):
         out = _unused(out)
-    _train(Plan.load(overrides={"preset": "best"}), out, None, resume=False, device="cpu", json=json)
+    _train(Plan.load(), out, None, resume=False, device="cpu", json=json)
 
 
 def plan(
@@ -129,6 +141,7 @@ def train(
 def evaluate(
     run: Path = typer.Argument(help="Directory of a finished run."),
     model: str = MODEL,
+    features: str = FEATURES,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -137,7 +150,7 @@ def evaluate(
 
     _check_device(device)
     with err.status("evaluating"):
-        result = evaluate_run(run, module=model, device=device)
+        result = evaluate_run(run, module=model, features=features, device=device)
     if json:
         as_json(result)
     else:
@@ -154,6 +167,7 @@ def personalize(
     delta: float = DELTA,
     yes: bool = YES,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context.
@@ -164,7 +178,7 @@ def personalize(
     from sottovoce.privacy.terms import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = personalize_client(run, data, out, terms=terms, module=model)
+    found = personalize_client(run, data, out, terms=terms, module=model, features=features)
     personalized(found, json=json)
 
 

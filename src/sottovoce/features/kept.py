@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
-from sottovoce.features.maps import FeatureMap, open_features
+from sottovoce.errors import SottovoceError
+from sottovoce.features.local import fingerprint, open_local
+from sottovoce.features.maps import FeatureMap, map_size, open_features
 from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
@@ -35,17 +37,18 @@ def described(
     cache: bool = True,
     progress: Progress = lambda done, of: None,
     device: str = "cpu",
+    local: str | None = None,
 ) -> Dataset:
     """The dataset as the plan's feature map sees it; itself where the plan has none.
 
     `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset, not
-    by two processes either: the second waits. Where the plan's clients see turned pictures, x holds the
-    features of all four turns, (N, 4, size).
+    by two processes either: the second waits. `local` as in `feature_map`. Where clients see turned pictures,
+    x holds the features of all four turns, (N, 4, size).
     """
-    features = feature_map(plan, dataset.facts, device)
+    features = feature_map(plan, dataset.facts, device, local)
     if features is None:
         return dataset
-    facts = described_facts(dataset.facts, plan)
+    facts = described_facts(dataset.facts, plan, local)
     if not cache:
         kept = _computed(dataset, features, plan.shift, progress)
         return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
@@ -61,18 +64,20 @@ def described(
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 
 
-def described_facts(facts: Facts, plan: Plan) -> Facts:
+def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts:
     """What a record is after the plan's feature map, with what it was before."""
-    features = feature_map(plan, facts)
+    features = feature_map(plan, facts, local=local)
     if features is None:
         return facts
     size, outputs = (features.size,), facts.classes
     return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
 
 
-def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:
+def described_client(
+    path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True, local: str | None = None
+) -> Records:
     """A client's own file, as the run's model sees it; `facts` are those of the run."""
-    features = None if facts.source is None else feature_map(plan, facts.source)
+    features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
         return read_client(path, facts=facts, needed=needed, labels=labels)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
@@ -89,13 +94,46 @@ def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
     return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
 
 
-def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | None:
-    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
+def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
+    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all.
+
+    `local` is the name of a map of this machine's owner, which the plan may name too; nothing else is
+    imported.
+    """
     if facts.source is not None:
         return None  # they are features already
-    return open_features(
-        plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror, device=device
-    )
+    plan = settled(plan, facts)
+    size, mirror = plan.feature_size, plan.mirror
+    if ":" not in plan.features:
+        return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)
+    if plan.features != local:
+        raise SottovoceError(
+            f"features={plan.features} is code: if you trust it, name it yourself (--features)"
+        )
+    return open_local(local, facts.shape, size=size, mirror=mirror)
+
+
+def settled(plan: Plan, facts: Facts) -> Plan:
+    """The plan with `features=auto` replaced by the map that it means for such records."""
+    if plan.features != "auto":
+        return plan
+    name = chosen(plan, facts)
+    size = min(plan.feature_size, map_size(name, facts.shape)) if name != "none" else 0
+    return plan.replace(features=name, feature_size=size)
+
+
+def chosen(plan: Plan, facts: Facts) -> str:
+    """The name of the map that a plan means for records; `auto` describes pictures, gray or of three colors.
+
+    >>> plan = Plan.load(overrides={"dataset": "mine.npz"})
+    >>> chosen(plan, Facts((3, 32, 32), 10)), chosen(plan, Facts((20,), 4))
+    ('scattering+patterns', 'none')
+    """
+    if plan.features != "auto":
+        return plan.features
+    shape = (facts.source or facts).shape
+    picture = len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8
+    return "scattering+patterns" if picture else "none"
 
 
 def clean() -> int:
@@ -138,6 +176,8 @@ def _name(dataset: Dataset, plan: Plan) -> str:
     )
     if plan.shift != "none":
         described = (*described, plan.shift)
+    if ":" in plan.features:
+        described = (*described, fingerprint(plan.features))
     return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
 
 

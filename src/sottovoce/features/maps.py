@@ -50,14 +50,14 @@ class Projection:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A public function of one picture: (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
+    """A public function of one record: pictures (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
 
     `public_pretraining` says whether weights learned from other people's public data are in it. The maps
     here have none: the network behind `patterns` has seen noise processes alone.
     """
 
     name: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     size: int
     mirror: bool
     public_pretraining: bool
@@ -107,7 +107,7 @@ def open_features(
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    if name not in FEATURES:
+    if name not in FEATURES or name == "auto":
         raise SottovoceError(f"no features '{name}': {nearest(name, FEATURES)}")
     if name == "none":
         return None
@@ -135,6 +135,12 @@ def open_features(
         projection=Projection.drawn(full, size, seed) if size else None,
         device=device,
     )
+
+
+def map_size(name: str, shape: tuple[int, ...]) -> int:
+    """How many numbers the map `name` has for pictures of `shape`, before any projection."""
+    opened = open_features(name, shape)
+    return 0 if opened is None else opened.size
 
 
 def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:

@@ -59,16 +59,20 @@ def personalize(
     *,
     terms: Terms | None = None,
     module: nn.Module | str | None = None,
+    features: str | None = None,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
-    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
+    `features`, by name.
     """
-    server = FinishedRun.load(run, module)
-    return obtain_model(server, records_file, out, terms or Terms())
+    server = FinishedRun.load(run, module, features)
+    return obtain_model(server, records_file, out, terms or Terms(), features)
 
 
-def obtain_model(server: Reached, records_file: str | Path, out: str | Path, terms: Terms) -> dict[str, Any]:
+def obtain_model(
+    server: Reached, records_file: str | Path, out: str | Path, terms: Terms, features: str | None = None
+) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
     The context is made of the first m_c records of the file; where there are more and they have labels, the
@@ -82,7 +86,9 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
     uses_labels = plan.uses_future_labels
     model = server.context_model()
     needed = blueprint.context_size(None) if plan.releases_context else 0
-    records = described_client(source, plan, blueprint.facts, needed=needed, labels=uses_labels)
+    records = described_client(
+        source, plan, blueprint.facts, needed=needed, labels=uses_labels, local=features
+    )
     records = records.of_units(torch.arange(records.units))
     first = records.rows_of(needed)
     split = ClientRecords(records[:0], records[first:], records[:first])

@@ -48,13 +48,16 @@ class FinishedRun:
     """With it contexts of this run are decoded."""
 
     @classmethod
-    def load(cls, directory: str | Path, module: nn.Module | str | None = None) -> FinishedRun:
+    def load(
+        cls, directory: str | Path, module: nn.Module | str | None = None, features: str | None = None
+    ) -> FinishedRun:
         """From the run directory of a finished run, which may be another party's.
 
-        `module` if it was trained with one of the user's own: from Python, or as 'package.module:function'.
+        `module` if it was trained with one of the user's own: from Python, or as 'package.module:function';
+        `features` likewise, by name.
         """
         path = RunDirectory(directory).model_file
-        file = GeneratorFile.read(path, model=module)
+        file = GeneratorFile.read(path, model=module, features=features)
         plan = file.plan
         if not plan.private or plan.traits.replays:
             raise SottovoceError(

@@ -17,7 +17,7 @@ import torch
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data.description import random_records
-from sottovoce.features.kept import described_facts
+from sottovoce.features.kept import described_facts, settled
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import protected_unit, site_rows
@@ -44,12 +44,14 @@ def _planned(plan: Plan) -> tuple[Blueprint, list[dict[str, Any]]]:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model), []
+        facts = described_facts(public.facts, plan, plan.features)
+        return draw(data.resolve(plan, [size]), facts, plan.model), []
     records = data.load(plan.dataset)
-    plan = data.settle(plan, records)
+    plan = data.settle(settled(plan, records.facts), records)
     federation = data.divide(records, plan)
     sizes = federation.participants.sizes
-    trained, facts = [data.training_size(size) for size in sizes], described_facts(federation.facts, plan)
+    trained = [data.training_size(size) for size in sizes]
+    facts = described_facts(federation.facts, plan, plan.features)
     blueprint = draw(data.resolve(plan, sizes), facts, plan.model, trained)
     return blueprint, site_rows(blueprint, federation)
 

@@ -13,6 +13,8 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.features.kept import chosen
+from sottovoce.features.local import pretrained
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import NoMeasures, mean_metrics, open_task
@@ -140,8 +142,8 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
         "noise": plan.noise,
-        "features": plan.features,
-        "public_pretraining": False,
+        "features": chosen(plan, blueprint.facts) if blueprint.facts.source else "none",
+        "public_pretraining": ":" in plan.features and pretrained(plan.features),
         "task": blueprint.facts.task,
         "metric": open_task(blueprint.facts).metric,
         "basis": blueprint.basis.kind,

@@ -17,7 +17,7 @@ from sottovoce import data
 from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress, described
+from sottovoce.features.kept import Progress, described, settled
 from sottovoce.modelfile import load_tensors
 from sottovoce.models import given_name
 from sottovoce.plan import Plan
@@ -59,8 +59,11 @@ def train(
     if dataset is not None:
         plan = plan.about(dataset.name, clients=dataset.client is not None)
     if module is not None:
-        plan = plan.replace(model=given_name(module))
-    records = described(records, plan, cache=cache, progress=on_features)
+        features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
+        plan = plan.replace(model=given_name(module), features=features)
+    plan = settled(plan, records.facts)
+    # The plan is the word of whoever trains: a map that it names is their own.
+    records = described(records, plan, cache=cache, progress=on_features, device=device, local=plan.features)
     plan = data.settle(plan, records)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
@@ -95,17 +98,19 @@ def evaluate(
     *,
     dataset: Dataset | None = None,
     module: nn.Module | str | None = None,
+    features: str | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Evaluates a finished run again and returns its result with fresh accuracies.
 
-    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'.
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
+    `features`, by name.
     """
     directory = RunDirectory(out)
     plan = directory.plan()
     if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    records = described(dataset if dataset is not None else data.load(plan.dataset), plan)
+    records = described(dataset if dataset is not None else data.load(plan.dataset), plan, local=features)
     federation = data.divide(records, plan)
     sizes = [data.training_size(size) for size in federation.participants.sizes]
     blueprint = draw(plan, federation.facts, module, sizes).to(device)
