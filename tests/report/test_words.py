@@ -82,3 +82,11 @@ def test_the_promise_names_the_unit_and_the_noise_of_each_size(tmp_path: Path) -
     assert "all records of one patient" in said
     assert "patient-level differential privacy" in said
     assert "σ from 0.125 to 0.25" in said
+
+
+def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path) -> None:
+    text, _ = words(tmp_path, noise="server")
+    assert "The server added Gaussian noise once a round" in text
+    assert "any generator or model (but not in a release)" in text
+    assert "there is no finite ε" in text
+    assert "its decoded releases, or in any model" in words(tmp_path / "client")[0]
