@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from benchmarks.hospitals import LARGE, SIZES, accuracies, clipped_mean, hospitals
+import json
+from pathlib import Path
 
+import torch
+
+from benchmarks.hospitals import LARGE, RESULTS, SIZES, accuracies, clipped_mean, hospitals, table
 from sottovoce.gradients import clipped_mean as general
 from sottovoce.models import linear
 from sottovoce.subspace import Identity
@@ -26,3 +29,12 @@ def test_twelve_sites_are_judged_by_fresh_records_of_their_own() -> None:
     found = accuracies(sites, {"epsilon": 8.0, "rounds": 4}, seed=1)
     assert found.shape == (12,)
     assert found.mean() > 35
+
+
+def test_the_documented_figures_are_the_measured_ones_and_keep_the_promise() -> None:
+    figures = json.loads(RESULTS.read_text(encoding="utf-8"))
+    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+    assert table(figures) in page.read_text(encoding="utf-8")
+    for row, gain, loss in zip(figures, (3.0, 1.0), (0.5, 1.5), strict=True):
+        assert row["gain"] >= gain
+        assert row["worst_large_site"] >= -loss

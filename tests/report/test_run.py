@@ -135,4 +135,4 @@ def test_every_site_has_its_size_noise_and_epsilon_and_every_metric_its_line(tmp
     page = write_report(tmp_path).read_text(encoding="utf-8")
     for text in (f"1{THIN}234", "0.0321", "AUROC", "0.912", "Participants’ R²"):
         assert text in page
-    assert "Confusion" not in page
+    assert 'id="confusion-client"' not in page

@@ -15,6 +15,7 @@ from sottovoce.data.dataset import Records
 from sottovoce.data.encoding import read_site
 from sottovoce.data.facts import Facts
 from sottovoce.data.own import DataError, read_npz
+from sottovoce.data.tables import read_columns
 
 
 def read_client(
@@ -45,3 +46,11 @@ def read_client(
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
     return Records(facts.normalize(own.x), own.y)
+
+
+def has_target(path: Path, facts: Facts) -> bool:
+    """Whether a client's file says what is to be predicted, so that a model can be judged by it."""
+    agreed = description.of(facts.source or facts)
+    targets = ["y"] if agreed is None else list(agreed.target.sources)
+    names = read_columns(path, [], targets).names
+    return all(name in names for name in targets)

@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords
+from sottovoce.data import ClientRecords, has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
@@ -85,7 +84,12 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
     records = described_client(source, plan, blueprint.facts, needed=needed, labels=uses_labels)
     records = records.of_units(torch.arange(records.units))
     first = records.rows_of(needed)
-    split = ClientRecords(records[:0], records[first:], records[:first])
+    labelled = has_target(source, blueprint.facts)
+    judged = records
+    if labelled and not uses_labels:  # the context is made without looking at targets
+        judged = described_client(source, plan, blueprint.facts, needed=needed)
+        judged = judged.of_units(torch.arange(judged.units))
+    split = ClientRecords(records[:0], judged[first:], records[:first])
     ledger_file = terms.ledger_file(source)
     keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
     with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):
@@ -126,7 +130,6 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         accounting=budget.accounting,
     )
     write_atomically(Path(out), model_file)
-    labelled = _labelled(source) and bool(split.held_out)
     return {
         "model": str(out),
         "ledger": str(ledger_file),
@@ -138,11 +141,5 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         "context": plan.context,
         "context_bytes": len(message),
         "uses_labels": uses_labels,
-        "accuracy": client.evaluate(coefficients).accuracy if labelled else None,
+        "accuracy": client.evaluate(coefficients).accuracy if labelled and split.held_out else None,
     }
-
-
-def _labelled(path: Path) -> bool:
-    """Whether an .npz says what class its records are of."""
-    with np.load(path, allow_pickle=False) as file:
-        return "y" in file
