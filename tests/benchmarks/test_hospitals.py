@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import torch
-
 from benchmarks.hospitals import LARGE, RESULTS, SIZES, accuracies, clipped_mean, hospitals, table
+
 from sottovoce.gradients import clipped_mean as general
 from sottovoce.models import linear
 from sottovoce.subspace import Identity
