@@ -77,7 +77,7 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
         return read_client(path, facts=facts, needed=needed, labels=labels)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
     pictures = read_client(path, facts=Facts(features.shape, facts.classes), needed=needed, labels=labels)
-    return Records(features(pictures.x).half().float(), pictures.y)
+    return replace(pictures, x=features(pictures.x).half().float())
 
 
 def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:

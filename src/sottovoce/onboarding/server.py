@@ -55,7 +55,7 @@ class FinishedRun:
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module)
+        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module, file.sizes)
         if file.reference != blueprint.reference_digest:
             raise SottovoceError(
                 f"{directory} was trained with another model than model={plan.model} gives: "

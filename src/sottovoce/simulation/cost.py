@@ -39,7 +39,9 @@ def blueprint_for(plan: Plan) -> Blueprint:
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
         return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model)
-    federation = data.divide(data.load(plan.dataset), plan)
+    records = data.load(plan.dataset)
+    plan = data.settle(plan, records)
+    federation = data.divide(records, plan)
     sizes = federation.participants.sizes
     trained = [data.training_size(size) for size in sizes]
     return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), plan.model, trained)

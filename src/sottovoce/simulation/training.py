@@ -55,6 +55,7 @@ def train(
     directory = RunDirectory(out)
     records = dataset if dataset is not None else data.load(plan.dataset)
     records = described(records, plan, cache=cache, progress=on_features)
+    plan = data.settle(plan, records)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
         directory.check_same_plan(data.resolve(plan, federation.participants.sizes))
