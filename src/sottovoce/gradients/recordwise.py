@@ -85,7 +85,8 @@ def _differentiate(module: nn.Module, theta: Tensor, x: Tensor) -> None:
     """Refuses a module of which torch.func cannot take the gradient of each record by itself."""
 
     def total(flat: Tensor, xi: Tensor) -> Tensor:
-        output = functional_call(module, parameters_at(module, flat), (xi.unsqueeze(0),), tie_weights=False)
+        views = parameters_at(module, flat)
+        output: Tensor = functional_call(module, views, (xi.unsqueeze(0),), tie_weights=False)
         return output.sum()
 
     try:
