@@ -47,8 +47,9 @@ def models(
     if json:
         as_json({"models": written})
         return
-    rows = [[row["client"], row["model"], epsilon(row["epsilon"])] for row in written]
-    stdout.print(Table(["client", "model", "ε"], rows, count(len(rows), "model"), words=2).terminal())
+    rows = [[row["client"], Path(row["model"]).name, epsilon(row["epsilon"])] for row in written]
+    title = f"{count(len(rows), 'model')} in {out}"
+    stdout.print(Table(["client", "model", "ε"], rows, title, words=2).terminal())
 
 
 def predict(
