@@ -20,7 +20,7 @@ from typing import Any
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.presets import PRESETS, preset_values
+from sottovoce.presets import FOLDER, PRESETS, preset_values
 
 CHOICES: dict[str, Collection[str]] = {
     "preset": PRESETS,
@@ -144,6 +144,32 @@ class Plan:
             object.__setattr__(self, field.name, value)
         _check(self)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that somebody has set, rather than a preset or a default."""
+        said: dict[str, Any] | None = self.__dict__.get("_given")
+        if said is not None:
+            return dict(said)
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+
+    def _saying(self, given: Mapping[str, Any]) -> Plan:
+        object.__setattr__(self, "_given", dict(given))
+        return self
+
+    def about(self, dataset: str, *, clients: bool) -> Plan:
+        """The plan for records that are called otherwise: what somebody has set, and their own preset.
+
+        Nothing stays that a preset chose for another dataset. `clients` says that the records name theirs.
+        """
+        if dataset == self.dataset:
+            return self
+        own = FOLDER if clients and "partition" not in self.given else {}
+        return Plan.load(overrides={"preset": self.preset, **own, **self.given, "dataset": dataset})
+
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
         """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
@@ -169,11 +195,11 @@ class Plan:
             values["context"] = "public"
         if values.get("noise") == "server" and "weighting" not in given:
             values["weighting"] = 1.0
-        return cls(**values)
+        return cls(**values)._saying(given)
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some keys changed, validated again."""
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes)._saying({**self.given, **changes})
 
     def to_toml(self) -> str:
         """The complete plan as TOML; `Plan.load` of it gives the same plan back."""

@@ -101,4 +101,7 @@ def load(name_or_path: str | Path) -> Dataset:
         return read_one(path)
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)
-    raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own")
+    raise SottovoceError(
+        f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own; one that was made in "
+        "Python is passed again, as dataset=…"
+    )

@@ -84,8 +84,11 @@ def site_rows(
     plan, rows = blueprint.plan, []
     counts = schedule.counts(blueprint.schedule, plan.participants)
     for i, name in enumerate(federation.names):
-        planned = blueprint.epsilon(blueprint.participant_counts(int(counts[i])), i)
-        spent = planned if ledger is None else ledger.epsilon(name, plan.delta, plan.accounting)
+        spent = None
+        if ledger is not None:
+            spent = ledger.epsilon(name, plan.delta, plan.accounting)
+        elif plan.private:
+            spent = blueprint.epsilon(blueprint.participant_counts(int(counts[i])), i)
         rows.append(
             {
                 "name": name,
@@ -93,7 +96,7 @@ def site_rows(
                 "size": federation.participants.sizes[i],
                 "training": blueprint.sizes[i],
                 "sigma": blueprint.releases_of(i)["gradient"].sigma,
-                "epsilon": spent if plan.private else None,
+                "epsilon": spent,
             }
         )
     for name, size in zip(federation.future_names, federation.future.sizes, strict=True):

@@ -28,6 +28,7 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory, RunError
+from sottovoce.simulation.dry_run import dry_run
 from sottovoce.simulation.result import assemble, site_rows
 from sottovoce.simulation.rounds import Simulation
 from sottovoce.simulation.updates import Updates
@@ -84,6 +85,7 @@ class Session:
             run, path = directory.identity()
             _check_ledger(path, given, plan)
         else:
+            dry_run(blueprint, federation, own=not records.public)
             directory.reserve()
             # A seeded simulation repeats, streams included; any other run has a name of its own.
             run = plan.digest() if plan.seeded else secrets.token_hex(8)
