@@ -47,9 +47,9 @@ def models(
     if json:
         as_json({"models": written})
         return
-    rows = [[row["client"], Path(row["model"]).name, epsilon(row["epsilon"])] for row in written]
-    title = f"{count(len(rows), 'model')} in {out}"
-    stdout.print(Table(["client", "model", "ε"], rows, title, words=2).terminal())
+    rows = [[Path(row["model"]).name, epsilon(row["epsilon"])] for row in written]
+    stdout.print(Table(["model", "ε"], rows, count(len(rows), "model")).terminal())
+    stdout.print(f"in {escape(str(out))}", soft_wrap=True, highlight=False)
 
 
 def predict(
