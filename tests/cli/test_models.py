@@ -73,7 +73,8 @@ def test_models_writes_a_file_for_each_participant(run: Path, tmp_path: Path) ->
     assert all(Path(row["model"]).exists() for row in rows)
     one = runner.invoke(app, [*words, "--client", "participant-3"])
     assert one.exit_code == 0
-    assert "participant-3.safetensors" in one.stdout.replace("\n", "")
+    assert "participant-3" in one.stdout
+    assert "participant-2" not in one.stdout
 
 
 def test_models_refuses_in_a_line(run: Path, tmp_path: Path, failing: Failing) -> None:

@@ -47,9 +47,9 @@ def models(
     if json:
         as_json({"models": written})
         return
-    rows = [[Path(row["model"]).name, epsilon(row["epsilon"])] for row in written]
-    stdout.print(Table(["model", "ε"], rows, count(len(rows), "model")).terminal())
-    stdout.print(f"in {escape(str(out))}", soft_wrap=True, highlight=False)
+    rows = [[row["client"], epsilon(row["epsilon"])] for row in written]
+    stdout.print(Table(["client", "ε"], rows, count(len(rows), "model")).terminal())
+    stdout.print(f"in {escape(str(out))}, each named after its client", soft_wrap=True, highlight=False)
 
 
 def predict(
