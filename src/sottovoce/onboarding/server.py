@@ -8,13 +8,9 @@ HTTP, used by one thread, which keeps SQLite, torch and the order of answers sim
 from __future__ import annotations
 
 import hashlib
-<<<<<<< HEAD
-from dataclasses import dataclass, replace
-=======
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
->>>>>>> main
 from pathlib import Path
 from typing import NamedTuple
 
