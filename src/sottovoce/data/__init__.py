@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.data.checking import Check, check
-from sottovoce.data.client_file import has_target, read_client
+from sottovoce.data.client_file import read_client
 from sottovoce.data.clients import (
     ClientRecords,
     Clients,
@@ -62,7 +62,6 @@ __all__ = [
     "fetch",
     "fetched",
     "from_torch",
-    "has_target",
     "load",
     "partition",
     "read_client",
