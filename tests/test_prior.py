@@ -13,6 +13,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.models import logits
 from sottovoce.plan import Plan, PlanError
 from sottovoce.prior import ClassPriors, LabelShift, shares
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.simulation.training import train
 from tests.small import small_plan
 
@@ -59,7 +60,8 @@ def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else() -> None:
     with_prior = logits(
         blueprint.module, blueprint.theta(a + priors.coefficients(released, torch.tensor([0]))[0]), x
     )
-    assert torch.allclose(with_prior - without, shares(released, priors.noise).log().expand(4, 10), atol=1e-4)
+    expected = shares(released, priors.noise[:1, None]).log().expand(4, 10)
+    assert torch.allclose(with_prior - without, expected, atol=1e-4)
 
 
 def test_a_basis_that_shares_the_last_biases_is_refused() -> None:
@@ -72,7 +74,7 @@ def test_a_basis_that_shares_the_last_biases_is_refused() -> None:
 
 def test_a_prior_without_class_shares_is_refused() -> None:
     with pytest.raises(PlanError, match="context of class shares"):
-        Plan.load(overrides={"prior": "context"})
+        Plan.load(overrides={"prior": "context", "context": "moments"})
 
 
 @pytest.mark.parametrize("statistic", [Confusion(4), MeanProbability(4)])
@@ -136,3 +138,44 @@ def test_the_bytes_of_a_confusion_are_counted_in_the_uplink(tmp_path) -> None:
     message = 6 * 4 * 100  # participants, bytes, pairs of classes
     assert message < uplink["confusion_bytes"] < 1.1 * message
     assert uplink["total_bytes"] == uplink["bytes"] + uplink["context_bytes"] + uplink["confusion_bytes"]
+
+
+@pytest.mark.parametrize("context", ["shares", "labels"])
+@pytest.mark.parametrize("method", ["blend", "factorized", "direct", "global", "mean-regularized"])
+def test_every_method_takes_a_prior_and_pays_for_all_of_its_releases(tmp_path, method, context) -> None:
+    rate = {"learning_rate": 0.5} if method == "factorized" else {}
+    plan = small_plan(**{**SHARES, **rate, "method": method, "context": context, "rounds": 2, "epsilon": 4.0})
+    result = train(plan, tmp_path / "run")
+    assert 3.99 < result["epsilon"]["spent_max"] <= 4.0
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite") as book:
+        kinds = {entry.charge.kind for entry in book.entries()}
+    assert kinds == {"gradient", "context"} | ({"confusion"} if context == "shares" else set())
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.05, 0.3, 2.0])
+def test_a_prior_costs_nothing_where_the_confusion_is_nearly_singular(strength: float) -> None:
+    """Made-up classes that a shared model hardly tells apart: the weaker it is, the less a prior may do."""
+    rng = np.random.default_rng(7)
+    classes, clients, each, noise, confusion_noise = 6, 60, 500, 0.01, 0.004
+    centers = strength * rng.normal(size=(classes, 8))
+    truth = rng.dirichlet(np.full(classes, 0.5), size=clients)
+    y = np.stack([rng.choice(classes, each, p=p) for p in truth])
+    x = centers[y] + rng.normal(size=(clients, each, 8))
+    scores = torch.from_numpy(x @ centers.T - (centers**2).sum(1) / 2).float()
+    probabilities = scores.softmax(-1)
+    hot = torch.nn.functional.one_hot(torch.from_numpy(y), classes).float()
+    seen = 40
+    joint = torch.einsum("cnk,cnj->kj", hot[:seen], probabilities[:seen]) / (seen * each)
+    joint = joint + confusion_noise * torch.from_numpy(rng.normal(size=joint.shape)).float()
+    released = hot[:seen].mean(1) + noise * torch.from_numpy(rng.normal(size=(seen, classes))).float()
+    shift = LabelShift.of(released, noise, joint, confusion_noise)
+    gained = []
+    for i in range(seen, clients):
+        predicted = probabilities[i].mean(0) + noise * torch.from_numpy(rng.normal(size=classes)).float()
+        estimate, deviation = shift.estimate(predicted, noise)
+        prior = shares(estimate[None], deviation)[0].log()
+        right = [float((s.argmax(-1).numpy() == y[i]).mean()) for s in (scores[i] + prior, scores[i])]
+        gained.append(100 * (right[0] - right[1]))
+    assert np.mean(gained) > -1.0
+    if strength == 2.0:
+        assert np.mean(gained) > 1.0

@@ -22,6 +22,7 @@ def say():
 atexit.register(say)
 sys.argv = ["sottovoce", *sys.argv[1:]]
 from sottovoce.cli import main
+from sottovoce.presets import PRESETS
 main()
 """
 
@@ -55,7 +56,7 @@ def complete(*words: str) -> list[str]:
 
 def test_a_shell_completes_keys_of_a_plan_and_their_values() -> None:
     assert complete("train", "clients_") == ["clients_per_round="]
-    assert complete("plan", "preset=") == ["preset=paper", "preset=tuned", "preset=best"]
+    assert complete("plan", "preset=") == [f"preset={name}" for name in PRESETS]
     assert complete("plan", "seeded", "=", "f") == ["false"]  # bash breaks words at =
     assert "cifar10" in complete("plan", "dataset", "=")
     assert complete("reproduce", "main") == ["main-table"]
@@ -80,7 +81,7 @@ def test_help_teaches_by_example() -> None:
     [
         (["plan", "epsilom=3"], "did you mean 'epsilon'"),
         (["plan", "dataset=mnits"], "did you mean 'mnist'"),
-        (["plan", "coefficients=999999"], "at most 85822"),
+        (["plan", "coefficients=999999"], "at most 20490"),
         (["plan", "gradient_records=9999"], "at most 400"),
         (["plan", "a.toml", "b.toml"], "second plan file"),
         (["plan", "missing.toml"], "no plan at missing.toml"),
