@@ -152,7 +152,7 @@ def test_every_method_takes_a_prior_and_pays_for_all_of_its_releases(tmp_path, m
     assert kinds == {"gradient", "context"} | ({"confusion"} if context == "shares" else set())
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.05, 0.3, 2.0])
+@pytest.mark.parametrize("strength", [0.0, 0.05, 0.3, 0.8])
 def test_a_prior_costs_nothing_where_the_confusion_is_nearly_singular(strength: float) -> None:
     """Made-up classes that a shared model hardly tells apart: the weaker it is, the less a prior may do."""
     rng = np.random.default_rng(7)
@@ -177,5 +177,5 @@ def test_a_prior_costs_nothing_where_the_confusion_is_nearly_singular(strength: 
         right = [float((s.argmax(-1).numpy() == y[i]).mean()) for s in (scores[i] + prior, scores[i])]
         gained.append(100 * (right[0] - right[1]))
     assert np.mean(gained) > -1.0
-    if strength == 2.0:
+    if strength == 0.8:
         assert np.mean(gained) > 1.0

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from sottovoce.presets import PRESETS
 
 from .conftest import Failing
 
@@ -22,7 +23,6 @@ def say():
 atexit.register(say)
 sys.argv = ["sottovoce", *sys.argv[1:]]
 from sottovoce.cli import main
-from sottovoce.presets import PRESETS
 main()
 """
 
