@@ -82,6 +82,7 @@ class ReportedRun:
     sigma_context: float | None
     uplink: Uplink
     downlink_bytes: float
+    downlink_bits: float | None
     seconds: float
     confusion: dict[str, list[list[int]]]
     rounds: list[ReportedRound]
@@ -139,6 +140,7 @@ def read_run(directory: Path) -> ReportedRun:
         sigma_context=result.maybe_number("sigma_context"),
         uplink=result.section("uplink").read(Uplink),
         downlink_bytes=result.section("downlink").number("bytes"),
+        downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
         confusion=result.matrices("confusion"),
         rounds=_rounds(directory / "rounds.jsonl"),
