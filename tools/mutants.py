@@ -27,7 +27,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -164,11 +164,12 @@ class Mutant:
     before: str
     after: str
     tree: ast.Module
+    again: str = ""  # " #2" for the second of equal ones in a function
 
     @property
     def key(self) -> str:
         """Finds it again in `mutants.toml`, whatever moves around it."""
-        return f"{self.module}:{self.place.names}: {self.before} -> {self.after}"
+        return f"{self.module}:{self.place.names}: {self.before} -> {self.after}{self.again}"
 
     @property
     def digest(self) -> str:
@@ -186,6 +187,7 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 def mutants(module: str, text: str) -> Iterator[Mutant]:
     """All mutants of a module, in the order of its lines."""
     tree = ast.parse(text)
+    seen: Counter[str] = Counter()
     for place in _places(tree, Place((), "", None, (1, 1))):
         node = _at(tree, place.steps)
         for after, change in _changes(node):
@@ -193,7 +195,9 @@ def mutants(module: str, text: str) -> Iterator[Mutant]:
             new = change if isinstance(change, list) else [change]
             _put(mutated, place.steps, *new)
             ast.fix_missing_locations(mutated)
-            yield Mutant(module, place, node.lineno, ast.unparse(node).splitlines()[0], after, mutated)
+            mutant = Mutant(module, place, node.lineno, ast.unparse(node).splitlines()[0], after, mutated)
+            seen[mutant.key] += 1
+            yield replace(mutant, again=f" #{seen[mutant.key]}") if seen[mutant.key] > 1 else mutant
 
 
 def _places(node: ast.AST, place: Place) -> Iterator[Place]:
@@ -374,7 +378,7 @@ class Trials:
     def _try(self, bench: Bench, mutant: Mutant) -> Outcome:
         module, place = mutant.module, mutant.place
         tests = [test for test in self.tests if place.function is None or test.reaches(module, *place.span)]
-        tests.sort(key=lambda test: (-self.kills[test.name], test.seconds))
+        tests.sort(key=lambda test: test.seconds / (1 + self.kills[test.name]))
         total = list(accumulate(test.seconds for test in tests))
         tests = [
             test

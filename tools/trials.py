@@ -117,6 +117,8 @@ class Warm:
                 code = thing.__code__
                 key = (code.co_filename, (code.co_qualname, code.co_firstlineno))
                 self.functions.setdefault(key, []).append(thing)
+        gc.collect()
+        gc.freeze()  # a child need not look at all this again
         self.link.send(len(self.items))
         while (request := self.link.recv()) is not None:
             action, arguments, seconds = request
@@ -270,7 +272,7 @@ class Bench:
         file = self.folder / SOURCE / f"{module}.py"
         original = file.read_bytes()
         names = [test.name for test in tests]
-        seconds = 10.0 + 3 * sum(test.seconds for test in tests)
+        seconds = 2.0 + 2 * sum(test.seconds for test in tests)
         status, by = UNPATCHED, ""
         try:
             file.write_text(ast.unparse(mutant))  # for processes that tests start
