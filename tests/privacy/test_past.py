@@ -383,3 +383,26 @@ def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns
     finally:
         os.umask(before)
     assert synced == [str(Witness(path).path)]
+
+
+def test_a_total_exceeds_another_by_releases_or_by_spending_beyond_rounding() -> None:
+    known = Total("mine", "run", 2, 1.0)
+    assert Total("mine", "run", 3, 1.0).exceeds(known)
+    assert Total("mine", "run", 3, 0.5).exceeds(known)
+    assert Total("mine", "run", 1, 1.001).exceeds(known)
+    assert not Total("mine", "run", 2, 1.0 + SLACK / 2).exceeds(known)
+    assert not Total("mine", "run", 1, 0.5).exceeds(known)
+    assert not Total("mine", "run", 0, 0.0).exceeds(Total("mine", "run", 0, 0.0))
+
+
+def test_a_ledger_that_is_refused_is_not_left_open(path: Path, tmp_path: Path) -> None:
+    release(path, "a", 1)
+    other = tmp_path / "other.ledger.sqlite"
+    release(other, "a", 1)
+    restore(other, path)
+    with pytest.raises(LedgerError) as refused:  # which holds on to everything in the frames it passed
+        Ledger.open(path, scope=MINE)
+    assert "is not the ledger" in str(refused.value)
+    assert str(path) not in {
+        os.path.realpath(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd")
+    }
