@@ -298,13 +298,14 @@ def _expressions(node: ast.expr | ast.stmt) -> Iterator[ast.expr]:
         yield ast.IfExp(copy.deepcopy(node.test), copy.deepcopy(node.orelse), copy.deepcopy(node.body))
     elif isinstance(node, ast.Constant):
         yield from (ast.Constant(value) for value in _constants(node.value))
-    elif isinstance(node, ast.Call) and len(node.args) > 1 and not any(_starred(a) for a in node.args[:2]):
+    elif isinstance(node, ast.Call) and len(node.args) > 1 and not _symmetric(node):
         first, second, *rest = (copy.deepcopy(argument) for argument in node.args)
         yield ast.Call(copy.deepcopy(node.func), [second, first, *rest], copy.deepcopy(node.keywords))
 
 
-def _starred(node: ast.expr) -> bool:
-    return isinstance(node, ast.Starred)
+def _symmetric(call: ast.Call) -> bool:
+    """Whether its first two arguments may be exchanged, or are not known to be two."""
+    return ast.unparse(call.func) in ("min", "max") or any(isinstance(a, ast.Starred) for a in call.args[:2])
 
 
 def _constants(value: object) -> Iterator[bool | int | float | str]:

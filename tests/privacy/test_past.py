@@ -24,6 +24,7 @@ from sottovoce.privacy.ledger import (
     Ledger,
     LedgerError,
     Overspent,
+    StreamReused,
     Total,
     client_scope,
 )
@@ -406,3 +407,26 @@ def test_a_ledger_that_is_refused_is_not_left_open(path: Path, tmp_path: Path) -
     assert str(path) not in {
         os.path.realpath(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd")
     }
+
+
+def recovered(*rounds: int) -> list[Charge]:
+    return [Charge("a", OWN_RECORDS, "gradient", number, sensitivity=0.5, sigma=1.0) for number in rounds]
+
+
+def test_releases_are_recovered_all_or_none(path: Path) -> None:
+    release(path, "a", 2)
+    with Ledger.open(path, scope=MINE) as ledger:
+        with pytest.raises(StreamReused):
+            ledger.recover(recovered(1, 2), "a")
+        assert ledger.releases(OWN_RECORDS) == 1
+        assert ledger.stored("a", OWN_RECORDS, "gradient", 1) is None
+
+
+def test_what_was_recovered_is_known_to_the_witness(path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.recover(recovered(1, 2), "a")
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(0.5)
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5)]
