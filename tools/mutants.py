@@ -349,10 +349,12 @@ class Trials:
     ) -> None:
         self.benches, self.seconds = benches, seconds
         self.free: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+        with ThreadPoolExecutor(len(benches)) as pool:
+            list(pool.map(lambda bench: bench.open(modules, tests), benches))
+            parts = pool.map(lambda i: benches[i].tests(i, len(benches)), range(len(benches)))
+            self.tests = [test for part in parts for test in part]
         for bench in benches:
-            bench.open(modules, tests)
             self.free.put(bench)
-        self.tests = benches[0].tests()
         self.kills: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -386,7 +388,9 @@ class Trials:
             for test, until in zip(tests, total, strict=True)
             if until <= self.seconds or until == total[0]
         ]
-        verdict, by = bench.verdict(module, mutant.tree, place.function, tests)
+        verdict, by = bench.verdict(
+            module, mutant.tree, place.function or mutant.tree.body[place.steps[0][1] or 0], tests
+        )
         self.kills[by] += verdict == "killed"
         return Outcome(mutant.key, mutant.digest, mutant.line, verdict, by)
 

@@ -83,7 +83,7 @@ def _limit(seconds: float) -> None:
 
 def _patience(seconds: float) -> float:
     """Seconds to wait for somebody who may use this many of a processor, on a busy machine."""
-    return 60.0 + 10 * seconds
+    return 120.0 + 20 * seconds
 
 
 def _afresh(folder: Path, tests: list[str], seconds: float) -> None:
@@ -167,12 +167,26 @@ class Warm:
                 known.__code__ = codes[function]
         except (KeyError, ValueError):
             os._exit(UNPATCHED)
+        return self._first_failure(names)
+
+    def assign(self, module: str, marshalled: bytes, name: str, names: list[str]) -> str:
+        """The same with a name of the module given its value anew, there and where it was imported."""
+        home = next(each for each in list(sys.modules.values()) if _file(each) == self.files[module])
+        before = vars(home)[name]
+        exec(marshal.loads(marshalled), vars(home))
+        for each in list(sys.modules.values()):
+            if vars(each).get(name) is before:
+                setattr(each, name, vars(home)[name])
+        return self._first_failure(names)
+
+    def _first_failure(self, names: list[str]) -> str:
         ran = [item.nodeid for item, _ in self._run(names)]
         return ran[-1] if self.session.testsfailed else ""
 
-    def trace(self) -> list[Test] | str:
-        """What each test reaches; or the test that fails."""
-        started: list[str] = []
+    def trace(self, part: int, parts: int) -> list[Test] | str:
+        """What each test of a part of them reaches; or the test that fails."""
+        count, started = len(self.items), list[str]()
+        names = list(self.items)[part * count // parts : (part + 1) * count // parts]
         processes = ("subprocess.Popen", "os.fork", "os.posix_spawn")
         sys.addaudithook(lambda event, _: started.append(event) if event in processes else None)
         self.coverage = coverage.Coverage(
@@ -180,7 +194,7 @@ class Warm:
         )
         self.coverage.start()
         times: list[tuple[Any, float, bool]] = []
-        for item, seconds in self._run(list(self.items)):
+        for item, seconds in self._run(names):
             times.append((item, seconds, bool(started)))
             started.clear()
         self.coverage.stop()
@@ -219,6 +233,16 @@ class Warm:
             self.coverage.switch_context(str(getattr(request, "_pyfuncitem", request.node).nodeid))
 
 
+def _assigned(statement: ast.stmt) -> str:
+    """The name to which a statement gives a value, if it does nothing else."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
+
+
+def _file(module: object) -> str:
+    return str(getattr(module, "__file__", ""))
+
+
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
@@ -255,18 +279,21 @@ class Bench:
         self.link.send(None)
         self.warm.join()
 
-    def tests(self) -> list[Test]:
-        """The tests and what each reaches; all must pass."""
-        self.link.send(("trace", (), 3600.0))
+    def tests(self, part: int, parts: int) -> list[Test]:
+        """The tests of a part and what each reaches; all must pass."""
+        self.link.send(("trace", (part, parts), 3600.0))
         status, answer = self.link.recv()
         if not isinstance(answer, list):
             raise SystemExit(f"without any mutant {answer or 'a test'} fails ({status})")
         return answer
 
     def verdict(
-        self, module: str, mutant: ast.Module, function: Function | None, tests: list[Test]
+        self, module: str, mutant: ast.Module, place: Function | ast.stmt, tests: list[Test]
     ) -> tuple[str, str]:
-        """Killed, timeout, survived or unreached, and by which test."""
+        """Killed, timeout, survived or unreached, and by which test.
+
+        `place` is the mutated function, or the mutated statement of the module itself.
+        """
         if not tests:
             return "unreached", ""
         file = self.folder / SOURCE / f"{module}.py"
@@ -276,10 +303,17 @@ class Bench:
         status, by = UNPATCHED, ""
         try:
             file.write_text(ast.unparse(mutant))  # for processes that tests start
-            if function is not None:
+            if isinstance(place, tuple):
                 code = marshal.dumps(compile(mutant, str(file), "exec"))
-                self.link.send(("mutate", (module, code, function, names), seconds))
+                self.link.send(("mutate", (module, code, place, names), seconds))
                 status, by = self.link.recv()
+            elif name := _assigned(place):
+                alone = ast.Module([place], type_ignores=[])
+                code = marshal.dumps(compile(alone, str(file), "exec"))
+                self.link.send(("assign", (module, code, name, names), seconds))
+                status, by = self.link.recv()
+                if not status and not by:  # other constants may be made of it
+                    status = UNPATCHED
             if status == UNPATCHED:
                 status, by = self._afresh(names, seconds), ""
         finally:
