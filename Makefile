@@ -1,11 +1,12 @@
 # Every target works on a fresh clone with nothing installed but Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
-# Which torch to install, first, so that nothing else pulls another; any from 2.6 on will do.
+# Which torch the targets use, installed first so that nothing else pulls another: the newest with which all tests
+# were run. The package takes any from 2.6 on; TORCH=file.whl takes a wheel of yours, such as a build without CUDA.
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench clean
+.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -53,6 +54,11 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks
+
+# The documentation as a site, in build/site: opens from the folder, and fetches nothing.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

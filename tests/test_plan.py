@@ -133,3 +133,9 @@ def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() ->
     first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
     assert first == moved
     assert first != other
+
+
+def test_a_folder_of_sites_takes_the_preset_that_needs_no_tuning_unless_one_is_named(tmp_path: Path) -> None:
+    assert Plan.load(overrides={"dataset": str(tmp_path)}).preset == "best"
+    assert Plan.load(overrides={"dataset": str(tmp_path), "preset": "tuned"}).preset == "tuned"
+    assert Plan.load(overrides={"dataset": "mnist"}).preset == "tuned"

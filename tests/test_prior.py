@@ -55,7 +55,9 @@ def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else() -> None:
     released = torch.softmax(torch.randn(1, 10), dim=1)
     x, a = torch.randn(4, 1, 28, 28), torch.randn(7850)
     without = logits(blueprint.module, blueprint.theta(a), x)
-    with_prior = logits(blueprint.module, blueprint.theta(a + priors.coefficients(released)[0]), x)
+    with_prior = logits(
+        blueprint.module, blueprint.theta(a + priors.coefficients(released, torch.tensor([0]))[0]), x
+    )
     assert torch.allclose(with_prior - without, shares(released, priors.noise).log().expand(4, 10), atol=1e-4)
 
 
@@ -126,3 +128,10 @@ def test_every_release_of_class_shares_is_paid_for(tmp_path) -> None:
     assert 3.99 < result["epsilon"]["spent_max"] <= 4.0
     assert result["epsilon"]["future_context"] == pytest.approx(4.0)
     assert result["uses_future_labels"] is False
+
+
+def test_the_bytes_of_a_confusion_are_counted_in_the_uplink(tmp_path) -> None:
+    uplink = train(small_plan(**SHARES), tmp_path / "run")["uplink"]
+    message = 6 * 4 * 100  # participants, bytes, pairs of classes
+    assert message < uplink["confusion_bytes"] < 1.1 * message
+    assert uplink["total_bytes"] == uplink["bytes"] + uplink["context_bytes"] + uplink["confusion_bytes"]

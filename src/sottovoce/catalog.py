@@ -27,19 +27,22 @@ class Method:
     """Repeats the gains of another run on the same records: a simulation only."""
     individual: bool = False
     """Clients that train have a part of their own, which future clients lack."""
+    bounded: bool = False
+    """How far a release moves the generator is bounded and known (‖J‖ ≤ 1): noise may be at the server."""
     calibrated_with_context: bool = True
     """Gets the noise of a plan that pays for a context, so that controls differ in one thing only."""
 
 
 METHODS = {
-    "global": Method("never", whole_model=True, calibrated_with_context=False),
+    "global": Method("never", whole_model=True, bounded=True, calibrated_with_context=False),
     "full": Method("always", whole_model=True),
     "deep-linear": Method("optional"),
     "factorized": Method("optional"),
-    "direct": Method("never"),
+    "direct": Method("never", bounded=True),
     "radial": Method("never"),
     "replay": Method("never", replays=True),
-    "blend": Method("optional", individual=True, calibrated_with_context=False),
+    "blend": Method("optional", individual=True, bounded=True, calibrated_with_context=False),
+    "mean-regularized": Method("optional", individual=True, calibrated_with_context=False),
 }
 
 
@@ -108,10 +111,34 @@ PARTITIONS = {
     "client": Partition(),
 }
 
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted about a record (`records.toml`: `task`)."""
+
+    metric: str
+    """The metric by which models are compared, and one round with the next."""
+    reach: float = 1.0
+    """How far noise may move an output in a run of `blend`, against a logit: numbers lie within −1…1."""
+    largest_step: float = 500.0
+    """η where there is little noise: a squared error diverges beyond it, a softmax saturates."""
+    class_shares: bool = False
+    """Every record is of one class, so that classes have shares, priors and confusions."""
+
+
+TASKS = {
+    "classes": Task("accuracy", class_shares=True),
+    "labels": Task("accuracy"),
+    "number": Task("r2", reach=0.1, largest_step=10.0),
+}
+
+ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
+SHIFTS = ("none", "turns")
+NOISES = ("client", "server")
 FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
 from sottovoce.features.maps import FeatureMap, open_features
-from sottovoce.files import PRIVATE, kept_secret, write_atomically
+from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -29,33 +29,45 @@ _BATCH = 512
 
 
 def described(
-    dataset: Dataset, plan: Plan, *, cache: bool = True, progress: Progress = lambda done, of: None
+    dataset: Dataset,
+    plan: Plan,
+    *,
+    cache: bool = True,
+    progress: Progress = lambda done, of: None,
+    device: str = "cpu",
 ) -> Dataset:
     """The dataset as the plan's feature map sees it; itself where the plan has none.
 
-    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset.
+    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset, not
+    by two processes either: the second waits. Where the plan's clients see turned pictures, x holds the
+    features of all four turns, (N, 4, size).
     """
-    features = feature_map(plan, dataset.facts)
+    features = feature_map(plan, dataset.facts, device)
     if features is None:
         return dataset
     facts = described_facts(dataset.facts, plan)
-    path = _folder() / f"{_name(dataset, plan)}.npy" if cache else None
-    if path is not None and path.exists():
-        kept = torch.from_numpy(np.load(path, allow_pickle=False))
-        progress(len(kept), len(kept))
-    else:
-        kept = _computed(dataset, features, progress)
-        if path is not None:
+    if not cache:
+        kept = _computed(dataset, features, plan.shift, progress)
+        return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
+    path = _folder() / f"{_name(dataset, plan)}.npy"
+    with locked(path.with_suffix(".lock")):
+        if path.exists():
+            progress(len(dataset), len(dataset))
+        else:
             file = io.BytesIO()
-            np.save(file, kept.numpy())
+            np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
             write_atomically(path, file.getvalue(), mode=PRIVATE)
+    kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 
 
 def described_facts(facts: Facts, plan: Plan) -> Facts:
     """What a record is after the plan's feature map, with what it was before."""
     features = feature_map(plan, facts)
-    return facts if features is None else Facts((features.size,), facts.classes, source=facts)
+    if features is None:
+        return facts
+    size, outputs = (features.size,), facts.classes
+    return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
 
 
 def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:
@@ -65,14 +77,25 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
         return read_client(path, facts=facts, needed=needed, labels=labels)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
     pictures = read_client(path, facts=Facts(features.shape, facts.classes), needed=needed, labels=labels)
-    return Records(features(pictures.x).half().float(), pictures.y)
+    return replace(pictures, x=features(pictures.x).half().float())
 
 
-def feature_map(plan: Plan, facts: Facts) -> FeatureMap | None:
+def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
+    """What the model of a run sees of records as they are stored: normalized, or their features."""
+    features = None if facts.source is None else feature_map(plan, facts.source)
+    if features is None:
+        return facts.normalize
+    # Features are rounded as those that are kept.
+    return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
+
+
+def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if facts.source is not None:
         return None  # they are features already
-    return open_features(plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror)
+    return open_features(
+        plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror, device=device
+    )
 
 
 def clean() -> int:
@@ -83,11 +106,17 @@ def clean() -> int:
     return size
 
 
-def _computed(dataset: Dataset, features: FeatureMap, progress: Progress) -> Tensor:
-    kept = torch.empty(len(dataset), features.size, dtype=torch.float16)
+def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Progress) -> Tensor:
+    shape = (len(dataset), features.size) if shift == "none" else (len(dataset), 4, features.size)
+    kept = torch.empty(shape, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
-        kept[start : start + _BATCH] = features(x / 255 if x.dtype == torch.uint8 else x.float()).half()
+        x = x / 255 if x.dtype == torch.uint8 else x.float()
+        if shift == "none":
+            kept[start : start + _BATCH] = features(x).half()
+        else:
+            for turn in range(4):
+                kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3))).half()
         progress(min(start + _BATCH, len(dataset)), len(dataset))
     return kept
 
@@ -100,7 +129,15 @@ def _folder() -> Path:
 
 
 def _name(dataset: Dataset, plan: Plan) -> str:
-    described = (dataset.digest, plan.features, plan.feature_size, plan.mirror, weights_digest())
+    described: tuple[object, ...] = (
+        dataset.digest,
+        plan.features,
+        plan.feature_size,
+        plan.mirror,
+        weights_digest(),
+    )
+    if plan.shift != "none":
+        described = (*described, plan.shift)
     return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
 
 

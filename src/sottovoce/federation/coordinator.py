@@ -26,6 +26,7 @@ from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import SEAL_BYTES, unseal
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
+from sottovoce.release import server_randomness
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")
@@ -197,8 +198,8 @@ class Coordinator:
         if not release.plausible(decoded):
             self._left_out.add((participant, kind))  # it would only be sent again
             raise SottovoceError(
-                f"{participant_name(participant)} sent a {kind} of norm {np.linalg.norm(decoded):.3g}, which "
-                f"its clipping and noise do not reach ({release.largest_norm:.3g}): refused"
+                f"{participant_name(participant)} sent a {kind} of a norm that its clipping and noise do not "
+                f"reach ({release.largest_norm:.3g}): refused"
             )
         self._store.receive(participant, kind, round_number, body)
         self._decoded[participant, kind] = decoded
@@ -230,7 +231,15 @@ class Coordinator:
     def _close_round(self) -> Fields:
         releases = {p: vector for (p, kind), vector in self._decoded.items() if kind == "gradient"}
         gain = self.server.gain(list(self._coefficients))
-        effective = self.server.receive_round(releases)
+        effective = None
+        if self.agreement.plan.noise_at_server:
+            # Drawn here and durable with the state that it makes: before that nothing leaves, and what a
+            # killed server had drawn and not stored nobody has seen.
+            number = self.server.round + 1
+            randomness = server_randomness(self.agreement.plan, self.run, number)
+            self.server.receive_update(self.server.add_up(releases, randomness))
+        else:
+            effective = self.server.receive_round(releases)
         line: Fields = {
             "round": self.server.round,
             "clients": [participant_name(participant) for participant in sorted(releases)],
@@ -273,7 +282,9 @@ class Coordinator:
     def _diagnose(
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
-        if self.options.diagnostics:
+        # Under noise at the server neither norm nor length of a message may be known to anybody.
+        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),
                 "norm": float(np.linalg.norm(decoded)),

@@ -71,7 +71,9 @@ class Node:
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
-        self._own = OwnLedger(self._directory, self._records_file, terms or Terms())
+        terms = terms or Terms()
+        self._own = OwnLedger(self._directory, self._records_file, terms)
+        self._trusts_server = terms.noise_at_server or simulated
         self._simulated = simulated
         self._client_log = ClientLog(self._directory / "client.log")
 
@@ -222,9 +224,8 @@ class Node:
         return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
 
     def _trace(self, ledger: Ledger, run: str) -> Footprint:
-        return Footprint.of(
-            self._lock_file, ledger.releases(OWN_RECORDS, run=run), ledger.total_in(run).spent
-        )
+        total = ledger.total_in(run)
+        return Footprint.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run), total.spent, total.server)
 
     def _note(self, ledger: Ledger, run: str) -> None:
         """Makes the run's note true, before anything leaves; also where a killed process could not."""
@@ -251,6 +252,11 @@ class Node:
             raise EnrolmentError(
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
+            )
+        if self._agreement.plan.noise_at_server and not self._trusts_server:
+            raise EnrolmentError(
+                "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
+                "an owner who trusts it says noise-at-server=true in the node config"
             )
         if fields.get("agreement") != self._agreement.digest():
             raise EnrolmentError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
@@ -80,8 +81,11 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         )
     uses_labels = plan.uses_future_labels
     model = server.context_model()
-    records = described_client(source, plan, blueprint.facts, needed=plan.context_records, labels=uses_labels)
-    split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
+    needed = blueprint.context_size(None) if plan.releases_context else 0
+    records = described_client(source, plan, blueprint.facts, needed=needed, labels=uses_labels)
+    records = records.of_units(torch.arange(records.units))
+    first = records.rows_of(needed)
+    split = ClientRecords(records[:0], records[first:], records[:first])
     ledger_file = terms.ledger_file(source)
     keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
     with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):
@@ -112,7 +116,16 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         keys.keep()
         total = budget.price(book.spent(OWN_RECORDS))
     coefficients = server.coefficients(private, message)
-    write_atomically(Path(out), personal_model(blueprint, coefficients))
+    model_file = personal_model(
+        blueprint,
+        coefficients,
+        run=server.run,
+        client=terms.client or source.stem,
+        epsilon=total,
+        delta=budget.delta,
+        accounting=budget.accounting,
+    )
+    write_atomically(Path(out), model_file)
     labelled = _labelled(source) and bool(split.held_out)
     return {
         "model": str(out),

@@ -6,6 +6,7 @@ right shape, through the real gradients and the real channel, times the number o
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.simulation.result import COEFFICIENT_BYTES
+from sottovoce.simulation.result import COEFFICIENT_BYTES, protected_unit, site_rows
+from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3
@@ -26,6 +29,11 @@ TYPICAL_NORM = 0.3
 
 def blueprint_for(plan: Plan) -> Blueprint:
     """The blueprint of a plan; the dataset is read only where its facts are not public knowledge."""
+    return _planned(plan)[0]
+
+
+def _planned(plan: Plan) -> tuple[Blueprint, list[dict[str, Any]]]:
+    """The blueprint of a plan, and each client with its size, σ and ε where records say who they are."""
     public = data.PUBLIC.get(plan.dataset)
     if public is not None and plan.partition != "client":
         clients = plan.participants + plan.future_clients
@@ -36,21 +44,29 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model)
-    federation = data.divide(data.load(plan.dataset), plan)
+        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model), []
+    records = data.load(plan.dataset)
+    plan = data.settle(plan, records)
+    federation = data.divide(records, plan)
     sizes = federation.participants.sizes
-    trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), plan.model, trained)
+    trained, facts = [data.training_size(size) for size in sizes], described_facts(federation.facts, plan)
+    blueprint = draw(data.resolve(plan, sizes), facts, plan.model, trained)
+    return blueprint, site_rows(blueprint, federation)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
     """The costs of a plan, as `sottovoce plan --json` prints them."""
-    blueprint = blueprint_for(plan)
+    blueprint, clients = _planned(plan)
     resolved = blueprint.plan
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
-    private, least = resolved.private, int(counts.min())
+    private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
+
+    def spent(participant: int) -> float | None:
+        kinds = blueprint.participant_counts(int(counts[participant]))
+        return blueprint.epsilon(kinds, participant) if private else None
+
     return {
         "model_parameters": blueprint.basis.size,
         "coefficients": blueprint.coefficients,
@@ -58,12 +74,10 @@ def outline(plan: Plan) -> dict[str, Any]:
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "releases": releases,
-        "releases_min": least,
+        "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
-        "epsilon": blueprint.epsilon(blueprint.participant_counts(blueprint.releases_max))
-        if private
-        else None,
-        "epsilon_min": blueprint.epsilon(blueprint.participant_counts(least)) if private else None,
+        "epsilon": spent(busiest),
+        "epsilon_min": spent(idlest),
         "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
         "delta": resolved.delta,
         "accounting": resolved.accounting,
@@ -71,16 +85,18 @@ def outline(plan: Plan) -> dict[str, Any]:
         "message_bytes": message,
         "downlink_bytes": COEFFICIENT_BYTES * releases * blueprint.coefficients,
         "seconds": releases * seconds,
-        "plan": {name: getattr(resolved, name) for name in vars(resolved)},
+        "unit": protected_unit(blueprint.facts),
+        "clients": clients,
+        "plan": dataclasses.asdict(resolved),
     }
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
-    plan, release = blueprint.plan, blueprint.releases["gradient"]
+    plan, release = blueprint.plan, blueprint.releases_of(0)["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
-    x = torch.randn(max(blueprint.sizes), *blueprint.facts.shape, generator=generator)
-    y = torch.randint(blueprint.facts.classes, (max(blueprint.sizes),), generator=generator)
+    x = random_records(blueprint.facts, max(blueprint.sizes), generator)
+    y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)
     u = np.random.default_rng(plan.seed).normal(size=release.size)
     u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
     secret = secrets.token_bytes(32)

@@ -1,13 +1,14 @@
 """The run directory: the files that one run leaves for people and other programs.
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
-a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains, `model.safetensors` and `result.json`
-when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run that is killed at
-any moment can be resumed.
+a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (and `updates/`, with noise at the
+server), `model.safetensors` and `result.json` when it is done, `report.html`. Files are replaced atomically
+and rounds appended, so a run that is killed at any moment can be resumed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ class RunDirectory:
         self.ledger_file = self.path / "ledger.sqlite"
         self.checkpoint_file = self.path / "checkpoint.safetensors"
         self.model_file = self.path / "model.safetensors"
+        self.updates_folder = self.path / "updates"
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
@@ -73,7 +75,10 @@ class RunDirectory:
     def check_same_plan(self, plan: Plan) -> None:
         """Refuses to resume under another plan, naming what changed."""
         started = self.plan()
-        changed = [name for name in vars(plan) if getattr(plan, name) != getattr(started, name)]
+        if started.digest() == plan.digest():  # where the folder of runs lies is no change
+            return
+        names = (field.name for field in dataclasses.fields(plan))
+        changed = [name for name in names if getattr(plan, name) != getattr(started, name)]
         if changed:
             name = changed[0]
             raise RunError(

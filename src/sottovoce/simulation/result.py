@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
-from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.data import Facts, FederatedDataset
+from sottovoce.data import description as data_description
+from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.tasks import NoMeasures, mean_metrics, open_task
+
+log = logging.getLogger(__name__)
 
 COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
@@ -23,11 +28,14 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
+    clients: Sequence[Mapping[str, Any]] = (),
+    confusion_bytes: int = 0,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger."""
     plan = blueprint.plan
     releases = sum(len(line["clients"]) for line in rounds)
     sent = sum(line["bytes"] for line in rounds)
+    contexts = sum(line["context_bytes"] for line in rounds)
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
@@ -37,21 +45,66 @@ def assemble(
         "releases_max": blueprint.releases_max,
         "epsilon": _epsilon(blueprint, ledger, seen),
         "delta": plan.delta,
+        "clients": list(clients),
+        "unit": protected_unit(blueprint.facts),
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
-        "confusion": {name: evaluation.confusion.tolist() for name, evaluation in {**seen, **future}.items()},
+        "metrics": measured(seen, future),
+        "confusion": {
+            name: evaluation.confusion.tolist()
+            for name, evaluation in {**seen, **future}.items()
+            if evaluation.confusion is not None
+        },
         "uplink": {
             "bytes": sent,
             "releases": releases,
             "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients),
-            "context_bytes": sum(line["context_bytes"] for line in rounds),
+            "context_bytes": contexts,
+            "confusion_bytes": confusion_bytes,
+            "total_bytes": sent + contexts + confusion_bytes,
             "fp32_bytes": dense,
         },
         "downlink": {"bytes": dense},
         "seconds": sum(line["seconds"] for line in rounds),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def protected_unit(facts: Facts) -> str:
+    """What privacy protects one of: a record, or the column whose value records of one unit share."""
+    agreed = data_description.of(facts.source or facts)
+    return "record" if agreed is None or agreed.unit is None else agreed.unit
+
+
+def site_rows(
+    blueprint: Blueprint, federation: FederatedDataset, ledger: Ledger | None = None
+) -> list[dict[str, Any]]:
+    """Each client's number of records (units), σ and ε: of the ledger where there is one, else as planned."""
+    plan, rows = blueprint.plan, []
+    counts = schedule.counts(blueprint.schedule, plan.participants)
+    for i, name in enumerate(federation.names):
+        spent = None
+        if ledger is not None:
+            spent = ledger.epsilon(name, plan.delta, plan.accounting)
+        elif plan.private:
+            spent = blueprint.epsilon(blueprint.participant_counts(int(counts[i])), i)
+        rows.append(
+            {
+                "name": name,
+                "role": "participant",
+                "size": federation.participants.sizes[i],
+                "training": blueprint.sizes[i],
+                "sigma": blueprint.releases_of(i)["gradient"].sigma,
+                "epsilon": spent,
+            }
+        )
+    for name, size in zip(federation.future_names, federation.future.sizes, strict=True):
+        cost = blueprint.epsilon(blueprint.future_counts) if plan.private else None
+        rows.append(
+            {"name": name, "role": "future", "size": size, "training": 0, "sigma": None, "epsilon": cost}
+        )
+    return rows
 
 
 def description(blueprint: Blueprint) -> dict[str, Any]:
@@ -69,6 +122,8 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "channel": plan.channel,
         "features": plan.features,
         "public_pretraining": False,
+        "task": blueprint.facts.task,
+        "metric": open_task(blueprint.facts).metric,
         "basis": blueprint.basis.kind,
         "seeded": plan.seeded,
         "model_parameters": blueprint.basis.size,
@@ -78,15 +133,30 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent."""
+    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent.
+
+    Where the task has no accuracy it is the task's `metric`, on a scale of 100.
+    """
     result: dict[str, Any] = {}
     for role, evaluations in (("seen", seen), ("future", future)):
         masked = {name: evaluation.masked_accuracy for name, evaluation in evaluations.items()}
         result[role] = mean_accuracy(evaluations)
-        result[f"{role}_masked"] = float(np.mean(list(masked.values()))) if masked else None
+        result[f"{role}_masked"] = mean_known(list(masked.values()))
         result[f"{role}_per_client"] = {name: e.accuracy for name, e in evaluations.items()}
         result[f"{role}_masked_per_client"] = masked
     return result
+
+
+def measured(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `metrics` object: means over clients by role, and each client's own; empty without torchmetrics."""
+    try:
+        own = {name: evaluation.metrics() for name, evaluation in {**seen, **future}.items()}
+    except NoMeasures as error:
+        log.warning("%s", error)
+        return {}
+    roles = {"seen": seen, "future": future}
+    means = {role: mean_metrics([own[name] for name in names]) for role, names in roles.items()}
+    return {**means, "per_client": own}
 
 
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ SHAPE = (
     "features",
     "feature_size",
     "mirror",
+    "shift",
 )
 """Plan keys in which runs of a batch must agree."""
 
@@ -64,10 +65,12 @@ def run_batch(
     device: str = "cpu",
     on_run: Callable[[Job, dict[str, Any]], None] = lambda job, result: None,
     on_round: Callable[[int], None] = lambda number: None,
+    dataset: Dataset | None = None,
 ) -> None:
     """Trains all jobs, which must share one `shape`; interrupted ones are resumed, finished ones left alone.
 
-    `on_run` is called with every job's result, `on_round` with the number of each round that all have made.
+    `on_run` is called with every job's result, `on_round` with the number of each round that all have made;
+    `dataset` replaces what the plans name.
     """
     if len({shape(job.plan) for job in jobs}) > 1:
         raise SottovoceError("runs of one batch must agree in " + ", ".join(SHAPE))
@@ -81,7 +84,8 @@ def run_batch(
     if not open_jobs:
         return
     plan = jobs[0].plan
-    records = described(data.load(plan.dataset), plan).to(device)
+    records = dataset if dataset is not None else data.load(plan.dataset)
+    records = described(records, plan, device=device).to(device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []
@@ -121,6 +125,8 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         thetas.append(blueprint.theta(opened.coefficients))
         for client in opened.clients:
             records = client.training_records(opened.number)
+            if records.unit is not None:
+                raise SottovoceError("units of several records are not trained in batches: train runs singly")
             bases.append(blueprint.basis)
             xs.append(records.x)
             ys.append(records.y)
@@ -133,6 +139,7 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         torch.stack(ys),
         clip=blueprint.plan.clip,
         denominator=blueprint.plan.gradient_records,
+        loss=blueprint.model.losses,
     )
     return means.cpu()
 
@@ -149,6 +156,7 @@ def _open(
         plan.records_per_client,
         plan.context_records,
         plan.seed,
+        plan.shift,
     )
     if divided not in federations:
         federations[divided] = data.divide(records, plan)
