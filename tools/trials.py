@@ -83,7 +83,7 @@ def _limit(seconds: float) -> None:
 
 def _patience(seconds: float) -> float:
     """Seconds to wait for somebody who may use this many of a processor, on a busy machine."""
-    return 120.0 + 20 * seconds
+    return 60.0 + 15 * seconds
 
 
 def _afresh(folder: Path, tests: list[str], seconds: float) -> None:
@@ -264,6 +264,10 @@ class Bench:
         for file in root.iterdir():
             if file.is_file() and file.suffix in (".toml", ".md", ""):
                 shutil.copy2(file, folder)
+
+    def source(self, module: str) -> str:
+        """The text of a module as it was when the repository was copied."""
+        return (self.folder / SOURCE / f"{module}.py").read_text()
 
     def open(self, modules: list[str], tests: tuple[str, ...]) -> None:
         """Collects the tests of some modules."""
