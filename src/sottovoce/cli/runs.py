@@ -82,14 +82,21 @@ def plan(
         {
             "model": f"{costs['model_parameters']:,} parameters, {costs['coefficients']:,} coefficients "
             f"({costs['basis']} basis)",
-            "noise": f"σ = {costs['sigma']:.6f} for gradients, {costs['sigma_context']:.6f} for contexts",
+            "promise": costs["promise"],
+            "noise": _noise(costs),
             "releases": f"{costs['releases_min']} to {costs['releases_max']} per client, "
             f"{costs['releases']:,} in all",
             "ε per client": f"{least} to {most} at δ = {costs['delta']:g} ({costs['accounting']} accounting)",
             "ε of a future client": future,
             "uplink": f"{data_size(costs['uplink_bytes'])} in all, "
             f"about {data_size(costs['message_bytes'])} a release ({resolved['channel']})",
-            "downlink": data_size(costs["downlink_bytes"]),
+            "downlink": f"{data_size(costs['downlink_bytes'])} in all, "
+            f"{data_size(costs['downlink_message_bytes'])} of coefficients before a release"
+            + (
+                f", and {data_size(costs['downlink_once_bytes'])} once"
+                if costs["downlink_once_bytes"]
+                else ""
+            ),
             "time": f"about {duration(costs['seconds'])} on this machine",
         },
     )
@@ -186,6 +193,16 @@ def _check_device(device: str) -> None:
         raise SottovoceError("--device cuda: this machine or this build of torch has no GPU, use cpu")
 
 
+def _noise(costs: dict[str, Any]) -> str:
+    contexts = f"{costs['sigma_context']:.6f} for contexts"
+    if costs["plan"]["noise"] == "client":
+        return f"at each client: σ = {costs['sigma']:.6f} for gradients, {contexts}"
+    return (
+        f"at the server: σ = {costs['sigma']:.6f} once a round for the sum of gradients, of which each "
+        f"comes with {costs['sigma_carried']:.6f}, which protects nobody; at the client: {contexts}"
+    )
+
+
 def plan_of(settings: list[str] | None) -> Plan:
     """A plan from command-line words: at most one file, before or among the key=value settings."""
     words = list(settings or [])
@@ -251,6 +268,8 @@ def _show(result: dict[str, Any], directory: Path) -> None:
             "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
             f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
             f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
+            "downlink": f"{data_size(result['downlink']['total_bytes'])} of coefficients, "
+            f"{number(result['downlink']['bits_per_coefficient'])} bits each in rounds",
             "time": duration(result["seconds"]),
         },
     )

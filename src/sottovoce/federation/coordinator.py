@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
@@ -67,7 +66,7 @@ class Coordinator:
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
-        self._coefficients: dict[int, Tensor] = {}
+        self._coefficients: dict[int, bytes] = {}
         state = store.state()
         if state is not None:
             self.server.load_state(state)
@@ -149,9 +148,10 @@ class Coordinator:
             "diagnostics": self.options.diagnostics,
             "refused": self._refused.pop(participant, ""),
         }
-        vector = self.server.open_contexts() if kind == "context" else self._coefficients[participant]
-        if vector is not None:
-            fields["coefficients"] = vector.numpy().astype("<f4").tobytes()
+        if kind == "gradient":
+            fields["coefficients"] = self._coefficients[participant]
+        elif (vector := self.server.open_contexts()) is not None:
+            fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
@@ -243,6 +243,7 @@ class Coordinator:
         line: Fields = {
             "round": self.server.round,
             "clients": [participant_name(participant) for participant in sorted(releases)],
+            "downlink_bytes": sum(map(len, self._coefficients.values())),
             "gain": gain,
             "effective_gain": effective,
             "seconds": time.perf_counter() - self._started,
@@ -260,7 +261,8 @@ class Coordinator:
         self._coefficients = {}
         if not self._contexts_open and not self.done:
             chosen = [int(index) for index in self.blueprint.schedule[current]]
-            self._coefficients = dict(zip(chosen, self.server.coefficients(chosen), strict=True))
+            messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
+            self._coefficients = dict(zip(chosen, messages, strict=True))
 
     def _round_of(self, kind: Kind) -> int:
         return 0 if kind == "context" else self.server.round + 1

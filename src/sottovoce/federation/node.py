@@ -17,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, read_client, split_participant, split_seeds
+from sottovoce.downlink import BadCoefficients
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import ClientLog, shown
@@ -147,10 +145,10 @@ class Node:
         kind, round_number = request["kind"], int(request["round"])
         coefficients = None
         if "coefficients" in request:
-            vector = np.frombuffer(request["coefficients"], "<f4").astype(np.float32)
-            if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
-                raise Declined("the server sent coefficients of another size, or not finite: refused")
-            coefficients = torch.from_numpy(vector)
+            try:
+                coefficients = blueprint.downlink(kind).decode(bytes(request["coefficients"]))
+            except BadCoefficients as error:
+                raise Declined(str(error)) from None
         client = Client(
             participant_name(enrolment.participant),
             self._records(enrolment.participant),

@@ -70,7 +70,7 @@ class ReportedRound:
 class ReportedRun:
     """Everything that the report of a run shows."""
 
-    facts: dict[str, str | None]  # method, dataset, preset, context, channel, basis, created, sottovoce
+    facts: dict[str, str | None]  # method, dataset, preset, context, channel, noise, basis, created, …
     counts: dict[str, int]  # seed, model_parameters, coefficients, participants, future_clients, …
     seeded: bool
     uses_future_labels: bool
@@ -82,6 +82,7 @@ class ReportedRun:
     sigma_context: float | None
     uplink: Uplink
     downlink_bytes: float
+    downlink_bits: float | None
     seconds: float
     confusion: dict[str, list[list[int]]]
     rounds: list[ReportedRound]
@@ -98,7 +99,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
-_FACTS = ("method", "dataset", "preset", "context", "channel", "basis", "created", "sottovoce")
+_FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
 _COUNTS = (
     "seed",
     "model_parameters",
@@ -139,6 +140,7 @@ def read_run(directory: Path) -> ReportedRun:
         sigma_context=result.maybe_number("sigma_context"),
         uplink=result.section("uplink").read(Uplink),
         downlink_bytes=result.section("downlink").number("bytes"),
+        downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
         confusion=result.matrices("confusion"),
         rounds=_rounds(directory / "rounds.jsonl"),

@@ -55,6 +55,7 @@ def _facts(run: ReportedRun) -> list[str]:
         f"preset {facts['preset'] or UNKNOWN}",
         f"context {facts['context'] or UNKNOWN}",
         f"channel {facts['channel'] or UNKNOWN}",
+        f"noise at the {facts['noise'] or 'client'}",
         f"{facts['basis'] or UNKNOWN} basis",
         f"{number(counts['coefficients'])} coefficients of {number(counts['model_parameters'])} parameters",
         count(counts["rounds"], "round"),
@@ -94,6 +95,7 @@ def _cards(run: ReportedRun) -> list[Html]:
             else f"{data_size(uplink.fp32_bytes)} in FP32",
             f"{number(uplink.bits_per_coefficient)} bits a coefficient",
             f"{count(uplink.releases, 'release')}; contexts: {data_size(uplink.context_bytes)}",
+            f"sent to them: {data_size(run.downlink_bytes)}, {number(run.downlink_bits or 32)} bits each",
         ),
     ]
 

@@ -20,7 +20,7 @@ from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.simulation.result import COEFFICIENT_BYTES, protected_unit, site_rows
+from sottovoce.simulation.result import protected_unit, site_rows
 from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
@@ -61,6 +61,8 @@ def outline(plan: Plan) -> dict[str, Any]:
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
+    made_up = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(resolved.seed))
+    downlink = len(blueprint.downlink("gradient").encode(made_up))
     private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
 
     def spent(participant: int) -> float | None:
@@ -73,9 +75,11 @@ def outline(plan: Plan) -> dict[str, Any]:
         "basis": blueprint.basis.kind,
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
+        "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
         "releases": releases,
         "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
+        "promise": promise(blueprint),
         "epsilon": spent(busiest),
         "epsilon_min": spent(idlest),
         "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
@@ -83,12 +87,29 @@ def outline(plan: Plan) -> dict[str, Any]:
         "accounting": resolved.accounting,
         "uplink_bytes": releases * message,
         "message_bytes": message,
-        "downlink_bytes": COEFFICIENT_BYTES * releases * blueprint.coefficients,
+        "downlink_bytes": releases * downlink,
+        "downlink_message_bytes": downlink,
+        "downlink_once_bytes": blueprint.once_downlink_bytes,
         "seconds": releases * seconds,
         "unit": protected_unit(blueprint.facts),
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
     }
+
+
+def promise(blueprint: Blueprint) -> str:
+    """Who learns almost nothing about a record, and from what: the promise of a plan in one sentence."""
+    plan, unit = blueprint.plan, protected_unit(blueprint.facts)
+    if not plan.private:
+        return "none: nothing gets noise, and nobody is protected"
+    if plan.noise_at_server:
+        who = "every generator and model, but no release, which the server alone may see,"
+    else:
+        who = "every release, generator and model"
+    return (
+        f"who sees {who} learns almost the same if one {unit} were another "
+        f"(ε = {plan.epsilon:g}, δ = {plan.delta:g})"
+    )
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:
