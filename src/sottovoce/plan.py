@@ -156,11 +156,12 @@ class Plan:
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
-        preset = given.get("preset", cls.preset)
+        dataset = given.get("dataset", cls.dataset)
+        folder = Path(dataset).is_dir()
+        preset = given.get("preset", "best" if folder else cls.preset)
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
-        dataset = given.get("dataset", cls.dataset)
-        values = preset_values(preset, dataset, given.get("context"), folder=Path(dataset).is_dir())
+        values = preset_values(preset, dataset, given.get("context"), folder=folder)
         values.update(given)
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)
