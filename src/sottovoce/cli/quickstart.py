@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
+import click
 import typer
 
-from sottovoce.cli.display import as_json, out
+from sottovoce.cli.display import as_json, hidden, out
 from sottovoce.cli.options import JSON
 from sottovoce.cli.runs import run_plan
 from sottovoce.errors import SottovoceError, nearest
@@ -79,15 +79,10 @@ def _tables(folder: Path, *, json: bool) -> None:
 
 def _invoke(words: list[str], *, quiet: bool) -> None:
     """Runs a command of this program as if it had been typed."""
-    import click
-
-    from sottovoce.cli.application import app
-    from sottovoce.cli.display import hidden
-
-    command: Callable[..., object] = typer.main.get_command(app).main
+    program = click.get_current_context().find_root().command
     with hidden(quiet):
         try:
-            command(words, "sottovoce", standalone_mode=False)
+            program.main(words, "sottovoce", standalone_mode=False)
         except click.exceptions.Exit as ended:
             if ended.exit_code:
                 raise SottovoceError(
@@ -104,11 +99,9 @@ def _without_target(source: Path, to: Path) -> None:
 
 
 def _unused(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3`, … where earlier runs lie."""
-    from sottovoce.simulation.directory import RunDirectory
-
+    """`path`, or `path-2`, `path-3`, … where earlier stories lie."""
     count, candidate = 1, path
-    while RunDirectory(candidate).plan_file.exists():
+    while candidate.exists():
         count += 1
         candidate = path.with_name(f"{path.name}-{count}")
     return candidate
