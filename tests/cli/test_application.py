@@ -55,7 +55,9 @@ def complete(*words: str) -> list[str]:
 
 def test_a_shell_completes_keys_of_a_plan_and_their_values() -> None:
     assert complete("train", "clients_") == ["clients_per_round="]
-    assert complete("plan", "preset=") == ["preset=paper", "preset=tuned", "preset=best"]
+    assert complete("plan", "preset=") == [
+        "preset=paper", "preset=tuned", "preset=best", "preset=central",
+    ]  # fmt: skip
     assert complete("plan", "seeded", "=", "f") == ["false"]  # bash breaks words at =
     assert "cifar10" in complete("plan", "dataset", "=")
     assert complete("reproduce", "main") == ["main-table"]
