@@ -61,6 +61,7 @@ def federate(
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes."""
     from sottovoce import data
+    from sottovoce.features.kept import described_facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Options
@@ -77,7 +78,8 @@ def federate(
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     chosen = plan_of([*([str(plan)] if plan is not None else []), *(settings or [])])
     if deal is None and chosen.gradient_records:
-        agreement = Agreement(chosen, data.load(chosen.dataset).facts, model=chosen.model)
+        facts = described_facts(data.load(chosen.dataset).facts, chosen)
+        agreement = Agreement(chosen, facts, model=chosen.model)
     else:
         agreement = agree(chosen)
     if deal is not None:

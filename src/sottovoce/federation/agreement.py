@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,12 @@ from typing import Any
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
+from sottovoce.features.kept import described_facts
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
+
+MOST_PIXELS = 2**18
+"""Of a picture whose features a stranger's plan may ask for."""
 
 
 class AgreementError(SottovoceError):
@@ -86,6 +91,7 @@ class Agreement:
             raise AgreementError("the table [records] is missing: ask for the file again")
         facts, plan = Facts.parse(records), foreign_plan(values, model=model)
         check_sizes(plan, facts, model=model)
+        _check_features(plan, facts)
         return cls(plan, facts, simulation, model)
 
     def to_toml(self) -> str:
@@ -124,3 +130,16 @@ class Agreement:
         given = {name: getattr(self.facts, name) for name in later}
         fields = self.facts.fields()
         return {**facts, **{name: fields[name] for name in later if given[name] != later[name]}}
+
+
+def _check_features(plan: Plan, facts: Facts) -> None:
+    """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
+    source = facts.source
+    if source is None and plan.features == "none":
+        return
+    if source is None or plan.features == "none" or math.prod(source.shape) > MOST_PIXELS:
+        raise AgreementError(
+            f"features={plan.features} does not fit what a record is said to be: ask for the file again"
+        )
+    if described_facts(source, plan) != facts:
+        raise AgreementError("the agreement's features are not those of its plan: ask for the file again")

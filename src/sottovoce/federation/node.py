@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, read_client, split_participant, split_seeds
+from sottovoce.data import ClientRecords, split_participant, split_seeds
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import ClientLog, shown
 from sottovoce.federation.enrolment import Enrolment
@@ -36,10 +38,12 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
+from sottovoce.federation.recovery import Past
 from sottovoce.federation.rollback import Footprint, trace_file
-from sottovoce.federation.sealing import seal, sealed_for
-from sottovoce.files import PRIVATE, locked
-from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
+from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
+from sottovoce.files import PRIVATE, locked, write_atomically
+from sottovoce.modelfile import personal_model
+from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
 
 
@@ -111,6 +115,19 @@ class Node:
         except (LedgerBehind, AlreadyDelivered) as error:
             return {"kind": request["kind"], "round": int(request["round"]), "left_out": str(error)}
 
+    def keep_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the model that the server's last message brings, beside the ledger; nothing is charged."""
+        with self._locked(), self._client_log.refusals("its model"):
+            self._check_agreement(request)
+            enrolment, blueprint = self._enrolment(request), self._agreement.blueprint()
+            stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
+            sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
+            coefficients = _coefficients(blueprint, unseal_downward(sealed, stream, agreed=agreed))
+            path = self._own.model_file
+            write_atomically(path, personal_model(blueprint, coefficients), mode=PRIVATE)
+            self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
+        return {"kind": MODEL, "kept": True}
+
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._client_log.refusals(what):
@@ -118,19 +135,18 @@ class Node:
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
-            enrolment = Enrolment.read(self._directory, str(request["run"]))
-            if enrolment is None:
-                raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
+            enrolment = self._enrolment(request)
             blueprint = self._agreement.blueprint()
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     raise EnrolmentError(
                         f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
                     )
-                self._catch_up(ledger, blueprint, request)
+                past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
+                past.catch_up(blueprint.releases_of(enrolment.participant), request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
-                self._note(ledger, enrolment.run)
+                past.note()
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
@@ -145,10 +161,7 @@ class Node:
         kind, round_number = request["kind"], int(request["round"])
         coefficients = None
         if "coefficients" in request:
-            vector = np.frombuffer(request["coefficients"], "<f4").astype(np.float32)
-            if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
-                raise Declined("the server sent coefficients of another size, or not finite: refused")
-            coefficients = torch.from_numpy(vector)
+            coefficients = _coefficients(blueprint, request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
             self._records(enrolment.participant),
@@ -170,6 +183,8 @@ class Node:
         )
         if kind == "context":
             message = client.release_context(coefficients)
+        elif kind == "confusion" and coefficients is not None:
+            message = client.release_confusion(coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
@@ -184,53 +199,11 @@ class Node:
             answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
 
-    def _catch_up(self, ledger: Ledger, blueprint: Blueprint, request: Mapping[str, Any]) -> None:
-        """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
-        run, due = str(request["run"]), (request["kind"], int(request["round"]))
-        unknown = self._unknown(ledger, request, "received")
-        if (
-            unknown
-            or ledger.copied
-            or not self._trace(ledger, run).follows(Footprint.read(trace_file(self._directory, run)))
-        ):
-            # What the server asked for may have left and been lost on its way.
-            unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
-            ledger.recover(
-                [blueprint.releases[kind].charge(run, OWN_RECORDS, number) for kind, number in unknown], run
-            )
-            ledger.vouch()
-            self._client_log.note(
-                "this directory or its ledger was restored from a backup: charged for "
-                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
-                level=logging.WARNING,
-            )
-            self._note(ledger, run)
-        if request["received_context"] or not self._agreement.plan.releases_context:
-            ledger.forget(run, before_round=due[1])
-        if ledger.stored(run, OWN_RECORDS, *due) == b"":
-            raise LedgerBehind(
-                "the ledger was restored from a backup and this release may have left before: it was "
-                "charged, and is left out since a stream is used once for ever"
-            )
-
-    def _unknown(self, ledger: Ledger, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
-        """Releases that the server has "received" or "asked" for and the ledger does not know."""
-        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
-        if request[f"{what}_context"]:
-            streams.insert(0, ("context", 0))
-        run = str(request["run"])
-        return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
-
-    def _trace(self, ledger: Ledger, run: str) -> Footprint:
-        return Footprint.of(
-            self._lock_file, ledger.releases(OWN_RECORDS, run=run), ledger.total_in(run).spent
-        )
-
-    def _note(self, ledger: Ledger, run: str) -> None:
-        """Makes the run's note true, before anything leaves; also where a killed process could not."""
-        trace, file = self._trace(ledger, run), trace_file(self._directory, run)
-        if trace != Footprint.read(file):
-            trace.write(file)
+    def _enrolment(self, request: Mapping[str, Any]) -> Enrolment:
+        enrolment = Enrolment.read(self._directory, str(request["run"]))
+        if enrolment is None:
+            raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
+        return enrolment
 
     def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
         rounds = blueprint.schedule
@@ -238,11 +211,8 @@ class Node:
 
     def _records(self, participant: int) -> ClientRecords:
         agreement, plan = self._agreement, self._agreement.plan
-        records = read_client(
-            self._records_file,
-            facts=agreement.facts,
-            needed=-(-plan.gradient_records * 5 // 4),
-        )
+        needed = -(-plan.gradient_records * 5 // 4)
+        records = described_client(self._records_file, plan, agreement.facts, needed=needed)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
         return split_participant(records, plan.context_records, seeds[participant])
 
@@ -306,8 +276,9 @@ class Node:
             yield
 
 
-def _charged(ledger: Ledger, run: str, kind: Kind, round_number: int) -> bool:
-    try:
-        return ledger.stored(run, OWN_RECORDS, kind, round_number) is not None
-    except AlreadyDelivered:
-        return True
+def _coefficients(blueprint: Blueprint, sent: bytes) -> Tensor:
+    """Coefficients (k,) in the server's bytes."""
+    vector = np.frombuffer(sent, "<f4").astype(np.float32)
+    if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
+        raise Declined("the server sent coefficients of another size, or not finite: refused")
+    return torch.from_numpy(vector)

@@ -43,6 +43,13 @@ class OwnLedger:
         return self._terms.ledger_file(self._records)
 
     @property
+    def model_file(self) -> Path:
+        """Where the personal model goes: beside the ledger, under the client's name where it is not alone."""
+        alone = not any(other != self.path for other in self.path.parent.glob("*.ledger.sqlite"))
+        name = "personal.safetensors" if alone else f"{self._records.stem}.personal.safetensors"
+        return self.path.with_name(name)
+
+    @property
     def exists(self) -> bool:
         """Whether anything was ever charged in it, or may have been."""
         return self.path.exists() or Witness(self.path).path.exists() or bool(traces(self._directory))
@@ -69,5 +76,6 @@ class OwnLedger:
         calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
         if not 0 <= participant < len(calls):
             raise EnrolmentError(f"there is no participant {participant}: the agreement has {len(calls)}")
-        cost = spending(blueprint.releases, blueprint.participant_counts(int(calls[participant])))
+        counts = blueprint.participant_counts(int(calls[participant]))
+        cost = spending(blueprint.releases_of(participant), counts)
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self.budget(ledger))

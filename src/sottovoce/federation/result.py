@@ -35,7 +35,6 @@ def write_run(
     lines = store.lines()
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(directory.rounds_file, rounds, PRIVATE)
-    server.finish()
     GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
     directory.model_file.chmod(PRIVATE)
     result = {**_result(coordinator, store, lines), "engine": engine}
@@ -48,7 +47,7 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
     spent = {}
     for participant in sorted(coordinator.enrolled):
         counts = Counter(kind for kind, _ in store.received(participant))
-        spent[participant_name(participant)] = blueprint.epsilon(counts)
+        spent[participant_name(participant)] = blueprint.epsilon(counts, participant)
     return {
         **description(blueprint),
         "rounds": len(lines),

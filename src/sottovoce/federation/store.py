@@ -32,7 +32,7 @@ from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger("sottovoce.federation")
 
-_FORMAT = 2
+_FORMAT = 3
 _CHECKPOINT_MILLISECONDS = 5000  # how long to wait for one that reads what is to be forgotten
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
@@ -59,6 +59,7 @@ CREATE TABLE seal (
     PRIMARY KEY (participant, kind)
 ) WITHOUT ROWID;
 CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
+CREATE TABLE kept (participant INTEGER PRIMARY KEY);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 
@@ -150,6 +151,15 @@ class Store(Database):
         """Remembers where a participant was reached."""
         with self.transaction():
             self.query("INSERT OR REPLACE INTO address VALUES (?, ?)", participant, address)
+
+    def keep_model(self, participant: int) -> None:
+        """Remembers that a participant has its final model."""
+        with self.transaction():
+            self.query("INSERT OR IGNORE INTO kept VALUES (?)", participant)
+
+    def kept(self) -> set[int]:
+        """Participants who have their final model."""
+        return {participant for (participant,) in self.query("SELECT participant FROM kept")}
 
     # Releases
 
