@@ -12,6 +12,7 @@ from sottovoce import catalog
 from sottovoce.blending import blending
 from sottovoce.channel import open_channel
 from sottovoce.context import STATISTICS, open_statistic
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import GENERATORS, open_generator
 from sottovoce.models import open_model
@@ -19,6 +20,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.schedule import open_schedule
 from sottovoce.subspace import open_basis
+from sottovoce.tasks import open_task
 
 BLENDING = blending(
     Plan.load(overrides={"method": "blend", "context": "public", "learning_rate": 0.1}),
@@ -40,6 +42,7 @@ OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
         catalog.SCHEDULES,
         lambda name: open_schedule(name, clients=4, per_round=2, rounds=3, seed=0),
     ),
+    "task": (tuple(catalog.TASKS), lambda name: open_task(Facts((4,), 1, task=name))),
     "accounting": (catalog.ACCOUNTINGS, lambda name: epsilon(1.0, 1e-5, name)),
 }
 

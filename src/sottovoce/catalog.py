@@ -108,6 +108,23 @@ PARTITIONS = {
     "client": Partition(),
 }
 
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted about a record (`records.toml`: `task`)."""
+
+    metric: str
+    """The metric by which models are compared, and one round with the next."""
+    class_shares: bool = False
+    """Every record is of one class, so that classes have shares, priors and confusions."""
+
+
+TASKS = {
+    "classes": Task("accuracy", class_shares=True),
+    "labels": Task("accuracy"),
+    "number": Task("r2"),
+}
+
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sottovoce.catalog import TASKS
 from sottovoce.data.facts import Facts
 from sottovoce.data.section import DescriptionError, Section, document, text_of
 
@@ -155,7 +156,7 @@ class Description:
     def parse(cls, text: str, where: str = NAME) -> Description:
         """From the text of such a file: typed and bounded."""
         top = document(text, where)
-        task = top.choice("task", ("classes", "labels", "number"))
+        task = top.choice("task", tuple(TASKS))
         unit = top.text("unit", optional=True)
         unusable = top.number("unusable", default=UNUSABLE, low=0.0, high=1.0)
         target = _target(top.section("target"), task)

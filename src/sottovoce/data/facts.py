@@ -15,13 +15,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from sottovoce.catalog import TASKS
 from sottovoce.errors import SottovoceError, shown
 
 MOST_DIMENSIONS, MOST_NUMBERS, MOST_CLASSES = 6, 2**24, 2**16
 MOST_TEXT = 2**20
 """What a stranger's description of a record may reach."""
-TASKS = ("classes", "labels", "number")
-"""One class of several; any of several labels; a number."""
 
 
 class FactsError(SottovoceError):

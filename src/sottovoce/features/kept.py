@@ -55,7 +55,10 @@ def described(
 def described_facts(facts: Facts, plan: Plan) -> Facts:
     """What a record is after the plan's feature map, with what it was before."""
     features = feature_map(plan, facts)
-    return facts if features is None else Facts((features.size,), facts.classes, source=facts)
+    if features is None:
+        return facts
+    size, outputs = (features.size,), facts.classes
+    return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
 
 
 def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:

@@ -21,6 +21,7 @@ from sottovoce.gradients.structured import Structured
 from sottovoce.gradients.unstructured import Unstructured
 from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
+from sottovoce.tasks import Losses, cross_entropy
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
 _CPU_BYTES, _GPU_BYTES = 52 * 2**20, 8 * 2**30
@@ -29,11 +30,19 @@ _LEAST_RECORDS = 32
 
 
 def clipped_mean(
-    module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, *, clip: float, denominator: int
+    module: nn.Module,
+    theta: Tensor,
+    basis: Basis,
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip: float,
+    denominator: int,
+    loss: Losses = cross_entropy,
 ) -> Tensor:
-    """Σ_z clip_C(Pᵀ∇_θ ℓ(θ; z)) / m over the records (x, y) with cross-entropy loss ℓ: float64 (k,).
+    """Σ_z clip_C(Pᵀ∇_θ ℓ(θ; z)) / m over the records (x, y) with a task's `loss` ℓ: float64 (k,).
 
-    `theta` (d,) is in the order of `parameters_to_vector`; `x` is (m, ...), `y` (m,) class labels.
+    `theta` (d,) is in the order of `parameters_to_vector`; `x` is (m, ...), `y` (m, ...) their targets.
     `denominator` is fixed in advance and need not equal the number of records. The norm of no record's
     contribution exceeds clip/denominator, in float64; a record whose loss or gradient is not finite
     contributes zero. The parameters of `module` are neither read nor changed.
@@ -44,8 +53,8 @@ def clipped_mean(
     >>> bool(mean.norm() <= 0.1)
     True
     """
-    means = clipped_means(module, theta[None], [basis], x[None], y[None], clip=clip, denominator=denominator)
-    return means[0]
+    one = (module, theta[None], [basis], x[None], y[None])
+    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss)[0]
 
 
 def clipped_means(
@@ -57,11 +66,12 @@ def clipped_means(
     *,
     clip: float,
     denominator: int,
+    loss: Losses = cross_entropy,
     max_bytes: int | None = None,
 ) -> Tensor:
     """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
 
-    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m); the bases are of one kind and shape. `max_bytes`
+    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m, ...); the bases are of one kind and shape. `max_bytes`
     bounds the working memory of a chunk, of which each thread has one, and changes nothing else. Row i
     equals `clipped_mean` of client i up to rounding. Pass the same `bases` objects every round: what is
     prepared from them is remembered.
@@ -75,7 +85,8 @@ def clipped_means(
     layers = stack(module)
     floats = None if layers is None else _floats_per_record(layers, module, thetas, x, first)
     if layers is None or floats is None:
-        sums = [vmap.clipped_sum(module, *client, clip) for client in zip(thetas, bases, x, y, strict=True)]
+        each = zip(thetas, bases, x, y, strict=True)
+        sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     per_record, threads, budget = floats * thetas.element_size(), 1, _GPU_BYTES
@@ -87,8 +98,8 @@ def clipped_means(
         clients, records = chunk
         xs, ys = x[clients, records], y[clients, records]
         parameters = parameters_at(module, thetas[clients])
-        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten())
-        losses = losses.view_as(ys)
+        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten(0, 1), loss)
+        losses = losses.view(xs.shape[:2])
         if gradients is None:
             return identity.clipped_sum(module, captures, losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)

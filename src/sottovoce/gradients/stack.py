@@ -14,11 +14,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Parameters, Parametric, Plain, Scale
 from sottovoce.gradients.patches import Window
 from sottovoce.models import trainable
+from sottovoce.tasks import Losses
 
 _RECORDWISE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity,
@@ -36,9 +36,9 @@ class Capture:
 
 
 def capture(
-    layers: tuple[Layer, ...], parameters: Parameters, x: Tensor, y: Tensor
+    layers: tuple[Layer, ...], parameters: Parameters, x: Tensor, y: Tensor, loss: Losses
 ) -> tuple[list[Capture], Tensor]:
-    """Captures of all layers with parameters for records x (n, ...), y (n,), and the losses (n,).
+    """Captures of all layers with parameters for records x (n, ...), y (n, ...), and the losses (n,).
 
     Parameters are (clients, *shape), and n = clients × records, client by client.
     """
@@ -51,7 +51,7 @@ def capture(
             h, inputs = layer.forward(h, parameters)
             seen.append((layer, inputs.detach()))
             outputs.append(h if h.requires_grad else h.requires_grad_())
-        losses = F.cross_entropy(h, y, reduction="none")
+        losses = loss(h, y)
         deltas = torch.autograd.grad(losses.sum(), outputs)
     return [Capture(*pair, delta) for pair, delta in zip(seen, deltas, strict=True)], losses.detach()
 

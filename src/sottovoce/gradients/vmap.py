@@ -12,33 +12,48 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 
 from sottovoce.gradients.clipping import sum_clipped
 from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis
+from sottovoce.tasks import Losses, cross_entropy
 
 
 def record_gradients(
-    module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, *, chunk: int = 32
+    module: nn.Module,
+    theta: Tensor,
+    basis: Basis,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Losses = cross_entropy,
+    chunk: int = 32,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
 
-    def loss(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
-        logits = functional_call(module, parameters_at(module, flat), (xi.unsqueeze(0),), tie_weights=False)
-        return F.cross_entropy(logits, yi.unsqueeze(0))
+    def alone(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
+        outputs = functional_call(module, parameters_at(module, flat), (xi.unsqueeze(0),), tie_weights=False)
+        return loss(outputs, yi.unsqueeze(0))[0]
 
-    each = vmap(grad_and_value(loss), in_dims=(None, 0, 0))
+    each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))
     for start in range(0, len(x), chunk):
         xs, ys = x[start : start + chunk], y[start : start + chunk]
         gradients, losses = each(theta.detach(), xs, ys)
         yield basis.project(gradients), losses.detach()
 
 
-def clipped_sum(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tensor, clip: float) -> Tensor:
+def clipped_sum(
+    module: nn.Module,
+    theta: Tensor,
+    basis: Basis,
+    x: Tensor,
+    y: Tensor,
+    clip: float,
+    loss: Losses = cross_entropy,
+) -> Tensor:
     """Σ clip_C(g(z)) over the records, float64 (k,)."""
     basis = basis.to(theta.device)
     total = torch.zeros(basis.coefficients, dtype=torch.float64, device=theta.device)
-    for gradients, losses in record_gradients(module, theta, basis, x, y):
+    for gradients, losses in record_gradients(module, theta, basis, x, y, loss=loss):
         total += sum_clipped([gradients.T.unsqueeze(0)], losses.unsqueeze(0), clip)[0]
     return total
