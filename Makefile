@@ -5,7 +5,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench clean
+.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -51,6 +51,11 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks
+
+# The documentation as a site, in build/site: opens from the folder, and fetches nothing.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending
+from sottovoce.catalog import TASKS
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import check_recordwise
+from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
@@ -29,6 +30,7 @@ from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
 from sottovoce.seeding import derived_seed
 from sottovoce.subspace import Basis, open_basis
+from sottovoce.tasks import open_task
 
 
 def participant_name(index: int) -> str:
@@ -165,7 +167,8 @@ class Blueprint:
 
     def to(self, device: str) -> Blueprint:
         """The same blueprint with module and basis on a device."""
-        model = Model.of(self.module.to(torch.device(device)), self.basis.to(device))
+        moved = self.module.to(torch.device(device)), self.basis.to(device)
+        model = Model.of(*moved, self.model.losses)
         return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule, self.sizes)
 
 
@@ -187,7 +190,13 @@ def draw(
             )
         open_ = open_model if module is None else import_model
         module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
+    task = open_task(facts)
+    check_outputs(module, task)
     check_recordwise(module, facts)
+    if plan.context_traits.class_shares and not TASKS[facts.task].class_shares:
+        raise SottovoceError(
+            f"context={plan.context} counts classes, but the task is '{facts.task}': set context=public"
+        )
     size = sum(parameter.numel() for parameter in trainable(module))
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
     kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis
@@ -203,7 +212,7 @@ def draw(
     counts = (plan.gradient_records,) * plan.participants if plan.gradient_records else tuple(sizes)
     if len(counts) != plan.participants:
         raise SottovoceError("gradient_records=0 leaves their number to the participants: state their sizes")
-    return Blueprint(plan, facts, Model.of(module, basis), statistic, order, counts)
+    return Blueprint(plan, facts, Model.of(module, basis, task.losses), statistic, order, counts)
 
 
 def client_secret(master: bytes, client: str) -> bytes:

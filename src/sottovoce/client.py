@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import TASKS
 from sottovoce.channel.wire import Stream
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
@@ -22,6 +23,7 @@ from sottovoce.evaluation import Evaluation
 from sottovoce.models import logits
 from sottovoce.privacy.ledger import Budget, Kind, Ledger
 from sottovoce.seeding import derived_seed
+from sottovoce.tasks import open_task
 
 
 class Client:
@@ -101,15 +103,17 @@ class Client:
 
         Not a release: it is neither noised nor charged, and leaves the client only in a simulation.
         """
-        held_out, classes = self._records.held_out, self._blueprint.facts.classes
+        held_out, facts = self._records.held_out, self._blueprint.facts
+        held_out = held_out[held_out.usable]
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
             output = logits(self._blueprint.module, theta, held_out.x.to(theta.device))
-        y = held_out.y.to(theta.device)
-        owned = torch.zeros(classes, dtype=torch.bool, device=theta.device)
-        for records in (self._records.train, self._records.context, held_out):
-            owned[records.y.to(theta.device)] = True
-        return Evaluation.of(output, y, owned)
+        owned = None
+        if TASKS[facts.task].class_shares:
+            owned = torch.zeros(facts.classes, dtype=torch.bool, device=held_out.y.device)
+            for records in (self._records.train, self._records.context, held_out):
+                owned[records.y[records.usable]] = True
+        return Evaluation.of(open_task(facts), output, held_out.y, owned)
 
     def _release(
         self,

@@ -30,6 +30,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind
 from sottovoce.subspace import Basis
+from sottovoce.tasks import Losses, cross_entropy
 
 OVERHEAD_BYTES = 4096
 IMPOSSIBLE = 1e-12
@@ -43,10 +44,12 @@ class Model:
     module: nn.Module
     basis: Basis
     reference: Tensor
+    losses: Losses
+    """The loss of each record, from outputs and targets."""
 
     @classmethod
-    def of(cls, module: nn.Module, basis: Basis) -> Model:
-        return cls(module, basis, flat_parameters(module))
+    def of(cls, module: nn.Module, basis: Basis, losses: Losses = cross_entropy) -> Model:
+        return cls(module, basis, flat_parameters(module), losses)
 
     def theta(self, coefficients: Tensor) -> Tensor:
         """Model parameters θ_ref + P a, (…, d)."""
@@ -203,6 +206,7 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) 
             records.y.to(theta.device),
             clip=plan.clip,
             denominator=count,
+            loss=model.losses,
         )
 
     return Release("gradient", mean, bound, plan.clip, _channel(plan, model.basis.coefficients, sigma))

@@ -36,6 +36,10 @@ BINS = 15
 """Of a calibration error."""
 
 
+class NoMeasures(SottovoceError):
+    """The package that measures is not installed here."""
+
+
 class Task(ABC):
     """What the outputs (n, `facts.classes`) of a model stand for."""
 
@@ -257,7 +261,7 @@ def _measures(kind: str) -> Iterator[Any]:
     try:
         functions = import_module(f"torchmetrics.functional.{kind}")
     except ImportError:
-        raise SottovoceError("metrics need the package torchmetrics: pip install torchmetrics") from None
+        raise NoMeasures("metrics need the package torchmetrics: pip install torchmetrics") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield functions

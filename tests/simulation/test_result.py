@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from sottovoce.data import Dataset
+from sottovoce.data import Dataset, Facts
 from sottovoce.evaluation import Evaluation
 from sottovoce.simulation.result import accuracies
 from sottovoce.simulation.training import train
+from sottovoce.tasks import open_task
 from tests.small import small_plan
 
 
@@ -43,7 +45,9 @@ def test_a_run_without_noise_says_null_where_json_has_no_infinity(tmp_path: Path
 
 def test_means_count_clients_alike_and_are_missing_without_clients() -> None:
     def client(correct: int, wrong: int) -> Evaluation:
-        return Evaluation(np.array([[correct, wrong], [0, 0]]), masked_correct=correct + wrong)
+        said = torch.tensor([0] * correct + [1] * wrong)
+        task, y = open_task(Facts((1,), 2)), torch.zeros(len(said)).long()
+        return Evaluation.of(task, torch.eye(2)[said], y, torch.tensor([True, False]))
 
     said = accuracies({"a": client(9, 1), "b": client(100, 100)}, {})
     assert said["seen"] == pytest.approx(70.0)

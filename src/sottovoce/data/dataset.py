@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from sottovoce.data.facts import Facts
@@ -28,6 +29,12 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def usable(self) -> Tensor:
+        """Which records can be used, bool (n,): all numbers finite, all tokens of the vocabulary."""
+        flat = self.x.flatten(1)
+        return (flat >= 0 if flat.dtype == torch.int64 else flat.isfinite()).all(dim=1)
 
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""

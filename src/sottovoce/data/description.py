@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sottovoce.catalog import TASKS
 from sottovoce.data.facts import Facts
 from sottovoce.data.section import DescriptionError, Section, document, text_of
@@ -222,6 +224,20 @@ def of(facts: Facts) -> Description | None:
     if described.facts() != facts:
         raise DescriptionError("the description of records contradicts itself: ask for the file again")
     return described
+
+
+def random_records(
+    facts: Facts, count: int, generator: torch.Generator | None = None, scale: float = 1.0
+) -> torch.Tensor:
+    """Made-up public records, as a model sees them: normal numbers of that scale, or tokens.
+
+    >>> random_records(Facts((2, 3), 4), 5).shape
+    torch.Size([5, 2, 3])
+    """
+    agreed = None if facts.source is not None else of(facts)
+    if agreed is not None and agreed.array is not None and agreed.array.vocabulary is not None:
+        return torch.randint(agreed.array.vocabulary, (count, *facts.shape), generator=generator)
+    return scale * torch.randn(count, *facts.shape, generator=generator)
 
 
 def _target(section: Section, task: str) -> Target:

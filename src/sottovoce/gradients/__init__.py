@@ -6,6 +6,13 @@ the per-record reference; none of them lets a record contribute more than `clip`
 
 from sottovoce.gradients.clipping import sensitivity
 from sottovoce.gradients.mean import clipped_mean, clipped_means
-from sottovoce.gradients.recordwise import check_recordwise, recordwise_logits
+from sottovoce.gradients.recordwise import check_outputs, check_recordwise, recordwise_logits
 
-__all__ = ["check_recordwise", "clipped_mean", "clipped_means", "recordwise_logits", "sensitivity"]
+__all__ = [
+    "check_outputs",
+    "check_recordwise",
+    "clipped_mean",
+    "clipped_means",
+    "recordwise_logits",
+    "sensitivity",
+]

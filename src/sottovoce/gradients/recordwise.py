@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from sottovoce.data.description import random_records
 from sottovoce.data.facts import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients.clipping import refuse_unclippable
 from sottovoce.gradients.stack import stack
 from sottovoce.models import flat_parameters, logits, parameters_at
 from sottovoce.seeding import seeded
+from sottovoce.tasks import Task
 
 _CHUNK = 64
 _TRIED = 4  # records side by side
@@ -38,6 +40,22 @@ def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     return torch.cat([vmap(alone)(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
 
 
+def check_outputs(module: nn.Module, task: Task) -> None:
+    """Refuses a module that cannot take such records, or gives another number of outputs, in one line."""
+    name = type(module).__name__
+    generator = torch.Generator().manual_seed(0)
+    x = random_records(task.facts, 2, generator).to(flat_parameters(module).device)
+    try:
+        with torch.no_grad():
+            outputs = module(x)
+    except Exception as error:  # whatever a stranger's forward raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SottovoceError(f"{name} fails on records of shape {task.facts.shape}: {reason}") from None
+    if not isinstance(outputs, Tensor):
+        raise SottovoceError(f"{name} returns {type(outputs).__name__}: return one tensor (records, outputs)")
+    task.check_outputs(outputs, name)
+
+
 def check_recordwise(module: nn.Module, facts: Facts) -> None:
     """Refuses a module that mixes the records of a batch, tried on public random records of these facts."""
     refuse_unclippable(module)
@@ -48,8 +66,8 @@ def check_recordwise(module: nn.Module, facts: Facts) -> None:
         for shift in _SHIFTS:
             theta = reference + shift * torch.randn(len(reference)).to(reference)
             for scale in _SCALES:
-                records = scale * torch.randn(_TRIED, *facts.shape)
-                others = scale * torch.randn(_TRIED, *facts.shape)
+                records = random_records(facts, _TRIED, scale=scale)
+                others = random_records(facts, _TRIED, scale=scale)
                 others[0] = records[0]
                 _compare(module, theta, records.to(reference.device), others.to(reference.device))
 

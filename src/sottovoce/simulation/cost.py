@@ -15,10 +15,12 @@ import torch
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.simulation.result import COEFFICIENT_BYTES
+from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3
@@ -79,8 +81,8 @@ def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
     plan, release = blueprint.plan, blueprint.releases["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
-    x = torch.randn(max(blueprint.sizes), *blueprint.facts.shape, generator=generator)
-    y = torch.randint(blueprint.facts.classes, (max(blueprint.sizes),), generator=generator)
+    x = random_records(blueprint.facts, max(blueprint.sizes), generator)
+    y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)
     u = np.random.default_rng(plan.seed).normal(size=release.size)
     u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
     secret = secrets.token_bytes(32)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
-from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.tasks import NoMeasures, mean_metrics, open_task
+
+log = logging.getLogger(__name__)
 
 COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
@@ -40,7 +42,12 @@ def assemble(
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
-        "confusion": {name: evaluation.confusion.tolist() for name, evaluation in {**seen, **future}.items()},
+        "metrics": measured(seen, future),
+        "confusion": {
+            name: evaluation.confusion.tolist()
+            for name, evaluation in {**seen, **future}.items()
+            if evaluation.confusion is not None
+        },
         "uplink": {
             "bytes": sent,
             "releases": releases,
@@ -69,6 +76,8 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "channel": plan.channel,
         "features": plan.features,
         "public_pretraining": False,
+        "task": blueprint.facts.task,
+        "metric": open_task(blueprint.facts).metric,
         "basis": blueprint.basis.kind,
         "seeded": plan.seeded,
         "model_parameters": blueprint.basis.size,
@@ -78,15 +87,30 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent."""
+    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent.
+
+    Where the task has no accuracy it is the task's `metric`, on a scale of 100.
+    """
     result: dict[str, Any] = {}
     for role, evaluations in (("seen", seen), ("future", future)):
         masked = {name: evaluation.masked_accuracy for name, evaluation in evaluations.items()}
         result[role] = mean_accuracy(evaluations)
-        result[f"{role}_masked"] = float(np.mean(list(masked.values()))) if masked else None
+        result[f"{role}_masked"] = mean_known(list(masked.values()))
         result[f"{role}_per_client"] = {name: e.accuracy for name, e in evaluations.items()}
         result[f"{role}_masked_per_client"] = masked
     return result
+
+
+def measured(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `metrics` object: means over clients by role, and each client's own; empty without torchmetrics."""
+    try:
+        own = {name: evaluation.metrics() for name, evaluation in {**seen, **future}.items()}
+    except NoMeasures as error:
+        log.warning("%s", error)
+        return {}
+    roles = {"seen": seen, "future": future}
+    means = {role: mean_metrics([own[name] for name in names]) for role, names in roles.items()}
+    return {**means, "per_client": own}
 
 
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         torch.stack(ys),
         clip=blueprint.plan.clip,
         denominator=blueprint.plan.gradient_records,
+        loss=blueprint.model.losses,
     )
     return means.cpu()
 

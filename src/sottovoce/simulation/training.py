@@ -22,7 +22,7 @@ from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.result import accuracies
+from sottovoce.simulation.result import accuracies, measured
 from sottovoce.simulation.rounds import Simulation
 from sottovoce.simulation.session import Session
 
@@ -106,4 +106,5 @@ def evaluate(
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)
     seen, future = simulation.evaluate()
-    return {**directory.result(), "accuracy": accuracies(seen, future)}
+    found = {"accuracy": accuracies(seen, future), "metrics": measured(seen, future)}
+    return {**directory.result(), **found}

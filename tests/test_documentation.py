@@ -1,0 +1,64 @@
+"""The pages hang together: on GitHub, as a site, and with what the package offers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import sottovoce
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere_in_the_repository(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+def test_the_reference_shows_every_name_that_the_package_offers() -> None:
+    shown = re.findall(r"^::: ([\w.]+)", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {f"sottovoce.{name}" for name in sottovoce.__all__} <= set(shown)
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra docs")
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # news of the theme's authors
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(PAGES) - 1
+    loaded = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?((?:https?:)?//[^\s\"'>]+)")
+    linked = re.compile(r"<link[^>]*\shref=[\"']?((?:https?:)?//[^\s\"'>]+)")
+    styled = re.compile(r"(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\s\"')]+)")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not loaded.findall(text) + linked.findall(text), page
+    for style in (tmp_path / "site").rglob("*.css"):
+        assert not styled.findall(style.read_text(encoding="utf-8")), style
