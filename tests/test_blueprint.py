@@ -83,3 +83,11 @@ def test_secrets_of_clients_and_runs_differ() -> None:
     secrets = {client_secret(master, participant_name(i)) for master in masters for i in range(3)}
     assert len(secrets) == 9
     assert {len(secret) for secret in secrets} == {32}
+
+
+@pytest.mark.parametrize("context", ["labels", "shares"])
+def test_a_future_client_has_all_of_its_budget_for_its_one_release(context: str) -> None:
+    made = drawn(context=context, context_share=0.05)
+    assert made.epsilon(made.future_counts) == pytest.approx(8.0)
+    assert made.epsilon(made.participant_counts(made.releases_max), 0) == pytest.approx(8.0)
+    assert made.releases["context"].sigma < 0.3 * made.releases_of(0)["context"].sigma

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.generator import Generator, RadialTrunk, open_generator
+from sottovoce.generator import Generator, MeanRegularized, RadialTrunk, open_generator
 from sottovoce.server import update_generator
 from sottovoce.sgd import Descent
 
@@ -130,3 +130,49 @@ def test_the_trunk_has_the_layers_that_were_asked_for() -> None:
     for layers in (1, 2, 3):
         generator = open_generator("factorized", START, 8, layers, 12, seed=3)
         assert sum(isinstance(m, torch.nn.Linear) for m in generator.modules()) == layers
+
+
+def mean_regularized(attraction: float) -> MeanRegularized:
+    return MeanRegularized(4, attraction)
+
+
+def stepped(generator: MeanRegularized, releases: Tensor, participants: list[int], steps: int) -> None:
+    descent = Descent(generator, learning_rate=0.5, momentum=0.0)
+    for _ in range(steps):
+        update_generator(generator, descent, torch.ones(len(participants), 2), releases, participants)
+
+
+def test_mean_regularized_models_move_by_their_own_release_and_towards_their_mean() -> None:
+    generator, releases = mean_regularized(0.2), torch.randn(3, 4)
+    stepped(generator, releases, [0, 1, 2], steps=1)
+    first = generator(torch.ones(3, 2), [0, 1, 2]).detach()
+    assert torch.allclose(first, -0.5 * releases)
+    stepped(generator, torch.zeros(3, 4), [0, 1, 2], steps=1)
+    second = generator(torch.ones(3, 2), [0, 1, 2]).detach()
+    assert torch.allclose(second, first - 0.5 * 0.2 * (first - first.mean(dim=0)), atol=1e-6)
+
+
+def test_mean_regularized_ends_are_every_client_alone_and_one_shared_model() -> None:
+    releases = torch.randn(3, 4)
+    alone, shared = mean_regularized(0.0), mean_regularized(2.0)
+    for generator in (alone, shared):
+        stepped(generator, releases, [0, 1, 2], steps=6)
+    assert torch.allclose(alone(torch.ones(3, 2), [0, 1, 2]), -3 * releases, atol=1e-5)
+    apart = shared(torch.ones(3, 2), [0, 1, 2]) - shared(torch.ones(1, 2))
+    assert torch.allclose(apart, -0.5 * (releases - releases.mean(dim=0)), atol=1e-5)  # of the last step
+
+
+def test_who_has_not_released_has_the_mean_of_the_mean_regularized_models() -> None:
+    generator, releases = mean_regularized(0.1), torch.randn(2, 4)
+    assert torch.equal(generator(torch.ones(2, 2)), torch.zeros(2, 4))
+    stepped(generator, releases, [0, 2], steps=1)
+    mean = -0.5 * releases.mean(dim=0)
+    for participants in (None, [1]):
+        assert torch.allclose(generator(torch.ones(1, 2), participants)[0], mean)
+
+
+def test_mean_regularized_models_survive_saving_and_loading() -> None:
+    generator, again = mean_regularized(0.1), mean_regularized(0.1)
+    stepped(generator, torch.randn(2, 4), [0, 2], steps=2)
+    again.load_state_dict(generator.state_dict())
+    assert torch.equal(generator(torch.ones(2, 2), [0, 2]), again(torch.ones(2, 2), [0, 2]))

@@ -126,3 +126,10 @@ def test_every_release_of_class_shares_is_paid_for(tmp_path) -> None:
     assert 3.99 < result["epsilon"]["spent_max"] <= 4.0
     assert result["epsilon"]["future_context"] == pytest.approx(4.0)
     assert result["uses_future_labels"] is False
+
+
+def test_the_bytes_of_a_confusion_are_counted_in_the_uplink(tmp_path) -> None:
+    uplink = train(small_plan(**SHARES), tmp_path / "run")["uplink"]
+    message = 6 * 4 * 100  # participants, bytes, pairs of classes
+    assert message < uplink["confusion_bytes"] < 1.1 * message
+    assert uplink["total_bytes"] == uplink["bytes"] + uplink["context_bytes"] + uplink["confusion_bytes"]

@@ -22,6 +22,8 @@ DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
 """What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
 LARGEST_STEP = 500.0
 LARGEST_OWN_SHARE = 0.5
+SUMMED_STEP, SUMMED_OWN_SHARE = 300.0, 0.1
+"""With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Blending:
     """v_i."""
     generated: float
     """g."""
+    attraction: float
+    """λ of method `mean-regularized`, which shares the step."""
 
     @property
     def shared(self) -> Reals:
@@ -45,8 +49,13 @@ class Blending:
         return 1.0 - self.generated - self.individual
 
 
-def blending(plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases: int) -> Blending:
+def blending(
+    plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases: int, summed: float | None = None
+) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = 2.5/(T N_0) and v_i = min(½, 0.2·N_0/N_i).
+
+    With noise at the server `summed` is what a client's coefficients see of it in a round, and `sigmas` what
+    the own parts do, σ/w_i: noise there is of √v_i times that, so own parts get shorter steps.
 
     >>> plan = Plan.load(overrides={"method": "blend", "context": "public", "participants": 2,
     ...                             "clients_per_round": 2, "learning_rate": 0, "weighting": 1.5})
@@ -58,19 +67,27 @@ def blending(plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases
     weights = counts**plan.weighting / np.sum(counts**plan.weighting)
     noise = np.asarray(sigmas) / math.sqrt(releases)
     shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
+    largest = LARGEST_STEP
+    if summed is not None:
+        shared_noise, largest = summed / math.sqrt(releases), SUMMED_STEP
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum
-    step = plan.learning_rate or slower * _bounded(DRIFT, releases * shared_noise)
+    step = plan.learning_rate or slower * _bounded(DRIFT, releases * shared_noise, largest)
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
+    elif summed is not None:
+        individual = np.full(len(counts), SUMMED_OWN_SHARE * (1 - plan.generated))
     else:
         quieter = shared_noise / np.maximum(noise, 1e-300)
         individual = np.minimum(LARGEST_OWN_SHARE, OWN_DRIFT / DRIFT * quieter) * (1 - plan.generated)
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
         own = np.array([slower * _bounded(ALONE_DRIFT, releases * value) for value in noise])
-    return Blending(weights, step, own, individual, plan.generated)
+    elif summed is not None:
+        seen = releases * np.sqrt(individual) * noise
+        own = np.minimum(step, [slower * _bounded(OWN_DRIFT, value) for value in seen])
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 
-def _bounded(drift: float, noise: float) -> float:
-    return min(LARGEST_STEP, drift / noise) if noise > 0 else LARGEST_STEP
+def _bounded(drift: float, noise: float, largest: float = LARGEST_STEP) -> float:
+    return min(largest, drift / noise) if noise > 0 else largest

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending
 from sottovoce.catalog import TASKS
+from sottovoce.central import Pool
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
@@ -57,12 +58,15 @@ class Blueprint:
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
 
-        None stands for a future client, whose one release is a context.
+        None stands for a future client, whose one release is a context; where contexts of participants get
+        a share of their budget, it has all of ε for its own.
         """
         plan, opened = self.plan, self._opened
-        if participant is None and plan.context_traits.predicted_for_future:
+        if participant is None and plan.releases_context and plan.context_share:
             if 0 not in opened:
-                opened[0] = open_future_releases(plan, MeanProbability(self.facts.classes), self.model)
+                predicted = plan.context_traits.predicted_for_future
+                statistic = MeanProbability(self.facts.classes) if predicted else self.statistic
+                opened[0] = open_future_releases(plan, statistic, self.model)
             return opened[0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
         if records not in opened:
@@ -73,6 +77,7 @@ class Blueprint:
                 self.model,
                 records=records,
                 gradients=self.releases_max,
+                pool=self.pool,
             )
         return opened[records]
 
@@ -84,8 +89,17 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
+        if self.pool is not None:
+            own = (self.sigma / self.pool.weights(self.sizes)).tolist()
+            total = self.pool.total(self.sigma)
+            return blending(self.plan, self.sizes, own, self.releases_max, total)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.sizes, sigmas, self.releases_max)
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The public numbers of noise at the server; None where each client adds its own."""
+        return Pool.of(self.schedule, self.sizes) if self.plan.noise_at_server else None
 
     @property
     def uniform(self) -> bool:
@@ -130,7 +144,7 @@ class Blueprint:
 
     @property
     def sigma(self) -> float:
-        """σ of a gradient release; of the smallest participant's, where they differ."""
+        """σ of a gradient release, or of their sum; of the smallest participant's, where they differ."""
         return self.releases_of(int(np.argmin(self.sizes)))["gradient"].sigma
 
     @property

@@ -27,19 +27,22 @@ class Method:
     """Repeats the gains of another run on the same records: a simulation only."""
     individual: bool = False
     """Clients that train have a part of their own, which future clients lack."""
+    bounded: bool = False
+    """How far a release moves the generator is bounded and known (‖J‖ ≤ 1): noise may be at the server."""
     calibrated_with_context: bool = True
     """Gets the noise of a plan that pays for a context, so that controls differ in one thing only."""
 
 
 METHODS = {
-    "global": Method("never", whole_model=True, calibrated_with_context=False),
+    "global": Method("never", whole_model=True, bounded=True, calibrated_with_context=False),
     "full": Method("always", whole_model=True),
     "deep-linear": Method("optional"),
     "factorized": Method("optional"),
-    "direct": Method("never"),
+    "direct": Method("never", bounded=True),
     "radial": Method("never"),
     "replay": Method("never", replays=True),
-    "blend": Method("optional", individual=True, calibrated_with_context=False),
+    "blend": Method("optional", individual=True, bounded=True, calibrated_with_context=False),
+    "mean-regularized": Method("optional", individual=True, calibrated_with_context=False),
 }
 
 
@@ -129,6 +132,8 @@ LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
+SHIFTS = ("none", "turns")
+NOISES = ("client", "server")
 FEATURES = ("none", "scattering", "patterns", "scattering+patterns")
 
 

@@ -54,6 +54,14 @@ class SharedCoefficients(nn.Module):
         """Leaves Σ_i w_i g̃_i in the gradient of the coefficients."""
         self(contexts).backward(gradient=weighted)
 
+    def columns(self, contexts: Tensor, participants: Sequence[int]) -> Tensor:
+        """h_i of these participants, (n, 1): one column, in which everybody counts fully."""
+        return torch.ones(len(contexts), 1, device=self.shared.device)
+
+    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+        """Leaves the noised sum (k, 1) of a round in the gradient of the coefficients."""
+        self.shared.grad = columns[:, 0].clone()
+
     def gain(self, contexts: Tensor) -> Tensor:
         return torch.ones(len(contexts), device=self.shared.device)
 
@@ -117,6 +125,34 @@ class Blend(nn.Module):
                 scale = blending.individual[participant] ** 0.5 * blending.own_steps[participant]
                 own.grad = releases[row] * float(scale / blending.step)
 
+    @torch.no_grad()
+    def columns(self, contexts: Tensor, participants: Sequence[int]) -> Tensor:
+        """h_i of these participants, (n, columns): the shared column, the generated ones, each own one."""
+        own = torch.as_tensor(self._blending.individual[list(participants)], dtype=torch.float32)
+        parts = [self._shares(len(contexts), participants).sqrt()[:, None]]
+        if self._blending.generated:
+            parts.append(self._features(contexts))
+        parts.append(own.sqrt().diag()[:, own > 0].to(self.shared.device))
+        return torch.cat(parts, dim=1)
+
+    @torch.no_grad()
+    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+        """Leaves the noised sum (k, columns) of a round in the gradients of all parts.
+
+        An own column is scaled up by 1/w_i here, after the noise; before it, one record would count 1/w_i
+        times what the noise is made for.
+        """
+        blending = self._blending
+        self.shared.grad = columns[:, 0].clone()
+        generated = self.weight.shape[1] if blending.generated else 0
+        if generated:
+            self.weight.grad = columns[:, 1 : 1 + generated].clone()
+        rest = iter(columns[:, 1 + generated :].T)
+        for participant, weight in zip(participants, weights, strict=True):
+            if blending.individual[participant] > 0:
+                scale = blending.own_steps[participant] / blending.step / weight
+                self._admitted(participant).grad = next(rest) * float(scale)
+
     def gain(self, contexts: Tensor) -> Tensor:
         return torch.ones(len(contexts), device=self.shared.device)
 
@@ -145,6 +181,51 @@ class Blend(nn.Module):
         scale: float = self._blending.generated**0.5
         features: Tensor = nn.functional.normalize(h, dim=1)
         return features * scale
+
+
+class MeanRegularized(nn.Module):
+    """Every participant has a model of its own, w_i, drawn to their mean w̄ by λ/2·‖w_i − w̄‖² (MR-MTL).
+
+    The control of Liu, Hu, Wu and Smith (arXiv:2206.07902): λ = 0 is every client alone, a large λ one shared
+    model. w_i moves by its client's release and by λ(w_i − w̄); a future client gets w̄, and so does a
+    participant until its first release.
+    """
+
+    reference: Tensor
+
+    def __init__(self, coefficients: int, attraction: float) -> None:
+        super().__init__()
+        self._attraction = attraction
+        self.own = nn.ParameterDict()
+        self.register_buffer("reference", torch.zeros(coefficients), persistent=False)
+
+    def forward(self, contexts: Tensor, participants: Sequence[int] | None = None) -> Tensor:
+        mean = self._mean()
+        if participants is None:
+            return mean.expand(len(contexts), -1)
+        return torch.stack([self.own.get(str(participant), mean) for participant in participants])
+
+    @torch.no_grad()
+    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+        """Leaves g̃_i + λ(w_i − w̄) in the gradients of the models of this round's participants."""
+        mean = self._mean()
+        for row, participant in enumerate(participants):
+            name = str(participant)
+            if name not in self.own:
+                self.own[name] = nn.Parameter(mean.clone())
+            self.own[name].grad = releases[row] + self._attraction * (self.own[name] - mean)
+
+    def gain(self, contexts: Tensor) -> Tensor:
+        return torch.ones(len(contexts), device=self.reference.device)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        for name in state:
+            self.own.setdefault(name.removeprefix("own."), nn.Parameter(self.reference.clone()))
+        return super().load_state_dict(state, strict, assign)
+
+    def _mean(self) -> Tensor:
+        """w̄ over the participants that have released; the reference before anybody has."""
+        return torch.stack(list(self.own.values())).mean(dim=0) if len(self.own) else self.reference
 
 
 def _shared(
@@ -176,6 +257,13 @@ def _blend(start: Tensor, hidden: int, layers: int, coefficients: int, blending:
     return Blend(start, hidden, coefficients, blending)
 
 
+def _mean_regularized(
+    start: Tensor, hidden: int, layers: int, coefficients: int, blending: Blending | None
+) -> MeanRegularized:
+    assert blending is not None
+    return MeanRegularized(coefficients, blending.attraction)
+
+
 def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
     """h_ψ: linear layers, each with a ReLU."""
     stack: list[nn.Module] = []
@@ -184,7 +272,9 @@ def _trunk(start: Tensor, hidden: int, layers: int) -> nn.Module:
     return nn.Sequential(*stack)
 
 
-AnyGenerator = Generator | SharedCoefficients | Blend
+BoundedGenerator = SharedCoefficients | Blend
+"""Those whose h is fixed with ‖h_i‖ ≤ 1 (`bounded` in the catalog)."""
+AnyGenerator = Generator | BoundedGenerator | MeanRegularized
 
 GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
     "global": _shared,
@@ -195,6 +285,7 @@ GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGene
     "factorized": _factorized,
     "radial": _radial,
     "blend": _blend,
+    "mean-regularized": _mean_regularized,
 }
 """What opens the generator of each method, from (start, hidden, layers, coefficients, blending)."""
 

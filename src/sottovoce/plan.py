@@ -33,6 +33,8 @@ CHOICES: dict[str, Collection[str]] = {
     "schedule": catalog.SCHEDULES,
     "prior": catalog.PRIORS,
     "features": catalog.FEATURES,
+    "shift": catalog.SHIFTS,
+    "noise": catalog.NOISES,
 }
 
 
@@ -111,7 +113,16 @@ class Plan:
     confusion_share: float = key(
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
     )
+    attraction: float = key(
+        0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
+    )
+    shift: str = key(
+        "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
+    )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    noise: str = key(
+        "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -140,6 +151,8 @@ class Plan:
         method = METHODS.get(values.get("method", cls.method))
         if method is not None and method.context == "never" and "context" not in given:
             values["context"] = "public"
+        if values.get("noise") == "server" and "weighting" not in given:
+            values["weighting"] = 1.0
         return cls(**values)
 
     def replace(self, **changes: Any) -> Plan:
@@ -175,6 +188,11 @@ class Plan:
     def private(self) -> bool:
         """False for the noise-free ablation `epsilon=inf`."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def noise_at_server(self) -> bool:
+        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
+        return self.noise == "server"
 
     @property
     def releases_context(self) -> bool:
@@ -237,7 +255,7 @@ def _check(plan: Plan) -> None:
         "evaluate_every",
         "repeat",
     )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting"):
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
@@ -290,10 +308,29 @@ def _check(plan: Plan) -> None:
         )
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
+    if plan.noise_at_server:
+        _check_noise_at_server(plan)
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
         raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
+
+
+def _check_noise_at_server(plan: Plan) -> None:
+    if not plan.traits.bounded:
+        bounded = ", ".join(name for name, method in METHODS.items() if method.bounded)
+        raise PlanError(
+            f"noise=server needs a bound on how far one record moves the generator, and method={plan.method} "
+            f"has none: choose one of {bounded}, or noise=client"
+        )
+    if plan.weighting != 1:
+        raise PlanError(
+            f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
+        )
+    if plan.releases_context and not plan.context_share:
+        raise PlanError(
+            "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -80,15 +80,18 @@ BEST_FOR: dict[str, dict[str, Any]] = {
     "fashion-mnist": PICTURES,
     "cifar10": {**PICTURES, "mirror": True},
 }
-PRESETS = ("paper", "tuned", "best")
+CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0}
+PRESETS = ("paper", "tuned", "best", "central")
 
 
 def preset_values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     """The keys that a preset sets for a dataset; `context` is the user's own choice, if any."""
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
-    if preset == "best":
+    if preset in ("best", "central"):
         values = {**BEST, **BEST_FOR.get(dataset, {"context": "public"}), "preset": preset}
+        if preset == "central":
+            values.update(CENTRAL)
         return {**values, "clients_per_round": values.get("participants", 40)}
     values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":

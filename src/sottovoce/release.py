@@ -2,7 +2,7 @@
 
 A client asks a `Release` for the bounded statistic of its records and for the message that carries it, the
 ledger is given the charge it states, and the server decodes with the very same object. Its noise is added
-by the channel, at the client; `place` says so, or says that there is none.
+by the channel, at the client, or once in the sum of a round, at the server (`central`); `place` says where.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.catalog import CHANNELS
+from sottovoce.central import Pool
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.noiseless import Noiseless
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 from sottovoce.channel.wire import Stream
 from sottovoce.context import Confusion, Statistic
 from sottovoce.data import Records
@@ -28,7 +29,7 @@ from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
-from sottovoce.privacy.ledger import Charge, Kind
+from sottovoce.privacy.ledger import Charge, Kind, Place
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
 
@@ -61,7 +62,8 @@ class Release:
     """One kind of release of one client.
 
     `statistic` maps records, and coefficients (k,) where the statistic depends on a model, to a float64
-    vector (size,) that replacing one record moves by at most `sensitivity` in ‖·‖₂.
+    vector (size,) that replacing one record moves by at most `sensitivity` in ‖·‖₂; where the noise is at the
+    server, `sensitivity` is how far it moves the sum to which the server adds noise.
     """
 
     kind: Kind
@@ -70,6 +72,8 @@ class Release:
     radius: float
     """The most that ‖·‖₂ of the statistic can be, whatever the records."""
     channel: Channel | Noiseless
+    server_sigma: float | None = None
+    """σ of noise at the server; what the channel adds is then no protection, and not counted."""
 
     @property
     def size(self) -> int:
@@ -78,13 +82,15 @@ class Release:
 
     @property
     def sigma(self) -> float:
-        """σ, the scale of the noise in each of them."""
-        return self.channel.sigma
+        """σ, the scale of the noise that protects."""
+        return self.channel.sigma if self.server_sigma is None else self.server_sigma
 
     @property
-    def place(self) -> Literal["client", "nowhere"]:
+    def place(self) -> Literal["client", "server", "nowhere"]:
         """Where the noise is added; nowhere in the ablation `epsilon=inf`."""
-        return "nowhere" if isinstance(self.channel, Noiseless) else "client"
+        if isinstance(self.channel, Noiseless):
+            return "nowhere"
+        return "client" if self.server_sigma is None else "server"
 
     @property
     def mu_squared(self) -> float:
@@ -104,7 +110,7 @@ class Release:
         Massart, 2000).
         """
         t, k = -math.log(IMPOSSIBLE), self.size
-        noise = self.sigma * math.sqrt(k + 2 * math.sqrt(k * t) + 2 * t)
+        noise = self.channel.sigma * math.sqrt(k + 2 * math.sqrt(k * t) + 2 * t)
         return (self.radius + noise) * (1 + self.channel.rounding)
 
     def plausible(self, vector: np.ndarray) -> bool:
@@ -116,7 +122,8 @@ class Release:
 
     def charge(self, run: str, account: str, round_number: int) -> Charge:
         """What the ledger records of it."""
-        return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma)
+        place: Place = "server" if self.place == "server" else "client"
+        return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
 
     def stream(self, run: str, client: str, round_number: int) -> Stream:
         """The name of one release's randomness, used once for ever."""
@@ -124,9 +131,7 @@ class Release:
 
     def encode(self, u: np.ndarray, *, secret: bytes, stream: Stream, seed: int | None = None) -> bytes:
         """The message of one release; `seed` draws reproducible noise, in simulations that say so."""
-        private = None
-        if seed is not None:
-            private = SeededRandomness(hashlib.sha256(f"{seed}:{stream!r}".encode()).digest())
+        private = None if seed is None else _seeded(seed, stream)
         return self.channel.encode(u, secret=secret, stream=stream, private=private)
 
     def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> np.ndarray:
@@ -135,25 +140,33 @@ class Release:
 
 
 def open_releases(
-    plan: Plan, statistic: Statistic, classes: int, model: Model, *, records: int, gradients: int
+    plan: Plan,
+    statistic: Statistic,
+    classes: int,
+    model: Model,
+    *,
+    records: int,
+    gradients: int,
+    pool: Pool | None = None,
 ) -> dict[Kind, Release]:
     """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
     `records` is the client's m_g, and σ is such that it spends the plan's ε with so many `gradients`
-    (Eq. 16): a client with more records adds less noise.
+    (Eq. 16): a client with more records adds less noise. With a `pool` the noise of gradients is added by the
+    server to the sum of a round; contexts and confusions get theirs at the client all the same.
     """
-    bound = sensitivity(plan.clip, records)
+    bound = sensitivity(plan.clip, records if pool is None else pool.records)
     context = statistic.sensitivity(plan.context_records)
     shares = plan.context_share + (plan.confusion_share if plan.context_traits.predicted_for_future else 0.0)
-    if shares:
+    if shares or pool is not None:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
-        sigma_context = _share(plan, context, plan.context_share)
+        sigma_context = _share(plan, context, plan.context_share) if plan.context_share else sigma
     else:
         # What is charged may be less than what noise is calibrated for, never more.
         calibrated = statistic.calibrated_sensitivity(plan.context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
-    releases = [_gradient(plan, model, records, bound, sigma)]
+    releases = [_gradient(plan, model, records, bound, sigma, pool)]
     if plan.releases_context:
         releases.append(_averaged("context", plan, statistic, model, plan.context_records, sigma_context))
     if plan.context_traits.predicted_for_future:
@@ -167,6 +180,11 @@ def open_future_releases(plan: Plan, statistic: Statistic, model: Model) -> dict
     """The one release of a future client, where it is another than the participants': it gets all of ε."""
     sigma = _share(plan, statistic.sensitivity(plan.context_records), 1.0)
     return {"context": _averaged("context", plan, statistic, model, plan.context_records, sigma)}
+
+
+def server_randomness(plan: Plan, run: str, round_number: int) -> PrivateRandomness:
+    """What the server draws the noise of a round from: cryptographic, unless the simulation is seeded."""
+    return _seeded(plan.seed, (run, "server", "update", round_number)) if plan.seeded else SystemRandomness()
 
 
 def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
@@ -192,7 +210,7 @@ def _averaged(
     return Release(kind, mean, bound, statistic.radius, channel)
 
 
-def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) -> Release:
+def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, pool: Pool | None) -> Release:
     """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
@@ -209,7 +227,13 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float) 
             loss=model.losses,
         )
 
-    return Release("gradient", mean, bound, plan.clip, _channel(plan, model.basis.coefficients, sigma))
+    carrier = sigma if pool is None else pool.carrier(sigma)
+    channel = _channel(plan, model.basis.coefficients, carrier)
+    return Release("gradient", mean, bound, plan.clip, channel, None if pool is None else sigma)
+
+
+def _seeded(seed: int, stream: Stream) -> SeededRandomness:
+    return SeededRandomness(hashlib.sha256(f"{seed}:{stream!r}".encode()).digest())
 
 
 def _calibrated(plan: Plan, gradients_squared: float, context: float) -> float:

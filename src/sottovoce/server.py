@@ -2,7 +2,8 @@
 
 It sees channel messages only. `update_generator` is the one place where clients' decoded statistics
 become a step (Eq. 6); every release entering it is differentially private by itself, because successive
-generators reveal each of them (see the test that recovers one).
+generators reveal each of them (see the test that recovers one). With noise at the server releases are not:
+they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
+from sottovoce.central import Update, noised_sum
+from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.errors import SottovoceError
-from sottovoce.generator import AnyGenerator, open_generator
+from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
@@ -194,6 +197,8 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
+        if plan.noise_at_server:
+            raise SottovoceError("releases under noise=server are not private: add them up first")
         order = sorted(releases)
         effective = None
         if order:
@@ -204,6 +209,43 @@ class Server:
             effective = replayed * update_generator(
                 self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
+        self._count_round()
+        return effective
+
+    def add_up(self, releases: Mapping[int, np.ndarray], randomness: PrivateRandomness) -> Update:
+        """The noised sum of the next round's decoded releases; make it durable before `receive_update`.
+
+        Who is missing leaves the weights of the others as they were planned.
+        """
+        order = tuple(sorted(releases))
+        if not order:
+            return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
+        stacked = np.stack([releases[participant] for participant in order])
+        h = self._bounded.columns(self.inputs(order), order).double().cpu().numpy()
+        total = noised_sum(stacked, h, self._pooled(order), self.blueprint.sigma, randomness)
+        return Update(self.round + 1, order, total)
+
+    def receive_update(self, update: Update) -> None:
+        """Applies the noised sum of the next round, durable by now; a sum of nobody's moves nothing."""
+        if update.round != self.round + 1:
+            raise SottovoceError(f"the sum is that of round {update.round}, not of round {self.round + 1}")
+        if update.participants:
+            self._descent.zero()
+            weights = self._pooled(update.participants).tolist()
+            self._bounded.move(update.columns.to(self._device), update.participants, weights)
+            self._descent.step()
+        self._count_round()
+
+    @property
+    def _bounded(self) -> BoundedGenerator:
+        assert isinstance(self.generator, BoundedGenerator)
+        return self.generator
+
+    def _pooled(self, participants: Sequence[int]) -> np.ndarray:
+        assert self.blueprint.pool is not None
+        return self.blueprint.pool.weights([self.blueprint.sizes[i] for i in participants])
+
+    def _count_round(self) -> None:
         self.round += 1
         averaged = self.round - self._first_averaged
         if averaged > 0:
@@ -211,7 +253,6 @@ class Server:
                 # A part that came into being late was zero before.
                 average = self._average.setdefault(name, torch.zeros_like(parameter))
                 average += (parameter.detach() - average) / averaged
-        return effective
 
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so."""

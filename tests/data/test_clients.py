@@ -244,3 +244,31 @@ def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist-small.npz", x=np.zeros((4, 1)), y=np.arange(4))
     assert load("mnist-small").public
     assert not load(tmp_path / "mnist-small.npz").public
+
+
+def pictures(records: int = 400) -> Dataset:
+    """Record i shows its number in one corner."""
+    x = torch.zeros(records, 1, 4, 4)
+    x[:, 0, 0, 0] = torch.arange(records).float()
+    return Dataset("pictures", x, torch.arange(records) % 4, Facts((1, 4, 4), 4), public=True)
+
+
+def test_every_client_sees_its_pictures_by_its_own_quarter_turn() -> None:
+    plain, turned = divided(pictures()), divided(pictures(), shift="turns")
+    turns = []
+    for mine, seen in zip(
+        [*plain.participants, *plain.future], [*turned.participants, *turned.future], strict=True
+    ):
+        [turn] = [
+            t for t in range(4) if torch.equal(torch.rot90(mine.held_out.x, t, (2, 3)), seen.held_out.x)
+        ]
+        assert torch.equal(torch.rot90(mine.context.x, turn, (2, 3)), seen.context.x)
+        assert torch.equal(mine.held_out.y, seen.held_out.y)
+        turns.append(turn)
+    assert set(turns[:6]) == {0, 1, 2, 3}
+    assert len(set(turns[6:])) == 2
+
+
+def test_only_square_pictures_are_turned() -> None:
+    with pytest.raises(PlanError, match="turns square pictures"):
+        divided(numbered(400), shift="turns")

@@ -131,3 +131,12 @@ def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
 def test_cells_are_told_apart_by_budget_where_another_key_runs_across() -> None:
     cells: list[Cell] = open_cells("dimension", epsilons=[8.0, 16.0])
     assert len({cell.id for cell in cells}) == 14
+
+
+def test_a_row_may_have_fewer_datasets_and_columns_than_its_table() -> None:
+    turned = [cell for cell in open_cells("frontier") if cell.label == "Turned: one shared model"]
+    assert [(cell.dataset, cell.at, cell.plan(41).shift) for cell in turned] == [
+        ("cifar10", 4.0, "turns"),
+        ("cifar10", 16.0, "turns"),
+    ]
+    assert not [cell for cell in open_cells("frontier", datasets=["mnist"]) if "Turned" in cell.label]

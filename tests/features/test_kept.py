@@ -84,3 +84,11 @@ def test_a_clients_own_file_is_described_like_the_dataset(pictures: Dataset, tmp
     mine = described_client(tmp_path / "mine.npz", PLAN, whole.facts, needed=10)
     assert torch.equal(mine.x, whole.x.float())
     assert torch.equal(mine.y, whole.y)
+
+
+def test_features_of_turned_pictures_are_made_after_the_turn(pictures: Dataset) -> None:
+    turned = described(pictures, PLAN.replace(shift="turns"))
+    assert turned.x.shape == (40, 4, 64)
+    for turn in range(4):
+        seen = replace(pictures, x=torch.rot90(pictures.x, turn, (2, 3)))
+        assert torch.equal(turned.x[:, turn], described(seen, PLAN, cache=False).x)

@@ -69,7 +69,7 @@ def test_another_format_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has ledger format 99 and this version reads 1 and 2" in refused(path)
+    assert "has ledger format 99 and this version reads 1 to 3" in refused(path)
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce import data
 from sottovoce.data import Dataset
-from sottovoce.plan import PlanError
+from sottovoce.plan import Plan, PlanError
 from sottovoce.simulation.cost import blueprint_for, outline
 from sottovoce.simulation.training import train
 from tests.small import small_plan
@@ -47,3 +47,9 @@ def test_a_public_dataset_is_costed_without_being_fetched(monkeypatch: pytest.Mo
 def test_more_records_than_the_dataset_has_are_refused() -> None:
     with pytest.raises(PlanError, match="more than the 50000 of cifar10"):
         blueprint_for(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
+
+
+def test_the_best_preset_is_costed_with_all_its_releases() -> None:
+    said = outline(Plan.load(overrides={"preset": "best", "epsilon": 4, "channel": "direct"}))
+    assert said["epsilon"] == pytest.approx(4.0)
+    assert said["epsilon_future"] == pytest.approx(4.0)

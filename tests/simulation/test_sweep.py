@@ -1,21 +1,39 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from sottovoce import data
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.simulation.sweep import Job, run_batch
 from sottovoce.simulation.training import train
 from tests.small import small_plan
 
+LINEAR = {"model": "linear", "method": "blend", "coefficients": 7850, "learning_rate": 0.0}
+WHOLE = data.load("mnist-small")
+FEW = replace(WHOLE, x=WHOLE.x[:960], y=WHOLE.y[:960])
+"""Exactly what the small plan's clients hold."""
+
 
 @pytest.mark.parametrize(
     "changes",
-    [{"basis": "structured"}, {"basis": "unstructured"}, {"method": "full"}, {"method": "global"}],
-    ids=lambda changes: "-".join(changes.values()),
+    [
+        {"basis": "structured"},
+        {"basis": "unstructured"},
+        {"method": "full"},
+        {"method": "global"},
+        {**LINEAR, "method": "mean-regularized", "context": "public"},
+        {**LINEAR, "shift": "turns", "features": "scattering", "feature_size": 64, "coefficients": 650},
+        {**LINEAR, "context": "labels", "context_share": 0.05, "prior": "context"},
+    ],
+    ids=lambda changes: "-".join(value for value in changes.values() if isinstance(value, str)),
 )
-def test_runs_in_a_batch_give_what_they_give_alone(tmp_path, changes) -> None:
+def test_runs_in_a_batch_give_what_they_give_alone(tmp_path, monkeypatch, changes) -> None:
+    monkeypatch.setattr(data, "load", lambda name: FEW)
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
     plans = [
         small_plan(seed=seed, epsilon=epsilon, **changes) for seed, epsilon in ((1, 2.0), (1, 8.0), (2, 8.0))
     ]

@@ -24,6 +24,7 @@ from sottovoce.data.facts import Facts
 from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan, PlanError
+from sottovoce.seeding import derived_seed
 
 # Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
 CACHE_BYTES = 512 * 2**20
@@ -82,12 +83,21 @@ class Clients(Sequence[ClientRecords]):
     """The clients of one role, made when looked at; those looked at last are kept (up to `CACHE_BYTES`)."""
 
     def __init__(
-        self, dataset: Dataset, index: list[Tensor], split: Split, context_records: int, seeds: list[int]
+        self,
+        dataset: Dataset,
+        index: list[Tensor],
+        split: Split,
+        context_records: int,
+        seeds: list[int],
+        turns: Sequence[int] = (),
     ) -> None:
         self._index = index
 
         def materialize(i: int) -> ClientRecords:
-            return split(dataset.records(index[i]), context_records, seeds[i])
+            records = dataset.records(index[i])
+            if turns:
+                records = turned(records, turns[i], described=dataset.facts.source is not None)
+            return split(records, context_records, seeds[i])
 
         largest = 4 * int(np.prod(dataset.facts.shape)) * max(self.sizes, default=1)
         self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
@@ -136,12 +146,38 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     plan = plan.replace(context_records=plan.context_records or max(1, smallest))
     seen, unseen = index[: plan.participants], index[plan.participants :]
     check_sizes(plan.context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
-    seeds = split_seeds(len(index), plan.seed)
+    seeds, turns, first = split_seeds(len(index), plan.seed), quarter_turns(plan, dataset.facts), len(seen)
     return FederatedDataset(
-        Clients(dataset, seen, split_participant, plan.context_records, seeds[: plan.participants]),
-        Clients(dataset, unseen, split_future, plan.context_records, seeds[plan.participants :]),
+        Clients(dataset, seen, split_participant, plan.context_records, seeds[:first], turns[:first]),
+        Clients(dataset, unseen, split_future, plan.context_records, seeds[first:], turns[first:]),
         dataset.facts,
     )
+
+
+def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
+    """By how many quarters every client sees its pictures turned; nothing where the plan has no such shift.
+
+    Public, decided by the seed: each turn falls to alike many clients, participants first.
+
+    >>> plan = Plan.load(overrides={"shift": "turns", "participants": 4, "future_clients": 4})
+    >>> sorted(quarter_turns(plan, Facts((1, 28, 28), 10))[:4])
+    [0, 1, 2, 3]
+    """
+    if plan.shift == "none":
+        return []
+    shape = (facts.source or facts).shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise PlanError(f"shift={plan.shift} turns square pictures, not records of shape {shape}: set none")
+    rng = np.random.default_rng(derived_seed(plan.seed, "turns"))
+    roles = (rng.permutation(count) % 4 for count in (plan.participants, plan.future_clients))
+    turns: list[int] = np.concatenate(list(roles)).tolist()
+    return turns
+
+
+def turned(records: Records, turn: int, *, described: bool) -> Records:
+    """A client's pictures (n, C, H, H) after its turn; `described`, features of all turns (n, 4, k)."""
+    x = records.x[:, turn] if described else torch.rot90(records.x, turn, (2, 3))
+    return Records(x, records.y)
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:

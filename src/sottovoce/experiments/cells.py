@@ -2,7 +2,8 @@
 
 A table is a TOML file whose rows are plan settings and whose columns are the values of one plan key; the
 published numbers stand in the order of the columns, as [mean, deviation] or alone, `nan` where the paper is
-silent. Rows that the paper does not have name the row whose published accuracies stand `beside` them.
+silent. Rows that the paper does not have name the row whose published accuracies stand `beside` them. A row
+may have fewer `datasets` and `values` than its table.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def open_cells(
     for row in table["row"]:
         for dataset in datasets or table["datasets"]:
             for at, epsilon in columns:
+                if not _asked(row, dataset, at):
+                    continue
                 source = cells.get((row.get("replays", ""), dataset, (at, epsilon)))
                 cells[row["label"], dataset, (at, epsilon)] = Cell(
                     experiment=experiment,
@@ -162,6 +165,11 @@ def open_differences(experiment: str, folder: Path | None = None) -> list[Differ
                 )
             )
     return found
+
+
+def _asked(row: Mapping[str, Any], dataset: str, at: Any) -> bool:
+    """Whether a row has a cell for a dataset and a column; one that names none has all."""
+    return dataset in row.get("datasets", [dataset]) and at in row.get("values", [at])
 
 
 def _columns(table: Mapping[str, Any], epsilons: Sequence[float], quick: bool) -> list[tuple[Any, float]]:

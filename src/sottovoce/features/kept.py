@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
 from sottovoce.features.maps import FeatureMap, open_features
-from sottovoce.files import PRIVATE, kept_secret, write_atomically
+from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -29,26 +29,35 @@ _BATCH = 512
 
 
 def described(
-    dataset: Dataset, plan: Plan, *, cache: bool = True, progress: Progress = lambda done, of: None
+    dataset: Dataset,
+    plan: Plan,
+    *,
+    cache: bool = True,
+    progress: Progress = lambda done, of: None,
+    device: str = "cpu",
 ) -> Dataset:
     """The dataset as the plan's feature map sees it; itself where the plan has none.
 
-    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset.
+    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset, not
+    by two processes either: the second waits. Where the plan's clients see turned pictures, x holds the
+    features of all four turns, (N, 4, size).
     """
-    features = feature_map(plan, dataset.facts)
+    features = feature_map(plan, dataset.facts, device)
     if features is None:
         return dataset
     facts = described_facts(dataset.facts, plan)
-    path = _folder() / f"{_name(dataset, plan)}.npy" if cache else None
-    if path is not None and path.exists():
-        kept = torch.from_numpy(np.load(path, allow_pickle=False))
-        progress(len(kept), len(kept))
-    else:
-        kept = _computed(dataset, features, progress)
-        if path is not None:
+    if not cache:
+        kept = _computed(dataset, features, plan.shift, progress)
+        return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
+    path = _folder() / f"{_name(dataset, plan)}.npy"
+    with locked(path.with_suffix(".lock")):
+        if path.exists():
+            progress(len(dataset), len(dataset))
+        else:
             file = io.BytesIO()
-            np.save(file, kept.numpy())
+            np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
             write_atomically(path, file.getvalue(), mode=PRIVATE)
+    kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 
 
@@ -74,11 +83,13 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
     return Records(kept.x.float(), own.y)
 
 
-def feature_map(plan: Plan, facts: Facts) -> FeatureMap | None:
+def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if facts.source is not None:
         return None  # they are features already
-    return open_features(plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror)
+    return open_features(
+        plan.features, facts.shape, size=plan.feature_size, mirror=plan.mirror, device=device
+    )
 
 
 def clean() -> int:
@@ -89,11 +100,17 @@ def clean() -> int:
     return size
 
 
-def _computed(dataset: Dataset, features: FeatureMap, progress: Progress) -> Tensor:
-    kept = torch.empty(len(dataset), features.size, dtype=torch.float16)
+def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Progress) -> Tensor:
+    shape = (len(dataset), features.size) if shift == "none" else (len(dataset), 4, features.size)
+    kept = torch.empty(shape, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
-        kept[start : start + _BATCH] = features(x / 255 if x.dtype == torch.uint8 else x.float()).half()
+        x = x / 255 if x.dtype == torch.uint8 else x.float()
+        if shift == "none":
+            kept[start : start + _BATCH] = features(x).half()
+        else:
+            for turn in range(4):
+                kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3))).half()
         progress(min(start + _BATCH, len(dataset)), len(dataset))
     return kept
 
@@ -106,7 +123,15 @@ def _folder() -> Path:
 
 
 def _name(dataset: Dataset, plan: Plan) -> str:
-    described = (dataset.digest, plan.features, plan.feature_size, plan.mirror, weights_digest())
+    described: tuple[object, ...] = (
+        dataset.digest,
+        plan.features,
+        plan.feature_size,
+        plan.mirror,
+        weights_digest(),
+    )
+    if plan.shift != "none":
+        described = (*described, plan.shift)
     return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
 
 

@@ -42,7 +42,7 @@ class Projection:
 
     def __call__(self, features: Tensor) -> Tensor:
         """(n, inputs) to (n, size); ⟨Pf, Pg⟩ has mean ⟨f, g⟩ over seeds."""
-        signed = features[:, self.order] * self.signs
+        signed = features[:, self.order.to(features.device)] * self.signs.to(features.device)
         groups = math.ceil(signed.shape[1] / self.size)
         padded = nn.functional.pad(signed, (0, groups * self.size - signed.shape[1]))
         return padded.view(-1, groups, self.size).sum(1)
@@ -64,6 +64,8 @@ class FeatureMap:
     parts: tuple[Part, ...]
     weights: tuple[float, ...]
     projection: Projection | None
+    device: str = "cpu"
+    """Where it is computed: another changes the last digits."""
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class FeatureMap:
             )
         out = torch.empty(len(x), self.size)
         for start in range(0, len(x), _BATCH):
-            out[start : start + _BATCH] = self._described(x[start : start + _BATCH].float())
+            out[start : start + _BATCH] = self._described(x[start : start + _BATCH].float().to(self.device))
         return out
 
     def _described(self, x: Tensor) -> Tensor:
@@ -87,7 +89,13 @@ class FeatureMap:
 
 
 def open_features(
-    name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False, seed: int = 0
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    size: int = 0,
+    mirror: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> FeatureMap | None:
     """The map `name` for records of `shape` (C, H, W); None for `none`: the model sees the record itself.
 
@@ -108,7 +116,7 @@ def open_features(
             f"features={name} describes pictures (C, H, W), not records of shape {shape}: use none"
         )
     channels, height, width = shape
-    opened = [_PARTS[part](channels, height, width) for part in name.split("+")]
+    opened = [_PARTS[part](channels, height, width, device) for part in name.split("+")]
     full = sum(length for _, length in opened)
     if size > full:
         raise SottovoceError(
@@ -125,11 +133,12 @@ def open_features(
         parts=tuple(part for part, _ in opened),
         weights=tuple(math.sqrt(share) for share in shares),
         projection=Projection.drawn(full, size, seed) if size else None,
+        device=device,
     )
 
 
-def _scattering(channels: int, height: int, width: int) -> tuple[Part, int]:
-    scatter, centre = Scattering(height, width), centres.shipped()["scattering"]
+def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+    scatter, centre = Scattering(height, width, device=device), centres.shipped()["scattering"].to(device)
 
     def describe(coefficients: Tensor) -> Tensor:
         if channels == 1:
@@ -146,8 +155,9 @@ def _scattering(channels: int, height: int, width: int) -> tuple[Part, int]:
     return part, channels * 81 * math.prod(scatter.grid)
 
 
-def _patterns(channels: int, height: int, width: int) -> tuple[Part, int]:
-    patterns, centre = Patterns(Network.shipped()), centres.shipped()["patterns"]
+def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+    patterns = Patterns(Network.shipped().to(device))
+    centre = centres.shipped()["patterns"].to(device)
 
     def describe(x: Tensor) -> Tensor:
         return centres.centred(centres.channels(patterns(x), patterns.channels), centre)

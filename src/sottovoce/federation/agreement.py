@@ -55,6 +55,11 @@ class Agreement:
                 "gradient_records=0 means all records of a simulation: in a federation set the number that "
                 "every client can give"
             )
+        if self.plan.shift != "none":
+            raise AgreementError(
+                f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
+                "own, set shift=none"
+            )
         if not self.plan.private:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 

@@ -11,6 +11,7 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
 
 Kind = Literal["context", "gradient", "confusion"]
+Place = Literal["client", "server"]
 Client = int | str
 
 # Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
@@ -51,6 +52,7 @@ class Budget:
 class Charge:
     """One release: its stream (run, client, kind, round), its L2 sensitivity Δ and its noise scale σ.
 
+    With noise at the server Δ and σ are those of the sum, and hold for whoever reads no releases.
     Clients are compared as text: 3 and "3" are the same client, with one budget.
     """
 
@@ -60,12 +62,16 @@ class Charge:
     round: int
     sensitivity: float
     sigma: float
+    place: Place = "client"
+    """Where the noise is added: to the release itself, or by the server to the sum that it is part of."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise SottovoceError(
                 f"unknown kind of release '{self.kind}': {nearest(self.kind, get_args(Kind))}"
             )
+        if self.place not in get_args(Place):
+            raise SottovoceError(f"unknown place of noise '{self.place}': it is client or server")
         for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
             if not (math.isfinite(value) and value > 0):
                 raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")
@@ -95,7 +101,13 @@ class Total:
     run: str
     releases: int
     spent: float
+    server: int = 0
+    """How many of the releases have their noise at the server: whoever reads those has no finite ε."""
 
     def exceeds(self, other: Total) -> bool:
-        """Whether it holds more releases, or spending beyond the rounding of sums."""
-        return self.releases > other.releases or self.spent > other.spent * (1 + SLACK)
+        """Whether it holds more releases, of either place, or spending beyond the rounding of sums."""
+        return (
+            self.releases > other.releases
+            or self.spent > other.spent * (1 + SLACK)
+            or self.server > other.server
+        )

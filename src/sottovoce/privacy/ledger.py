@@ -20,7 +20,7 @@ from typing import Self
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.budgets import Budgets
-from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Total
+from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
 from sottovoce.privacy.ledger_file import CLIENT, OWN_RECORDS, LedgerError, LedgerFile, other_scope
 from sottovoce.privacy.past import Copied
 from sottovoce.privacy.witness import Witness
@@ -37,6 +37,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Overspent",
+    "Place",
     "StreamReused",
     "Total",
     "client_scope",
@@ -139,8 +140,9 @@ class Ledger(Budgets):
                 self._append(charge, b"", None)
                 lost = self.lost_in(run, charge.client)
                 found = min(lost.releases, 1), min(lost.spent, charge.mu_squared)
+                known = min(lost.server, int(charge.place == "server"))
                 if any(found):
-                    self._lose(Total(lost.client, run, -found[0], -found[1]))
+                    self._lose(Total(lost.client, run, -found[0], -found[1], -known))
         self._note(charges)
 
     def _append(self, charge: Charge, message: bytes, budget: Budget | None) -> None:
@@ -150,9 +152,10 @@ class Ledger(Budgets):
         if budget is not None:
             self._check(charge, budget)
         self._file.query(
-            "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            *(*stream, float(charge.sensitivity), float(charge.sigma), datetime.now(UTC).isoformat()),
+            "INSERT INTO release (client, run, kind, round, sensitivity, sigma, place, time)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            *(*stream, float(charge.sensitivity), float(charge.sigma), charge.place),
+            datetime.now(UTC).isoformat(),
         )
         self._file.query("INSERT INTO message VALUES (last_insert_rowid(), ?)", message)
 
@@ -204,9 +207,17 @@ class Ledger(Budgets):
         self._file.settle()
 
     def spent(self, client: Client) -> float:
-        """Σ (Δ/σ)² over all releases of the client, in all runs of this ledger."""
+        """Σ (Δ/σ)² over all releases of the client, in all runs of this ledger, for readers of models.
+
+        For readers of releases it is the same unless some have their noise `at_server`.
+        """
         [(total,)] = self._file.query("SELECT TOTAL(spent) FROM spending WHERE client = ?", str(client))
         return float(total)
+
+    def at_server(self, client: Client) -> int:
+        """Releases of the client whose noise is at the server: who reads them has no finite ε."""
+        query = "SELECT TOTAL(server) FROM spending WHERE client = ?"
+        return int(self._file.query(query, str(client))[0][0])
 
     def epsilon(self, client: Client, delta: float, accounting: str) -> float:
         """ε that the client's records have spent at `delta`."""
@@ -239,7 +250,7 @@ class Ledger(Budgets):
         last = 0
         # Page by page: a ledger of many runs need not fit into memory.
         while page := self._file.query(
-            "SELECT id, time, run, client, kind, round, sensitivity, sigma FROM release"
+            "SELECT id, time, run, client, kind, round, sensitivity, sigma, place FROM release"
             " WHERE id > ? AND client = coalesce(?, client) ORDER BY id LIMIT 1000",
             *(last, None if client is None else str(client)),
         ):

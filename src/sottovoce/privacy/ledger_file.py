@@ -22,7 +22,7 @@ from sottovoce.files import Database, log_of, sync_folder
 log = logging.getLogger("sottovoce.privacy")
 
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
-_FORMAT = 2
+_FORMAT = 3
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
 _CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotten
 _PAGE = 4096
@@ -56,6 +56,16 @@ UNION ALL SELECT client, run, releases, spent FROM lost""",
     ),
 )
 """What format 2 adds to format 1."""
+_SINCE_3 = (
+    "ALTER TABLE release ADD COLUMN place TEXT NOT NULL DEFAULT 'client'",
+    "ALTER TABLE lost ADD COLUMN server INTEGER NOT NULL DEFAULT 0",
+    "DROP VIEW spending",
+    """CREATE VIEW spending AS
+SELECT client, substr(run, 1, instr(run || '/', '/') - 1) AS run, 1 AS releases,
+    (sensitivity / sigma) * (sensitivity / sigma) AS spent, place = 'server' AS server FROM release
+UNION ALL SELECT client, run, releases, spent, server FROM lost""",
+)
+"""What format 3 adds: where the noise of a release is."""
 _SCHEMA = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
@@ -79,7 +89,7 @@ CREATE TRIGGER release_is_never_changed BEFORE UPDATE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER release_is_never_deleted BEFORE DELETE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-{";".join(_SINCE_2)};
+{";".join((*_SINCE_2, *_SINCE_3))};
 COMMIT;
 """
 
@@ -110,6 +120,7 @@ class LedgerFile(Database):
 
     old = False
     """Whether the file was of format 1, from before ledgers had witnesses."""
+    _current = True
 
     @classmethod
     def open(cls, path: Path, scope: str | None, name: str = "") -> Self:
@@ -174,14 +185,14 @@ class LedgerFile(Database):
         if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
             raise LedgerError(f"{self.path} is not a Sottovoce ledger: {_ANOTHER}")
         [(version,)] = self.query("PRAGMA user_version")
-        if version not in (1, _FORMAT):
+        if version not in range(1, _FORMAT + 1):
             raise LedgerError(
-                f"{self.path} has ledger format {version} and this version reads 1 and {_FORMAT}:"
+                f"{self.path} has ledger format {version} and this version reads 1 to {_FORMAT}:"
                 " use the version of Sottovoce that wrote it"
             )
         if self.query("PRAGMA quick_check(1)") != [("ok",)]:
             raise LedgerError(f"{self.path} is damaged: {_RESTORE}")
-        self.old = version == 1
+        self.old, self._current = version == 1, version == _FORMAT
         if scope is not None and not self._is_about(scope):
             raise other_scope(self.path, self.scope, scope)
 
@@ -193,17 +204,19 @@ class LedgerFile(Database):
         return self.scope == scope
 
     def _update(self, scope: str | None, name: str) -> None:
-        """Turns a file of format 1 into one of this format, at once or not at all."""
-        if not self.old:
+        """Turns a file of an older format into one of this format, at once or not at all."""
+        if self._current:
             return
         with self.transaction():
-            if self.query("PRAGMA user_version") != [(1,)]:
+            [(version,)] = self.query("PRAGMA user_version")
+            if version == _FORMAT:
                 return  # another process was faster
-            self.query("ALTER TABLE ledger ADD COLUMN name TEXT NOT NULL DEFAULT ''")
-            self.query("UPDATE ledger SET name = ?", name or secrets.token_hex(16))
-            if scope is not None:
-                self.query("UPDATE ledger SET scope = ?", scope)
-            for statement in _SINCE_2:
+            if version == 1:
+                self.query("ALTER TABLE ledger ADD COLUMN name TEXT NOT NULL DEFAULT ''")
+                self.query("UPDATE ledger SET name = ?", name or secrets.token_hex(16))
+                if scope is not None:
+                    self.query("UPDATE ledger SET scope = ?", scope)
+            for statement in (*(_SINCE_2 if version == 1 else ()), *_SINCE_3):
                 self.query(statement)
             self.query(f"PRAGMA user_version = {_FORMAT}")
 

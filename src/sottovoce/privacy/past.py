@@ -87,6 +87,7 @@ class Past:
                 *(known.client, known.run),
                 max(known.releases - mine.releases, 0),
                 max(known.spent - mine.spent, 0.0),
+                max(known.server - mine.server, 0),
             )
             self._lose(lost)
         self.lost.append(lost)
@@ -115,9 +116,13 @@ class Past:
     def totals(self) -> list[Total]:
         """What each client was charged in each run, sorted by client and run."""
         rows = self._file.query(
-            "SELECT client, run, TOTAL(releases), TOTAL(spent) FROM spending GROUP BY 1, 2 ORDER BY 1, 2"
+            "SELECT client, run, TOTAL(releases), TOTAL(spent), TOTAL(server) FROM spending"
+            " GROUP BY 1, 2 ORDER BY 1, 2"
         )
-        return [Total(client, run, int(releases), spent) for client, run, releases, spent in rows]
+        return [
+            Total(client, run, int(releases), spent, int(server))
+            for client, run, releases, spent, server in rows
+        ]
 
     def total_in(self, run: str, client: Client = OWN_RECORDS) -> Total:
         """What the client was charged in a run, whether one by one or as a sum."""
@@ -128,15 +133,17 @@ class Past:
         return self._total(str(client), run, table="lost")
 
     def _total(self, client: str, run: str, table: str = "spending") -> Total:
-        [(releases, spent)] = self._file.query(
-            f"SELECT TOTAL(releases), TOTAL(spent) FROM {table} WHERE client = ? AND run = ?", client, run
+        [(releases, spent, server)] = self._file.query(
+            f"SELECT TOTAL(releases), TOTAL(spent), TOTAL(server) FROM {table} WHERE client = ? AND run = ?",
+            *(client, run),
         )
-        return Total(client, run, int(releases), spent)
+        return Total(client, run, int(releases), spent, int(server))
 
     def _lose(self, total: Total) -> None:
         self._file.query(
-            "INSERT INTO lost (client, run, releases, spent, time) VALUES (?, ?, ?, ?, ?)",
-            *(total.client, total.run, total.releases, total.spent, datetime.now(UTC).isoformat()),
+            "INSERT INTO lost (client, run, releases, spent, server, time) VALUES (?, ?, ?, ?, ?, ?)",
+            *(total.client, total.run, total.releases, total.spent, total.server),
+            datetime.now(UTC).isoformat(),
         )
 
     def _note(self, charges: Iterable[Charge]) -> None:

@@ -62,7 +62,10 @@ class Witness:
                 last = json.loads(line)
                 said.ledger, said.scope = str(last["ledger"]), str(last["scope"])
                 if "client" in last:
-                    total = Total(last["client"], last["run"], int(last["releases"]), float(last["spent"]))
+                    total = Total(
+                        *(last["client"], last["run"], int(last["releases"]), float(last["spent"])),
+                        int(last.get("server", 0)),
+                    )
                     said.totals[total.client, total.run] = total
                 if "budget" in last:
                     epsilon, delta, accounting = last["budget"]

@@ -52,7 +52,12 @@ def outline(plan: Plan) -> dict[str, Any]:
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
-    private, least = resolved.private, int(counts.min())
+    private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
+
+    def spent(participant: int) -> float | None:
+        kinds = blueprint.participant_counts(int(counts[participant]))
+        return blueprint.epsilon(kinds, participant) if private else None
+
     return {
         "model_parameters": blueprint.basis.size,
         "coefficients": blueprint.coefficients,
@@ -60,12 +65,10 @@ def outline(plan: Plan) -> dict[str, Any]:
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "releases": releases,
-        "releases_min": least,
+        "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
-        "epsilon": blueprint.epsilon(blueprint.participant_counts(blueprint.releases_max))
-        if private
-        else None,
-        "epsilon_min": blueprint.epsilon(blueprint.participant_counts(least)) if private else None,
+        "epsilon": spent(busiest),
+        "epsilon_min": spent(idlest),
         "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
         "delta": resolved.delta,
         "accounting": resolved.accounting,
@@ -79,7 +82,7 @@ def outline(plan: Plan) -> dict[str, Any]:
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
-    plan, release = blueprint.plan, blueprint.releases["gradient"]
+    plan, release = blueprint.plan, blueprint.releases_of(0)["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
     x = random_records(blueprint.facts, max(blueprint.sizes), generator)
     y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)

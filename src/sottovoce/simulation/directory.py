@@ -1,9 +1,9 @@
 """The run directory: the files that one run leaves for people and other programs.
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
-a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains, `model.safetensors` and `result.json`
-when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run that is killed at
-any moment can be resumed.
+a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (and `updates/`, with noise at the
+server), `model.safetensors` and `result.json` when it is done, `report.html`. Files are replaced atomically
+and rounds appended, so a run that is killed at any moment can be resumed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class RunDirectory:
         self.ledger_file = self.path / "ledger.sqlite"
         self.checkpoint_file = self.path / "checkpoint.safetensors"
         self.model_file = self.path / "model.safetensors"
+        self.updates_folder = self.path / "updates"
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"

@@ -25,11 +25,13 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
+    confusion_bytes: int = 0,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger."""
     plan = blueprint.plan
     releases = sum(len(line["clients"]) for line in rounds)
     sent = sum(line["bytes"] for line in rounds)
+    contexts = sum(line["context_bytes"] for line in rounds)
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
@@ -52,7 +54,9 @@ def assemble(
             "bytes": sent,
             "releases": releases,
             "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients),
-            "context_bytes": sum(line["context_bytes"] for line in rounds),
+            "context_bytes": contexts,
+            "confusion_bytes": confusion_bytes,
+            "total_bytes": sent + contexts + confusion_bytes,
             "fp32_bytes": dense,
         },
         "downlink": {"bytes": dense},

@@ -16,11 +16,15 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret, participant_name
+from sottovoce.central import Update
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, FederatedDataset
+from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.release import server_randomness
 from sottovoce.server import Server
+from sottovoce.simulation.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Simulation:
         *,
         run: str,
         master: bytes,
+        updates: Updates | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.federation = federation
@@ -54,7 +59,10 @@ class Simulation:
         self._ledger = ledger
         self._run = run
         self._master = master
+        self._updates = updates
         self._future_contexts: np.ndarray | None = None
+        self.confusion_bytes = 0
+        """Sent after the last round."""
 
     @property
     def done(self) -> bool:
@@ -84,17 +92,25 @@ class Simulation:
         `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
         """
         gain = self.server.gain(opened.participants)
-        releases, sent, signals, noises = {}, 0, [], []
+        releases, sent, signals, noises = {}, 0, list[float](), list[float]()
+        summed = self.blueprint.plan.noise_at_server
+        drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
         for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
             given = None if clipped is None else clipped[i]
             message = client.release_gradient(opened.number, opened.coefficients[i], given)
             sent += len(message)
+            if drawn is not None:
+                continue
             decoded = self._decode("gradient", message, client, opened.number)
             releases[participant] = decoded
-            if client.signal is not None:
+            if client.signal is not None and not summed:
                 signals.append(float(np.linalg.norm(client.signal)))
                 noises.append(float(np.linalg.norm(decoded - client.signal)))
-        effective = self.server.receive_round(releases)
+        effective = None
+        if not summed:
+            effective = self.server.receive_round(releases)
+        else:
+            self.server.receive_update(drawn or self._draw(releases))
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
@@ -108,6 +124,15 @@ class Simulation:
             "seen": None,
             "future": None,
         }
+
+    def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
+        """The noised sum of the next round, durable before anything is made from it."""
+        plan, number = self.blueprint.plan, self.server.round + 1
+        update = self.server.add_up(releases, server_randomness(plan, self._run, number))
+        if self._updates is None:
+            raise SottovoceError("noise at the server needs a run directory, where its draws are kept")
+        self._updates.commit(update)
+        return update
 
     def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
         """Every participant's and every future client's personal model on its held-out records."""
@@ -132,12 +157,14 @@ class Simulation:
         state = self.server.state()
         if self._future_contexts is not None:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
+            state["confusion_bytes"] = torch.tensor(self.confusion_bytes)
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
             self._future_contexts = state["future_contexts"].numpy()
+            self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
 
     def _release_contexts(self) -> int:
         """All participants' contexts, and the future clients' where they release the same; bytes sent."""
@@ -160,7 +187,9 @@ class Simulation:
             model = self.server.shared_coefficients()
             for participant in range(self.blueprint.plan.participants):
                 client = self._participant(participant)
-                decoded = self._decode("confusion", client.release_confusion(model), client)
+                message = client.release_confusion(model)
+                self.confusion_bytes += len(message)
+                decoded = self._decode("confusion", message, client)
                 self.server.receive_confusion(participant, decoded)
             self._release_future(model)
 

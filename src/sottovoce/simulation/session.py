@@ -28,6 +28,7 @@ from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory, RunError
 from sottovoce.simulation.result import assemble
 from sottovoce.simulation.rounds import Simulation
+from sottovoce.simulation.updates import Updates
 
 CHECKPOINT_SECONDS = 20.0
 
@@ -43,12 +44,14 @@ class Session:
         run: str,
         records: Dataset,
         checkpoint_seconds: float,
+        updates: Updates | None = None,
     ) -> None:
         self.directory = directory
         self.simulation = simulation
         self._ledger = ledger
         self._run = run
         self._records = records
+        self._updates = updates
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
 
@@ -94,8 +97,12 @@ class Session:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
-            simulation = Simulation(blueprint, federation, server, book, run=run, master=master)
-            session = cls(directory, simulation, book, run, records, checkpoint_seconds)
+            identity = {"run": run, "reference": blueprint.reference_digest}
+            updates = Updates(directory.updates_folder, identity) if plan.noise_at_server else None
+            simulation = Simulation(
+                blueprint, federation, server, book, run=run, master=master, updates=updates
+            )
+            session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
             if resume:
                 session._load()
             stack.pop_all()
@@ -107,6 +114,13 @@ class Session:
             if path.exists():
                 self.simulation.load_state(load_tensors(path, self._identity())[0])
                 break
+        if self._updates is not None:
+            for line in self.directory.rounds()[self.simulation.server.round :]:
+                if self._updates.get(line["round"]) is None:
+                    raise RunError(
+                        f"{self.directory.updates_folder} lacks round {line['round']}, which was made: "
+                        "restore it from a backup, because drawing its noise again would undo it"
+                    )
         self.directory.truncate_rounds(self.simulation.server.round)
 
     def _identity(self) -> dict[str, str]:
@@ -127,6 +141,8 @@ class Session:
         self.directory.sync_rounds()
         save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
         self._saved = time.monotonic()
+        if self._updates is not None:
+            self._updates.forget(up_to=simulation.server.round)
         if self._ledger is not None:
             self._ledger.forget(self._run, before_round=simulation.server.round + 1)
 
@@ -138,7 +154,8 @@ class Session:
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger)
+        sent = simulation.confusion_bytes
+        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, sent)
         file = GeneratorFile.of(blueprint, self._run, simulation.state())
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())

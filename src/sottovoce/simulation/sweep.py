@@ -39,6 +39,7 @@ SHAPE = (
     "features",
     "feature_size",
     "mirror",
+    "shift",
 )
 """Plan keys in which runs of a batch must agree."""
 
@@ -81,7 +82,7 @@ def run_batch(
     if not open_jobs:
         return
     plan = jobs[0].plan
-    records = described(data.load(plan.dataset), plan).to(device)
+    records = described(data.load(plan.dataset), plan, device=device).to(device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []
@@ -150,6 +151,7 @@ def _open(
         plan.records_per_client,
         plan.context_records,
         plan.seed,
+        plan.shift,
     )
     if divided not in federations:
         federations[divided] = data.divide(records, plan)
