@@ -35,8 +35,8 @@ log = logging.getLogger("sottovoce.federation")
 Fields = dict[str, Any]
 """A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
 
-Phase = Literal["contexts", "round", "confusions", "over"]
-"""What is open: the contexts, a round, the confusions of classes after the last one, or nothing."""
+Phase = Literal["enrolment", "contexts", "round", "confusions", "over"]
+"""What is open: enrolment until the agreement is frozen, contexts, a round, confusions, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,39 @@ class Coordinator:
     """
 
     def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
+        if agreement.plan.noise_at_server:
+            raise SottovoceError("a federation adds its noise at the clients: set noise=client")
         self.agreement = agreement
         self.options = options or Options()
-        self.blueprint = agreement.blueprint()
-        self._digest = agreement.digest()
-        self.server = Server(self.blueprint)
         self._store = store
         self._roster = Roster(agreement, store)
-        self._intake = Intake(self.blueprint, store, self._roster, self.options.bucket)
-        self._handout = Handout(self.server, store, self._roster)
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, Tensor] = {}
-        state = store.state()
+        self._phase: Phase = "enrolment"
+        self._deadline = time.monotonic() + self.options.patience
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Leaves enrolment, if everybody's number of records is known or stated by the plan."""
+        if self.agreement.open:
+            sizes = self._roster.sizes()
+            if sizes is None:
+                return
+            self.agreement = self.agreement.frozen(sizes)
+            log.info("all clients have declared their records: the agreement is frozen")
+        self.blueprint = self.agreement.blueprint()
+        self._digest = self.agreement.digest()
+        self.server = Server(self.blueprint)
+        self._intake = Intake(self.blueprint, self._store, self._roster, self.options.bucket)
+        self._handout = Handout(self.server, self._store, self._roster)
+        state = self._store.state()
         if state is not None:
             self.server.load_state(state)
-            log.info("resumed after round %d of %d", self.server.round, agreement.plan.rounds)
-        for participant, kind, round_number, message in store.waiting():
+            log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
+        for participant, kind, round_number, message in self._store.waiting():
             self._decoded[participant, kind] = self._intake.decode(participant, kind, round_number, message)
         self._begin(self._phase_after(None))
 
@@ -84,6 +98,11 @@ class Coordinator:
     def run(self) -> str:
         """The run's name in streams."""
         return self._store.run
+
+    @property
+    def round(self) -> int:
+        """Rounds applied so far."""
+        return 0 if self._phase == "enrolment" else self.server.round
 
     @property
     def done(self) -> bool:
@@ -118,6 +137,8 @@ class Coordinator:
 
     def missing(self) -> dict[int, Kind | Literal["model"]]:
         """What is still to come from each participant, or go to it; asking again is always harmless."""
+        if self._phase == "enrolment":
+            return {}
         if self.done:
             return dict.fromkeys(self._handout.waiting(), MODEL)
         return {
@@ -145,13 +166,14 @@ class Coordinator:
         It says what the participant was asked for before, which a client with a restored backup must take
         for released.
         """
+        frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
-            return {**self._handout.message(participant), "agreement": self._digest}
+            return {**self._handout.message(participant), **frozen}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
             "run": self.run,
-            "agreement": self._digest,
+            **frozen,
             "kind": kind,
             "round": self._round_of(kind),
             **_known("received", received),
@@ -188,6 +210,8 @@ class Coordinator:
 
     def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
+        if self._phase == "enrolment":
+            raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
             self._handout.accept(participant, answer)
             return
@@ -223,6 +247,14 @@ class Coordinator:
 
     def advance(self) -> Fields | None:
         """Closes what is open if all have come or patience is over; the line of a round that is closed."""
+        if self._phase == "enrolment":
+            self._freeze()
+            if self._phase == "enrolment" and time.monotonic() >= self._deadline:
+                self._deadline = time.monotonic() + self.options.patience
+                absent = set(range(self.agreement.plan.participants)) - self.enrolled
+                names = ", ".join(participant_name(participant) for participant in sorted(absent))
+                log.warning("nothing begins before all have declared their records: waiting for %s", names)
+            return None
         if self.done:
             return None
         missing = self.missing()

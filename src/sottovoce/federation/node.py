@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, split_participant, split_seeds
+from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
@@ -38,6 +39,7 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
+from sottovoce.federation.readiness import NotReady, rehearse
 from sottovoce.federation.recovery import Past
 from sottovoce.federation.rollback import Footprint, trace_file
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
@@ -83,7 +85,7 @@ class Node:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
         with self._locked(), self._client_log.refusals(f"to enrol in run {shown(offer.get('run'))}"):
             run, server_key = str(offer["run"]), bytes(offer["key"])
-            self._check_agreement(offer)
+            self._check_agreement(offer, self._agreement)
             enrolment = Enrolment.read(self._directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
@@ -96,6 +98,7 @@ class Node:
             "key": bytes.fromhex(enrolment.key),
             "agreement": self._agreement.digest(),
             "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
+            "records": enrolment.records,
         }
 
     def refused(self, run: str, reason: str) -> None:
@@ -118,8 +121,8 @@ class Node:
     def keep_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the model that the server's last message brings, beside the ledger; nothing is charged."""
         with self._locked(), self._client_log.refusals("its model"):
-            self._check_agreement(request)
-            enrolment, blueprint = self._enrolment(request), self._agreement.blueprint()
+            enrolment = self._enrolment(request)
+            blueprint = self._frozen(request, enrolment).blueprint()
             stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
             coefficients = _coefficients(blueprint, unseal_downward(sealed, stream, agreed=agreed))
@@ -131,12 +134,11 @@ class Node:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._client_log.refusals(what):
-            self._check_agreement(request)
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             enrolment = self._enrolment(request)
-            blueprint = self._agreement.blueprint()
+            blueprint = self._frozen(request, enrolment).blueprint()
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     raise EnrolmentError(
@@ -164,7 +166,7 @@ class Node:
             coefficients = _coefficients(blueprint, request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            self._records(enrolment.participant),
+            self._records(enrolment.participant, blueprint),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -209,32 +211,53 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int) -> ClientRecords:
-        agreement, plan = self._agreement, self._agreement.plan
-        needed = -(-plan.gradient_records * 5 // 4)
-        records = described_client(self._records_file, plan, agreement.facts, needed=needed)
+    def _records(self, participant: int, blueprint: Blueprint) -> ClientRecords:
+        plan = blueprint.plan
+        needed = -(-blueprint.sizes[participant] * 5 // 4)
+        records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
         return split_participant(records, plan.context_records, seeds[participant])
 
-    def _check_agreement(self, fields: Mapping[str, Any]) -> None:
-        if (self._agreement.plan.seeded or not self._agreement.plan.private) and not self._simulated:
+    def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
+        if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
             raise EnrolmentError(
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if fields.get("agreement") != self._agreement.digest():
+        if mine.plan.noise_at_server:
+            raise EnrolmentError("this client adds its own noise: agree on noise=client")
+        if fields.get("agreement") != mine.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
                 "both agreement.toml"
             )
 
+    def _frozen(self, request: Mapping[str, Any], enrolment: Enrolment) -> Agreement:
+        """The agreement of a request: this client's own, with all numbers of records once it was open.
+
+        The first one that the server froze holds for ever, and holds what this client has declared.
+        """
+        agreement = self._agreement
+        if agreement.open:
+            sizes = [int(size) for size in request.get("sizes", ())]
+            agreement = agreement.frozen(sizes)
+            if sizes[enrolment.participant] != enrolment.records:
+                raise EnrolmentError("the server states another number of records than this client declared")
+        self._check_agreement(request, agreement)
+        if self._agreement.open and enrolment.frozen != agreement.digest():
+            if enrolment.frozen:
+                raise EnrolmentError("the server has frozen the agreement twice: nothing is released")
+            replace(enrolment, frozen=agreement.digest()).write(self._directory)
+        return agreement
+
     def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
         participant = proposal if self._wish is None else self._wish
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
+        declared, blueprint = self._rehearse(participant)
         with self._own.open() as ledger:
             ledger.check_genuine()
-            price, name = self._own.price(ledger, self._agreement.blueprint(), participant), ledger.name
+            price, name = self._own.price(ledger, blueprint, participant), ledger.name
             if not price.affordable:
                 self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
@@ -250,11 +273,31 @@ class Node:
             key=public_key(private).hex(),
             secret=secret.hex(),
             ledger=name,
+            records=declared,
         )
         Footprint.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
+
+    def _rehearse(self, participant: int) -> tuple[int, Blueprint]:
+        """The training records to declare, and the blueprint they have been tried with; charges nothing."""
+        agreement, declared = self._agreement, 0
+        if not 0 <= participant < agreement.plan.participants:
+            count = agreement.plan.participants
+            raise EnrolmentError(f"there is no participant {participant}: the agreement has {count}")
+        try:
+            if agreement.open:
+                records = described_client(self._records_file, agreement.plan, agreement.facts, needed=2)
+                declared = training_size(len(records))
+                agreement = agreement.alone(declared)
+            blueprint = agreement.blueprint()
+            rehearse(blueprint, participant, self._records(participant, blueprint))
+        except Exception as error:  # it may be about records
+            why = str(error) if isinstance(error, SottovoceError) else repr(error)
+            self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
+            raise NotReady from None
+        return declared, blueprint
 
     def _released(self, run: str) -> bool:
         if not self._own.exists:

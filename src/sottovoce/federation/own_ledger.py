@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.rollback import traces
 from sottovoce.files import locked
 from sottovoce.privacy import schedule
@@ -74,8 +73,6 @@ class OwnLedger:
     def price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
         """What a whole run costs a participant's records."""
         calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
-        if not 0 <= participant < len(calls):
-            raise EnrolmentError(f"there is no participant {participant}: the agreement has {len(calls)}")
         counts = blueprint.participant_counts(int(calls[participant]))
         cost = spending(blueprint.releases_of(participant), counts)
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self.budget(ledger))

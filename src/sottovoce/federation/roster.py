@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.blueprint import participant_name
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.agreement import MOST_RECORDS, Agreement
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import (
     KEY_BYTES,
@@ -74,11 +74,20 @@ class Roster:
             raise EnrolmentError("the enrolment is incomplete: update the client")
         if not secrets.compare_digest(proven, proof(self._agreed(participant, key), self._nonce)):
             raise EnrolmentError("the enrolment does not prove its key: enrol again")
-        if self._store.enrol(participant, key):
+        records = answer.get("records", 0)
+        if type(records) is not int or not (1 if self._agreement.open else 0) <= records <= MOST_RECORDS:
+            raise EnrolmentError("the client does not declare how many records it trains on: update it")
+        if self._store.enrol(participant, key, records):
             log.info("%s enrolled", participant_name(participant))
         self._keys[participant] = key
         self._store.reached(participant, address)
         return participant
+
+    def sizes(self) -> list[int] | None:
+        """What all participants have declared, in their order; None while somebody is missing."""
+        declared = self._store.declared()
+        everyone = range(self._agreement.plan.participants)
+        return [declared[p] for p in everyone] if all(p in declared for p in everyone) else None
 
     def secret(self, participant: int) -> bytes:
         """What this client's channels and the server's have in common."""

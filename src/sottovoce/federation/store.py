@@ -37,7 +37,12 @@ _CHECKPOINT_MILLISECONDS = 5000  # how long to wait for one that reads what is t
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
-CREATE TABLE client (participant INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, enrolled TEXT NOT NULL);
+CREATE TABLE client (
+    participant INTEGER PRIMARY KEY,
+    key BLOB NOT NULL UNIQUE,
+    enrolled TEXT NOT NULL,
+    records INTEGER NOT NULL
+);
 CREATE TABLE address (participant INTEGER PRIMARY KEY, address TEXT NOT NULL);
 CREATE TABLE release (
     participant INTEGER NOT NULL,
@@ -122,8 +127,11 @@ class Store(Database):
 
     # Clients
 
-    def enrol(self, participant: int, key: bytes) -> bool:
-        """Remembers a client's public key for ever; False if it was known, an error if another one is."""
+    def enrol(self, participant: int, key: bytes, records: int = 0) -> bool:
+        """Remembers a client's public key and the number of its training records for ever.
+
+        False if the client was known, an error if another one is.
+        """
         known = self.query("SELECT key FROM client WHERE participant = ?", participant)
         if known:
             if known[0][0] != key:
@@ -136,12 +144,16 @@ class Store(Database):
             raise EnrolmentError("this key is enrolled as another participant: use one directory per client")
         with self.transaction():
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.query("INSERT INTO client VALUES (?, ?, ?)", participant, key, now)
+            self.query("INSERT INTO client VALUES (?, ?, ?, ?)", participant, key, now, records)
         return True
 
     def keys(self) -> dict[int, bytes]:
         """Public keys of all enrolled participants."""
         return dict(self.query("SELECT participant, key FROM client"))
+
+    def declared(self) -> dict[int, int]:
+        """Training records of all enrolled participants, as they declared them; 0: they were not asked."""
+        return dict(self.query("SELECT participant, records FROM client"))
 
     def addresses(self) -> dict[int, str]:
         """Where the engine last reached each participant."""

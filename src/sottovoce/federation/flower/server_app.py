@@ -229,6 +229,4 @@ class Conductor:
 
     def _message(self, node: int, kind: str, fields: Fields) -> Message:
         content = RecordDict({RECORD: ConfigRecord(fields)})
-        return Message(
-            content, node, kind, ttl=LIFE_SECONDS, group_id=str(self._coordinator.server.round + 1)
-        )
+        return Message(content, node, kind, ttl=LIFE_SECONDS, group_id=str(self._coordinator.round + 1))
