@@ -26,8 +26,8 @@ from sottovoce.bench.interleaved import medians
 from sottovoce.experiments.cells import SEEDS, open_cells
 from sottovoce.experiments.execution import Resources, pending, run_grid
 from sottovoce.experiments.grid import CellRun, runs_of
-from sottovoce.experiments.pool import device_name
 from sottovoce.experiments.summary import collect, write_lines
+from sottovoce.experiments.work import device_name
 from sottovoce.gradients import clipped_means
 from sottovoce.models import flat_parameters, lenet
 from sottovoce.subspace import BASIS_KINDS, open_basis

@@ -22,12 +22,13 @@ import pytest
 import torch
 
 from sottovoce.blueprint import draw
-from sottovoce.data import Facts
+from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described_facts, view
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.foreign import MOST_BYTES, MOST_PARAMETERS, foreign_plan
-from sottovoce.modelfile import GeneratorFile
+from sottovoce.modelfile import GeneratorFile, PersonalModel, personal_model
 from sottovoce.onboarding.remote import parsed_json
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import Specification
@@ -72,6 +73,32 @@ def model_file(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+TABLE = """
+task = "classes"
+[target]
+column = "kind"
+values = ["a", "b", "c"]
+[columns.age]
+kind = "number"
+low = 0
+high = 120
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+"""
+
+
+def personal_files() -> list[bytes]:
+    """Models of a table, by mlp, and of pictures with a feature map."""
+    keys = {"method": "blend", "context": "public"}
+    table = plan(model="mlp", mlp_sizes="5,4", coefficients=64, **keys), Description.parse(TABLE).facts()
+    map_ = {"features": "scattering", "feature_size": 12, "mirror": True}
+    pictures = plan(model="linear", coefficients=39, **map_, **keys)
+    drawn = [draw(*table), draw(pictures, described_facts(FACTS, pictures))]
+    told: dict[str, Any] = {"run": "0123456789abcdef", "client": "north", "epsilon": 2.0}
+    return [personal_model(one, torch.ones(one.coefficients), **told) for one in drawn]
+
+
 def split(file: bytes) -> tuple[dict[str, Any], bytes]:
     """Header and tensors of a safetensors file."""
     [length] = struct.unpack("<Q", file[:8])
@@ -100,6 +127,13 @@ def read_agreement(data: bytes, folder: Path) -> None:
 def read_model(data: bytes, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data)
     FinishedRun.load(folder)
+
+
+def read_personal(data: bytes, folder: Path) -> None:
+    (folder / "personal.safetensors").write_bytes(data)
+    model = PersonalModel.read(folder / "personal.safetensors")
+    assert model.outputs(torch.zeros(1, *model.facts.shape)).shape == (1, model.facts.classes)
+    view(model.plan, model.facts)
 
 
 # The attack: a name that is imported and called with a shape that is its arguments.
@@ -138,6 +172,31 @@ def test_a_model_file_runs_no_command(tmp_path: Path) -> None:
         with pytest.raises(SottovoceError):
             read_model(joined(header, tensors), tmp_path / "run")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["subprocess:call", "os:system"])
+def test_a_personal_model_runs_no_command(tmp_path: Path, name: str) -> None:
+    marker = tmp_path / "broken-in"
+    for file in personal_files():
+        header, tensors = split(file)
+        values = json.loads(header["__metadata__"]["model"])
+        header["__metadata__"]["model"] = json.dumps({**values, "model": name})
+        header["__metadata__"]["shape"] = json.dumps(hostile(marker)["shape"])
+        with pytest.raises(SottovoceError):
+            read_personal(joined(header, tensors), tmp_path)
+    assert not marker.exists()
+
+
+def test_a_personal_model_cannot_ask_for_a_large_network_or_picture(tmp_path: Path) -> None:
+    table, pictures = map(split, personal_files())
+    wide = {"model": "mlp", "mlp_sizes": "16384,16384,16384"}
+    table[0]["__metadata__"]["model"] = json.dumps(wide)
+    with pytest.raises(SottovoceError, match="name it yourself"):
+        read_personal(joined(*table), tmp_path)
+    source = {**FACTS.fields(), "shape": [1, 4096, 4096]}
+    pictures[0]["__metadata__"]["source"] = json.dumps(source)
+    with pytest.raises(SottovoceError, match="larger than a map"):
+        read_personal(joined(*pictures), tmp_path)
 
 
 def test_code_of_our_own_is_imported_only_where_this_machine_names_it(tmp_path: Path) -> None:
@@ -327,7 +386,31 @@ def cases(folder: Path, chance: random.Random) -> dict[str, Callable[[], tuple[C
             changed = mutated(changed, chance)
         return read_model, joined(changed, tensors)
 
-    return {"agreement": of_agreement, "specification": of_specification, "model": of_model}
+    files = personal_files()
+
+    def of_personal() -> tuple[Callable[..., None], bytes]:
+        file, fate = chance.choice(files), chance.random()
+        if fate < 0.25:
+            return read_personal, flipped(file, chance)
+        changed, tensors = split(file)
+        kept = changed["__metadata__"]
+        if fate < 0.75:
+            name = chance.choice(sorted(set(kept) - {"format", "version", "map"}))
+            inner = mutated([json.loads(kept[name])], chance)
+            kept[name] = json.dumps(inner[0] if inner else None)
+        elif fate < 0.85 and "columns" in kept:
+            text = flipped(json.loads(kept["columns"]).encode(), chance)
+            kept["columns"] = json.dumps(text.decode("utf-8", "replace"))
+        else:
+            changed = mutated(changed, chance)
+        return read_personal, joined(changed, tensors)
+
+    return {
+        "agreement": of_agreement,
+        "specification": of_specification,
+        "model": of_model,
+        "personal": of_personal,
+    }
 
 
 def run_fuzzer(folder: Path, what: str, count: int) -> dict[str, Any]:
@@ -342,6 +425,8 @@ def run_fuzzer(folder: Path, what: str, count: int) -> dict[str, Any]:
         warm = agreement(context=statistic, channel=channel, context_round=2)  # lazy imports of our own
         assert warm.blueprint().releases
     read_model(model_file(folder).read_bytes(), folder)
+    for file in personal_files():
+        read_personal(file, folder)
     before = set(sys.modules)
     honest = importlib.import_module
 

@@ -16,7 +16,7 @@ THROUGH = {
     "federation/flower/test_apps.py": "client_app running server_app template",
     "report/test_run.py": "confusion fields figures markup page",
     "experiments/test_index.py": "merge summary",
-    "experiments/test_execution.py": "pool",
+    "experiments/test_execution.py": "pool work",
     "experiments/test_reproduction.py": "figures",
     "data/test_clients.py": "dataset",
     "data/test_public.py": "sources",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from torch import nn
 
 from sottovoce import data
 from sottovoce.gradients import clipped_mean
+from sottovoce.gradients.stack import stack
 from sottovoce.models import (
     ModelError,
     flat_parameters,
     import_model,
     lenet,
     logits,
+    model_options,
     open_model,
     parameters_at,
     state_dict_at,
@@ -72,6 +75,51 @@ def test_opening_a_model_imports_nothing_and_importing_one_is_asked_for_by_name(
     with pytest.raises(ModelError, match="not a built-in"):
         open_model("tests.small:tiny", (1, 28, 28), 10, seed=0)
     assert len(flat_parameters(import_model("tests.small:tiny", (1, 28, 28), 10, seed=0))) == 12_730
+
+
+def test_a_model_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed command does not have that folder on its path."""
+    text = "from torch import nn\ndef mlp(shape, classes):\n    return nn.Linear(shape[0], classes)\n"
+    (tmp_path / "mymodels.py").write_text(text + "def broken(shape, classes):\n    return 1 / 0\n")
+    (tmp_path / "syntax.py").write_text("def broken(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    assert len(flat_parameters(import_model("mymodels:mlp", (5,), 2, seed=0))) == 12
+    for name, said in (
+        ("mymodels:broken", "ZeroDivisionError"),
+        ("mymodels:nothing", "AttributeError"),
+        ("syntax:broken", "SyntaxError"),
+        ("absent:mlp", "current folder"),
+    ):
+        with pytest.raises(ModelError, match=said) as refused:
+            import_model(name, (5,), 2, seed=0)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_mlp_has_the_widths_and_the_activation_of_the_plan(activation: str) -> None:
+    plan = small_plan(model="mlp", mlp_sizes="7, 3", mlp_activation=activation)
+    module = open_model("mlp", (4, 5), 2, 0, model_options(plan))
+    layers = [layer for layer in module if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == [(20, 7), (7, 3), (3, 2)]
+    assert type(module[2]) is {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
+    assert torch.equal(module(torch.randn(6, 4, 5)), torch.zeros(6, 2))  # all classes alike at the start
+
+
+def test_gradients_of_mlp_take_the_fast_path() -> None:
+    assert stack(open_model("mlp", (20,), 4, 0, {"mlp_sizes": "8,8"})) is not None
+
+
+@pytest.mark.parametrize("sizes", ["", "8,", "-4", "0", "3.5", "999999", ",".join("8" * 17), "²"])
+def test_widths_that_cannot_be_are_refused_in_a_line(sizes: str) -> None:
+    with pytest.raises(ModelError, match="mlp_sizes"):
+        open_model("mlp", (20,), 4, 0, {"mlp_sizes": sizes})
+
+
+def test_an_mlp_trains(tmp_path: Path) -> None:
+    plan = small_plan(model="mlp", mlp_sizes="16", coefficients=800, rounds=3)
+    result = train(plan, tmp_path / "run")
+    assert result["model_parameters"] == 784 * 16 + 16 + 16 * 10 + 10
 
 
 def test_records_that_do_not_fit_lenet_are_refused() -> None:

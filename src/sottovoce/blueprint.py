@@ -24,7 +24,7 @@ from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
-from sottovoce.models import ModelError, import_model, open_model, trainable
+from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -203,7 +203,8 @@ def draw(
                 f"the plan is about model={plan.model}, not {module}: name that one, if you trust it"
             )
         open_ = open_model if module is None else import_model
-        module = open_(plan.model, facts.shape, facts.classes, derived_seed(plan.seed, "reference"))
+        seed = derived_seed(plan.seed, "reference")
+        module = open_(plan.model, facts.shape, facts.classes, seed, model_options(plan))
     task = open_task(facts)
     check_outputs(module, task)
     check_recordwise(module, facts)

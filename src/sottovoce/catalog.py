@@ -128,6 +128,7 @@ TASKS = {
     "number": Task("r2"),
 }
 
+ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sottovoce.errors import SottovoceError
 
@@ -30,11 +30,18 @@ class FileError(SottovoceError):
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replaces `path` durably: after a crash it holds the old bytes or the new ones, nothing between."""
+    with replaced(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def replaced(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` durably when the block ends; never if it raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,6 +50,9 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def private_folder(folder: Path) -> None:

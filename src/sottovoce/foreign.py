@@ -18,7 +18,7 @@ from torch import nn
 
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.models import MODELS
+from sottovoce.models import MODELS, model_options
 from sottovoce.plan import Plan
 
 MOST_BYTES = 2**26
@@ -33,6 +33,8 @@ BYTES_A_PARAMETER = 60
 """Reference, basis and what is needed while they are drawn."""
 MOST_PARAMETERS = MOST_BYTES // BYTES_A_PARAMETER // 2
 MOST_MOMENTS = MOST_BYTES // 4
+MOST_PICTURE = 2**18
+"""Numbers of a picture that a feature map describes."""
 
 LARGEST = {
     "participants": 10**6,
@@ -109,11 +111,22 @@ def check_sizes(plan: Plan, facts: Facts, *, model: nn.Module | str | None = Non
             f"{groups} groups of moments over records of {numbers} numbers need too much memory: ask for "
             "fewer context_groups, or for context=labels"
         )
+    check_model(plan, facts, model=model)
+
+
+def check_model(plan: Plan, facts: Facts, *, model: nn.Module | str | None = None) -> None:
+    """Refuses a model, or a picture before its feature map, that is larger than a stranger may ask for."""
+    source = facts.source
+    if source is not None and math.prod(source.shape) > MOST_PICTURE:
+        raise ForeignError(
+            f"pictures of shape {source.shape} are larger than a map from elsewhere may describe "
+            f"({MOST_PICTURE:,} numbers): ask for the file again"
+        )
     if model is not None:
         return
     try:
         with torch.device("meta"):
-            module = MODELS[plan.model](facts.shape, facts.classes)
+            module = MODELS[plan.model](facts.shape, facts.classes, **model_options(plan))
         parameters: float = sum(parameter.numel() for parameter in module.parameters())
     except RuntimeError:  # sizes beyond what a tensor can have
         parameters = math.inf

@@ -1,4 +1,4 @@
-"""Personal models: the paper's LeNet, and any `nn.Module` evaluated at a flat parameter vector.
+"""Personal models: the built-in ones, and any `nn.Module` evaluated at a flat parameter vector.
 
 A client's model is θ_ref + P a (Eq. 3). Trainable parameters are one flat vector in the order of
 `module.parameters()`, tied ones once and frozen ones not at all; the reference θ_ref is the module's own
@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from sottovoce.errors import SottovoceError, nearest, shown
+from sottovoce.plan import Plan
 from sottovoce.seeding import seeded
 
-ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
+ModelFactory = Callable[..., nn.Module]
+"""From the shape of a record, the number of outputs, and the plan keys in `OPTIONS`."""
+MOST_LAYERS, WIDEST = 16, 2**14
 
 
 class ModelError(SottovoceError):
@@ -59,17 +65,66 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     """One linear layer on the flattened record, starting at zero: all classes alike."""
-    layer = nn.Linear(math.prod(shape), classes)
+    return nn.Sequential(nn.Flatten(), _zero_layer(math.prod(shape), classes))
+
+
+def mlp(
+    shape: tuple[int, ...], classes: int, *, mlp_sizes: str = "64", mlp_activation: str = "tanh"
+) -> nn.Module:
+    """Linear layers of the given widths on the flattened record, an activation after each but the last.
+
+    The last layer starts at zero: all classes alike.
+
+    >>> mlp((20,), 4, mlp_sizes="32,16")[-1]
+    Linear(in_features=16, out_features=4, bias=True)
+    """
+    activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[mlp_activation]
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(shape)
+    for wanted in widths(mlp_sizes):
+        layers += [nn.Linear(width, wanted), activation()]
+        width = wanted
+    return nn.Sequential(*layers, _zero_layer(width, classes))
+
+
+def _zero_layer(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    return nn.Sequential(nn.Flatten(), layer)
+    return layer
 
 
-MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear}
+def widths(text: str) -> list[int]:
+    """The widths of hidden layers in a plan's text.
+
+    >>> widths("64, 32")
+    [64, 32]
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 9 for word in words):
+        raise ModelError(f"mlp_sizes={shown(text)} are the widths of hidden layers: give such as 64 or 64,32")
+    found = [int(word) for word in words]
+    if len(found) > MOST_LAYERS or not all(1 <= width <= WIDEST for width in found):
+        raise ModelError(
+            f"mlp_sizes={shown(text)}: give 1 to {MOST_LAYERS} widths of 1 to {WIDEST} hidden units"
+        )
+    return found
+
+
+MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp}
 """Built-in models by name."""
+OPTIONS: dict[str, tuple[str, ...]] = {"mlp": ("mlp_sizes", "mlp_activation")}
+"""Plan keys that a built-in model takes beside the shape of a record and the number of outputs."""
 
 
-def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def model_options(plan: Plan) -> dict[str, Any]:
+    """What a plan says about the inside of its model."""
+    return {name: getattr(plan, name) for name in OPTIONS.get(plan.model, ())}
+
+
+def open_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any] | None = None
+) -> nn.Module:
     """The built-in model of that name at its reference parameters; `seed` is public.
 
     No name makes this import anything: it may come from another party. The draw is made on the CPU in
@@ -78,25 +133,46 @@ def open_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     if name not in MODELS:
         hint = "name it yourself with --model" if ":" in name else nearest(name, MODELS)
         raise ModelError(f"model={shown(name)} is not a built-in one: {hint}")
-    return _at_reference(MODELS[name], name, shape, classes, seed)
+    return _at_reference(MODELS[name], name, shape, classes, seed, options)
 
 
-def import_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def import_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any] | None = None
+) -> nn.Module:
     """The same for a name that this machine's owner gave, which may be 'package.module:function'.
 
-    That function is imported and called: never pass a name that came in a message or in another's file.
+    That function is imported, also from the current folder, and called: never pass a name that came in a
+    message or in another's file.
     """
-    return _at_reference(MODELS.get(name) or _imported(name), name, shape, classes, seed)
+    return _at_reference(MODELS.get(name) or _imported(name), name, shape, classes, seed, options)
 
 
 def _at_reference(
-    factory: ModelFactory, name: str, shape: tuple[int, ...], classes: int, seed: int
+    factory: ModelFactory,
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any] | None,
 ) -> nn.Module:
-    with seeded(seed):
-        module = factory(shape, classes)
+    try:
+        with seeded(seed):
+            module = factory(shape, classes, **(options or {}))
+    except SottovoceError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model={name} fails for records of shape {shape} and {classes} outputs: {reason(error)}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"model={name} returned {type(module).__name__}: it must return a torch.nn.Module")
     return module.float().eval()
+
+
+def reason(error: BaseException) -> str:
+    """What an error of somebody else's code says, on one line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return shown(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -172,8 +248,14 @@ def _imported(name: str) -> ModelFactory:
         raise ModelError(
             f"model={name} is not known: {nearest(name, MODELS)} or use 'package.module:function'"
         )
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last: nothing that is installed is shadowed
     try:
         factory: ModelFactory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"model={name} cannot be imported: {error}") from None
+    except Exception as error:
+        raise ModelError(
+            f"model={name} cannot be imported: {reason(error)}; it is looked for among installed packages "
+            "and in the current folder"
+        ) from None
     return factory

@@ -35,6 +35,7 @@ CHOICES: dict[str, Collection[str]] = {
     "features": catalog.FEATURES,
     "shift": catalog.SHIFTS,
     "noise": catalog.NOISES,
+    "mlp_activation": catalog.ACTIVATIONS,
 }
 
 
@@ -69,7 +70,7 @@ class Plan:
     participants: int = key(40, "clients that train")
     future_clients: int = key(10, "clients that join after training")
     records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
-    model: str = key("lenet", "lenet, or 'package.module:function' called with (shape, classes)")
+    model: str = key("lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)")
     method: str = key("factorized", "what is learned and released; see the table of methods")
     coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
     basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
@@ -123,6 +124,8 @@ class Plan:
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
+    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

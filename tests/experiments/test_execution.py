@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import shutil
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,35 @@ def test_an_interrupted_run_ends_as_if_nothing_had_happened(grid: Grid, tmp_path
     [again], [first] = collect(tmp_path, [run]), collect(root, [run])
     assert again["future"] == first["future"]
     assert again["uplink_bytes"] == first["uplink_bytes"]
+
+
+def test_a_run_whose_process_is_killed_is_finished_by_another(grid: Grid, tmp_path: Path) -> None:
+    root, runs, _, _ = grid
+    killed: list[int] = []
+
+    def kill(rounds: int) -> None:
+        if not killed:
+            [worker] = multiprocessing.active_children()
+            worker.kill()
+            killed.append(rounds)
+
+    replay = [run for run in runs if run.source is not None]
+    sources = [run.source for run in replay if run.source is not None]
+    both = [*sources, *replay]
+    outcome = run_grid(tmp_path, both, Resources(jobs=1), on_rounds=kill)
+    assert outcome == Outcome(2, [], out_of_time=False)
+    for again, first in zip(collect(tmp_path, both), collect(root, both), strict=True):
+        assert again["future"] == first["future"]
+
+
+def test_a_folder_of_runs_may_move_before_a_replay_continues(grid: Grid, tmp_path: Path) -> None:
+    root, runs, _, _ = grid
+    [replay] = [run for run in runs if run.source is not None]
+    shutil.copytree(root, tmp_path / "moved")
+    directory = RunDirectory(tmp_path / "moved" / replay.name)
+    directory.result_file.unlink()
+    (directory.path / "summary.json").unlink()
+    assert run_grid(tmp_path / "moved", [replay], Resources(jobs=1), resume=True).finished == 1
 
 
 def test_the_decoded_law_counts_no_bytes_and_gives_way_to_the_real_code(tables: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import bench, check, datasets, federation, ledger, reproduce, runs
+from sottovoce.cli import bench, check, datasets, federation, ledger, models, reproduce, runs
 
 
 class Commands(TyperGroup):
@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 runs.register(app)
 check.register(app)
+models.register(app)
 reproduce.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)

@@ -45,6 +45,9 @@ def reproduce(
     epsilon: list[float] = typer.Option([], help="ε; may be repeated. Default: the paper's."),
     device: str = DEVICE,
     jobs: int = typer.Option(0, min=0, help="Processes; 0: one per core."),
+    cluster: str = typer.Option(
+        "", metavar="ADDRESS", help="Work on a Ray cluster; auto: the one this machine belongs to."
+    ),
     batch: int = typer.Option(
         0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 25 on a GPU."
     ),
@@ -75,7 +78,7 @@ def reproduce(
     chosen = _seeds(seeds) if seeds else list(QUICK_SEEDS if quick else SEEDS)
     runs = runs_of(cells, chosen)
     todo = pending(folder, runs)
-    resources = Resources(device=device, jobs=jobs, batch=batch, law=law)
+    resources = Resources(device=device, jobs=jobs, batch=batch, law=law, cluster=cluster)
     outcome = _carry_out(folder, runs, todo, resources, resume=resume)
     failure = ""
     if outcome.problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sottovoce.data.arrays import Values, encode_array, whole_records, without_u
 from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
 from sottovoce.data.description import OTHER, Array, Category, Description, Number
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
-from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.own import DataError, read_array_parts, read_arrays
 from sottovoce.data.tables import read_columns, read_parts
 
 EXAMPLES = 3
@@ -52,16 +52,18 @@ def read_site(path: Path, agreed: Description, *, target: bool = True, unit: boo
 
 
 def read_inputs(path: Path, agreed: Description) -> Iterator[Values]:
-    """`x` of the records to predict, in the file's order, table by table in parts of bounded size.
+    """`x` of the records to predict, in the file's order and in parts of bounded size.
 
-    Targets and units are not read; nothing is refused for what its cells hold.
+    Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
+    cannot be used is a row of NaN, or of −1 where records are tokens.
     """
-    if agreed.array is not None:
-        yield read_site(path, replace(agreed, unusable=1.0), target=False, unit=False).x
-        return
-    for columns in read_parts(path, *_kinds(agreed, [])):
+    if agreed.array is not None and path.suffix.lower() == ".npz":
+        parts: Iterator[Columns | Values] = read_array_parts(path, "x")
+    else:
+        parts = read_parts(path, *_kinds(agreed, []))
+    for part in parts:
         reader = _Reader(path, agreed, Findings(canonical(path.stem)))
-        x = reader.inputs(columns)
+        x = reader.stored(part) if isinstance(part, np.ndarray) else reader.inputs(part)
         if x is None:
             raise UnusableFile(reader.findings)
         yield x
@@ -113,8 +115,20 @@ class _Reader:
         self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
         return Site(*without_unusable(x, y, usable), units, findings)
 
+    def stored(self, x: Values) -> Values | None:
+        """Encoded arrays, or None if they are not as agreed."""
+        assert self._agreed.array is not None
+        self._x = x
+        encoded = self._array(self._agreed.array, len(x))
+        if encoded is None:
+            return None
+        return without_unusable(encoded, np.zeros(len(encoded)), whole_records(encoded))[0]
+
     def inputs(self, columns: Columns) -> Values | None:
         """Encoded inputs of a table, or None if columns are not as agreed."""
+        if self._agreed.array is not None:
+            self._problem(f"is a {self._path.suffix} file, but these records are arrays: save an .npz")
+            return None
         self._named(columns, list(self._agreed.columns))
         x = None if self.findings.problems else self._table(columns)
         return None if self.findings.problems else x

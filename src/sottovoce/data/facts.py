@@ -90,8 +90,13 @@ class Facts:
             raise FactsError(f"records of shape {shown(shape)} are larger than any we know: check them")
         if len(mean) not in (1, shape[0]) or len(std) not in (1, shape[0]) or min(std) <= 0:
             raise FactsError("mean and std are one number, or one a channel, and std is positive: check them")
-        source = None if fields.get("source") is None else cls.parse({**fields["source"], "source": None})
-        return cls(shape, classes, mean, std, source, task, names, columns)
+        source = fields.get("source")
+        if not isinstance(source, Mapping | None):
+            raise FactsError(
+                "what a record was before its feature map is not described: ask for the file again"
+            )
+        before = None if source is None else cls.parse({**source, "source": None})
+        return cls(shape, classes, mean, std, before, task, names, columns)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:

@@ -7,16 +7,19 @@ what to change; records that are merely not finite pass, since they later contri
 
 from __future__ import annotations
 
+import math
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib import format as format_
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -26,6 +29,9 @@ from sottovoce.errors import SottovoceError
 
 Array = npt.NDArray[Any]
 
+PART_BYTES = 2**23
+"""Of an array that is read in parts."""
+_HINT = "write it with numpy.savez(path, x=..., y=...)"
 _FIELDS = ("x", "y", "client", "classes", "mean", "std")
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
@@ -44,7 +50,7 @@ def read_npz(path: Path, name: str | None = None, *, labels: bool = True) -> Dat
         arrays.setdefault("y", np.zeros(len(arrays["x"]), np.int64))
     for field in ("x", "y"):
         if field not in arrays:
-            raise DataError(f"{path} has no array '{field}': write it with numpy.savez(path, x=..., y=...)")
+            raise DataError(f"{path} has no array '{field}': {_HINT}")
     return from_arrays(name or str(path), **arrays)
 
 
@@ -103,13 +109,50 @@ def from_arrays(
 
 def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
     """Those of the named arrays that an `.npz` has."""
-    hint = "write it with numpy.savez(path, x=..., y=...)"
-    try:
+    with explained(path):
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            raise DataError(f"{path} is a single array, not an .npz: {hint}")
+            raise DataError(f"{path} is a single array, not an .npz: {_HINT}")
         with file:
             return {field: file[field] for field in fields if field in file}
+
+
+def read_array_parts(path: Path, field: str) -> Iterator[Array]:
+    """One array of an `.npz`, in parts of bounded size along its first axis and in its order."""
+    with explained(path):
+        with zipfile.ZipFile(path) as archive:
+            if f"{field}.npy" not in archive.namelist():
+                raise DataError(f"{path} has no array '{field}': {_HINT}")
+            with archive.open(f"{field}.npy") as file:
+                read_header = {(1, 0): format_.read_array_header_1_0, (2, 0): format_.read_array_header_2_0}
+                shape, by_column, dtype = read_header[format_.read_magic(file)](file)
+                if dtype.hasobject:
+                    raise ValueError("Object arrays cannot be loaded")
+                size = dtype.itemsize * math.prod(shape[1:])
+                if shape and size and not (by_column and len(shape) > 1):
+                    most = max(1, PART_BYTES // size)
+                    for start in range(0, shape[0], most):
+                        rows = min(most, shape[0] - start)
+                        data = file.read(rows * size)
+                        yield np.frombuffer(bytearray(data), dtype).reshape(rows, *shape[1:])
+                    return
+        yield read_arrays(path, [field])[field]
+
+
+def read_stored_parts(path: Path, shape: tuple[int, ...]) -> Iterator[Array]:
+    """`x` of an `.npz` whose records must have that shape, in parts of bounded size; labels are not read."""
+    for part in read_array_parts(path, "x"):
+        x = _checked_x(str(path), part)
+        if x.shape[1:] != shape:
+            raise DataError(f"{path} holds records of shape {x.shape[1:]}, the model is about {shape}")
+        yield x
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors of numpy and the operating system while an `.npz` is read become ours."""
+    try:
+        yield
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check the path, or name a dataset") from None
     except OSError as error:
@@ -120,7 +163,7 @@ def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
                 f"{path} holds pickled Python objects, which are refused because they can run code: "
                 "save plain numeric arrays (equal shapes, dtype not object)"
             ) from None
-        raise DataError(f"{path} is not an .npz file or is damaged: {hint}") from None
+        raise DataError(f"{path} is not an .npz file or is damaged: {_HINT}") from None
 
 
 def _checked_x(name: str, x: Array) -> Array:

@@ -1,34 +1,38 @@
-"""Execution: carries out a grid in parallel processes, reuses what is finished, and survives interruption.
+"""Execution: carries out a grid by parallel workers, reuses what is finished, and survives interruption.
 
-On the CPU every process trains one run at a time and the cores are divided among the processes; on a GPU
-every process trains a batch of runs of one shape in lockstep. What was finished or checkpointed when a grid
-is interrupted is there when it is started again.
+Workers are processes here (`pool`) or those of a Ray cluster (`cluster`). On the CPU each trains one run at a
+time and the cores are divided among them; on a GPU each trains a batch of runs of one shape in lockstep. What
+was finished or checkpointed when a worker is lost, or the grid interrupted, is there when it goes on.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from sottovoce.experiments.grid import CellRun, batches_of
-from sottovoce.experiments.pool import Finished, Idle, Progress, Setting, Worker
+from sottovoce.experiments.pool import Pool
 from sottovoce.experiments.summary import finished
+from sottovoce.experiments.work import Batch, Ended, Executor, Finished, Progress
 from sottovoce.simulation.directory import RunDirectory
 
 GPU_BATCH = 25
+
+TRIES = 3
+"""How often a batch is handed out whose worker is lost or breaks; what is impossible is not tried again."""
 
 
 @dataclass(frozen=True)
 class Resources:
     """What a grid may use; it changes speed only.
 
-    `jobs` 0 is one process per core, `batch` the most runs that a process trains in lockstep (0: one on the
-    CPU, 25 on a GPU), `minutes` the time after which work is broken off.
+    `jobs` 0 is one worker per core, `batch` the most runs that a worker trains in lockstep (0: one on the
+    CPU, 25 on a GPU), `minutes` the time after which work is broken off, `cluster` the address of a Ray
+    cluster (auto: the one this machine belongs to) whose machines do the work, empty for this machine alone.
     """
 
     device: str = "cpu"
@@ -36,6 +40,7 @@ class Resources:
     batch: int = 0
     minutes: float | None = None
     law: bool = False
+    cluster: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,51 +83,57 @@ def run_grid(
         for run in runs:
             if not RunDirectory(root / run.name).result_file.exists():
                 shutil.rmtree(root / run.name, ignore_errors=True)
-    cores = os.cpu_count() or 1
-    batches = batches_of(runs, resources.batch or (1 if resources.device == "cpu" else GPU_BATCH))
-    jobs = max(1, min(resources.jobs or cores, len(batches)))
-    setting = Setting(root.resolve(), resources.device, max(1, cores // jobs), resources.law)
+    most = resources.batch or (1 if resources.device == "cpu" else GPU_BATCH)
+    batches: list[Batch] = [*batches_of(runs, most)]
     deadline = None if resources.minutes is None else started + 60 * resources.minutes
-    open_sources = {run.name for run in runs}
-    idle: list[Worker] = []
-    busy: list[Worker] = []
-    done, problems = 0, []
+    unfinished = {run.name for run in runs}
+    busy, problems = 0, []
+    tries: Counter[str] = Counter()
+    executor = _executor(root, resources, len(batches))
     try:
         while batches or busy:
-            for batch in _ready(batches, open_sources):
-                if not idle and len(busy) == jobs:
+            for batch in _ready(batches, unfinished):
+                if not executor.room():
                     break
-                worker = idle.pop() if idle else Worker(setting)
-                worker.send(batch)
+                executor.start(batch)
                 batches.remove(batch)
-                busy.append(worker)
+                busy += 1
             if not busy:
                 problems.append(f"{sum(map(len, batches))} replays wait for runs that failed")
                 break
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                return Outcome(done, problems, out_of_time=True)
-            ready = wait([worker.connection for worker in busy], left)
-            for worker in [worker for worker in busy if worker.connection in ready]:
-                said = worker.receive()
+                break
+            for batch, said in executor.wait(left):
                 if isinstance(said, Progress):
                     on_rounds(said.rounds)
                 elif isinstance(said, Finished):
-                    done += 1
-                    open_sources.discard(said.run.name)
+                    unfinished.discard(said.run.name)
                     on_run(said.run)
-                elif isinstance(said, Idle):
-                    if said.problem is not None:
-                        problems.append(f"{worker.batch[0].name}: {said.problem}")
-                    busy.remove(worker)
-                    if worker.alive:
-                        idle.append(worker)
-        return Outcome(done, problems, out_of_time=False)
+                elif isinstance(said, Ended):
+                    busy -= 1
+                    if said.problem is None:
+                        continue
+                    rest = [run for run in batch if run.name in unfinished]
+                    tries.update(run.name for run in rest)
+                    if said.again and rest and max(tries[run.name] for run in rest) < TRIES:
+                        batches.insert(0, rest)
+                    else:
+                        problems.append(f"{batch[0].name}: {said.problem}")
+        return Outcome(len(runs) - len(unfinished), problems, out_of_time=bool(busy))
     finally:
-        for worker in [*idle, *busy]:
-            worker.end()
+        executor.close()
 
 
-def _ready(batches: Sequence[list[CellRun]], unfinished: set[str]) -> list[list[CellRun]]:
+def _executor(root: Path, resources: Resources, batches: int) -> Executor:
+    """The workers that a grid may use, no more than it has batches."""
+    if not resources.cluster:
+        return Pool(root, resources.device, resources.jobs, law=resources.law, batches=batches)
+    from sottovoce.experiments.cluster import Cluster
+
+    return Cluster(root, resources.cluster, resources.device, resources.jobs, law=resources.law)
+
+
+def _ready(batches: Sequence[Batch], unfinished: set[str]) -> list[Batch]:
     """Batches that may start: the sources of their replays are finished."""
     return [b for b in batches if not any(run.source and run.source.name in unfinished for run in b)]

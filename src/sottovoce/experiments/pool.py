@@ -1,86 +1,81 @@
-"""Worker processes: each trains the batches that it is handed, and says what it has finished.
+"""Worker processes of this machine: each trains the batches that it is handed, and says what it has finished.
 
-A worker is a fresh interpreter with its share of the threads. It may be ended at any moment: runs are
-checkpointed, and one that is finished has left its summary before it is reported.
+A worker is a fresh interpreter with its share of the threads. Nothing beyond the standard library is needed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from sottovoce import data
 from sottovoce.data import Dataset
-from sottovoce.errors import SottovoceError
-from sottovoce.experiments.grid import CellRun
-from sottovoce.experiments.summary import write_summary
-from sottovoce.plan import Plan
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.sweep import Job, run_batch
-from sottovoce.simulation.training import train
+from sottovoce.experiments.work import Batch, Ended, Said, Setting, work
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where runs lie, the device, the threads of each worker; `law` as in `CellRun.law`."""
+class Pool:
+    """At most `jobs` processes (0: one per core) for `batches` in the folder `root`; they share the cores."""
 
-    root: Path
-    device: str
-    threads: int
-    law: bool = False
+    def __init__(self, root: Path, device: str, jobs: int, *, law: bool, batches: int) -> None:
+        cores = os.cpu_count() or 1
+        self._jobs = max(1, min(jobs or cores, batches))
+        self._root = root.resolve()
+        self._setting = Setting(device, max(1, cores // self._jobs), law)
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    def room(self) -> bool:
+        return len(self._busy) < self._jobs
+
+    def start(self, batch: Batch) -> None:
+        worker = self._idle.pop() if self._idle else _Worker(self._root, self._setting)
+        worker.send(batch)
+        self._busy.append(worker)
+
+    def wait(self, seconds: float | None) -> list[tuple[Batch, Said]]:
+        ready = wait([worker.connection for worker in self._busy], seconds)
+        found = []
+        for worker in [worker for worker in self._busy if worker.connection in ready]:
+            said = worker.receive()
+            found.append((worker.batch, said))
+            if isinstance(said, Ended):
+                self._busy.remove(worker)
+                if worker.alive:
+                    self._idle.append(worker)
+        return found
+
+    def close(self) -> None:
+        for worker in [*self._idle, *self._busy]:
+            worker.end()
 
 
-@dataclass(frozen=True)
-class Progress:
-    """So many more rounds of runs are done."""
-
-    rounds: int
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run is finished and summarized."""
-
-    run: CellRun
-
-
-@dataclass(frozen=True)
-class Idle:
-    """The batch is done; `problem` says in one line why, if it failed."""
-
-    problem: str | None
-
-
-class Worker:
+class _Worker:
     """A process and the connection to it."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, root: Path, setting: Setting) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.batch: list[CellRun] = []
-        self._process = context.Process(target=_serve, args=(theirs, setting), daemon=True)
+        self.batch: Batch = []
+        self._process = context.Process(target=_serve, args=(theirs, root, setting), daemon=True)
         self._process.start()
         theirs.close()
 
-    def send(self, batch: list[CellRun]) -> None:
-        """Hands over the next batch."""
+    def send(self, batch: Batch) -> None:
         self.batch = batch
         self.connection.send(batch)
 
-    def receive(self) -> Progress | Finished | Idle:
-        """The next thing the worker says; a process that has died is an Idle with a problem."""
+    def receive(self) -> Said:
+        """The next thing the worker says; a process that has died has ended with a problem."""
         try:
-            said: Progress | Finished | Idle = self.connection.recv()
+            said: Said = self.connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            return Idle(f"a worker ended with code {self._process.exitcode}; was there enough memory?")
+            code = self._process.exitcode
+            return Ended(f"a worker ended with code {code}; was there enough memory?", again=True)
         return said
 
     @property
@@ -88,69 +83,22 @@ class Worker:
         return self._process.is_alive()
 
     def end(self) -> None:
-        """Ends the process at once; its runs can be resumed from their checkpoints."""
         self._process.terminate()
         self._process.join()
         self.connection.close()
 
 
-def _serve(connection: Connection, setting: Setting) -> None:
+def _serve(connection: Connection, root: Path, setting: Setting) -> None:
     # Ctrl-C reaches the whole group; the parent decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(setting.threads)
-    name = device_name(setting.device)
     while True:
         try:
-            batch: list[CellRun] = connection.recv()
+            batch: Batch = connection.recv()
         except EOFError:
             return
-        problem = None
-        try:
-            _train(batch, setting, name, connection)
-        except SottovoceError as error:
-            problem = str(error)
-        except Exception as error:  # one broken batch must not take the rest of the grid with it
-            problem = f"{type(error).__name__}: {error}"
-        connection.send(Idle(problem))
-
-
-def _train(batch: list[CellRun], setting: Setting, device: str, connection: Connection) -> None:
-    runs = {run.name: run for run in batch}
-    jobs = [Job(_placed(run, setting), setting.root / run.name) for run in batch]
-
-    def finish(job: Job, result: dict[str, Any]) -> None:
-        write_summary(setting.root, runs[job.out.name], device, law=setting.law)
-        connection.send(Finished(runs[job.out.name]))
-
-    if setting.device != "cpu" or len(batch) > 1:
-        run_batch(jobs, setting.device, finish, lambda number: connection.send(Progress(len(batch))))
-        return
-    [job] = jobs
-    result = train(
-        job.plan,
-        job.out,
-        resume=RunDirectory(job.out).plan_file.exists(),
-        dataset=_dataset(job.plan.dataset),
-        on_round=lambda line: connection.send(Progress(1)),
-    )
-    finish(job, result)
-
-
-def _placed(run: CellRun, setting: Setting) -> Plan:
-    """The plan that is carried out: it names the file whose gains are replayed by its place here."""
-    plan = run.law() if setting.law else run.plan
-    return plan.replace(replay_gains=str(setting.root / plan.replay_gains)) if plan.replay_gains else plan
+        work(root, batch, setting, _dataset, connection.send)
 
 
 @lru_cache(maxsize=2)
 def _dataset(name: str) -> Dataset:
     return data.load(name)
-
-
-def device_name(device: str) -> str:
-    """The device in words, for results.
-
-    >>> device_name("cpu")
-    'cpu'
-    """
-    return device if device == "cpu" else torch.cuda.get_device_name(torch.device(device))

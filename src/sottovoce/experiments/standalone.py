@@ -55,7 +55,9 @@ def _work(options: argparse.Namespace) -> int:
         passed = f"{time.monotonic() - started:.0f} s"
         print(f"{len(lines) - before}/{len(todo)} {passed} {run.cell.id} seed {run.plan.seed}", flush=True)
 
-    resources = Resources(options.device, options.jobs, options.batch, options.minutes, options.law)
+    resources = Resources(
+        options.device, options.jobs, options.batch, options.minutes, options.law, options.cluster
+    )
     outcome = run_grid(options.out, todo, resources, resume=True, on_run=finished)
     write_lines(summary, lines)
     for problem in outcome.problems:
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="few rounds, to try things out")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0: one per core")
+    parser.add_argument("--cluster", default="", help="a Ray cluster; auto: the one of this machine")
     parser.add_argument("--batch", type=int, default=0, help="runs in lockstep in each process")
     parser.add_argument("--minutes", type=float, help="break off after this time")
     parser.add_argument("--law", action="store_true", help="coded channels by their decoded law: no bytes")

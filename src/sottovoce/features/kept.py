@@ -83,6 +83,15 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
     return Records(kept.x.float(), own.y)
 
 
+def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
+    """What the model of a run sees of records as they are stored: normalized, or their features."""
+    features = None if facts.source is None else feature_map(plan, facts.source)
+    if features is None:
+        return facts.normalize
+    # Features are rounded as those that are kept.
+    return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
+
+
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu") -> FeatureMap | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if facts.source is not None:

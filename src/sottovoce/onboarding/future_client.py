@@ -112,7 +112,16 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         keys.keep()
         total = budget.price(book.spent(OWN_RECORDS))
     coefficients = server.coefficients(private, message)
-    write_atomically(Path(out), personal_model(blueprint, coefficients))
+    model_file = personal_model(
+        blueprint,
+        coefficients,
+        run=server.run,
+        client=terms.client or source.stem,
+        epsilon=total,
+        delta=budget.delta,
+        accounting=budget.accounting,
+    )
+    write_atomically(Path(out), model_file)
     labelled = _labelled(source) and bool(split.held_out)
     return {
         "model": str(out),

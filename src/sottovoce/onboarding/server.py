@@ -142,9 +142,11 @@ class Onboarding:
         """Coefficients as they travel: float32, little-endian."""
         return coefficients.numpy().astype("<f4").tobytes()
 
-    def model(self, coefficients: Tensor) -> bytes:
-        """The personal model as a safetensors state dict."""
-        return personal_model(self.blueprint, coefficients)
+    def model(self, client: str, coefficients: Tensor) -> bytes:
+        """The personal model as a file that explains itself; undated, so that asking again gives the same."""
+        price = self.blueprint.epsilon(self.blueprint.future_counts)
+        run = self.specification.run
+        return personal_model(self.blueprint, coefficients, run=run, client=client, epsilon=price, created="")
 
     def close(self) -> None:
         self._contexts.close()

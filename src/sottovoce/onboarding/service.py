@@ -191,7 +191,8 @@ def create_service(
 
                 def work() -> tuple[bytes, bool]:
                     coefficients, again = server.coefficients(client, body)
-                    return (server.model(coefficients) if wants_model else server.packed(coefficients)), again
+                    model = server.model(client, coefficients) if wants_model else None
+                    return model or server.packed(coefficients), again
 
                 answer, again = await asyncio.get_running_loop().run_in_executor(worker, work)
                 metrics.retries += again

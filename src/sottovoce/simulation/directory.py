@@ -74,6 +74,8 @@ class RunDirectory:
     def check_same_plan(self, plan: Plan) -> None:
         """Refuses to resume under another plan, naming what changed."""
         started = self.plan()
+        if started.digest() == plan.digest():  # where the folder of runs lies is no change
+            return
         changed = [name for name in vars(plan) if getattr(plan, name) != getattr(started, name)]
         if changed:
             name = changed[0]

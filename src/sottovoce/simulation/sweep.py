@@ -65,10 +65,12 @@ def run_batch(
     device: str = "cpu",
     on_run: Callable[[Job, dict[str, Any]], None] = lambda job, result: None,
     on_round: Callable[[int], None] = lambda number: None,
+    dataset: Dataset | None = None,
 ) -> None:
     """Trains all jobs, which must share one `shape`; interrupted ones are resumed, finished ones left alone.
 
-    `on_run` is called with every job's result, `on_round` with the number of each round that all have made.
+    `on_run` is called with every job's result, `on_round` with the number of each round that all have made;
+    `dataset` replaces what the plans name.
     """
     if len({shape(job.plan) for job in jobs}) > 1:
         raise SottovoceError("runs of one batch must agree in " + ", ".join(SHAPE))
@@ -82,7 +84,8 @@ def run_batch(
     if not open_jobs:
         return
     plan = jobs[0].plan
-    records = described(data.load(plan.dataset), plan, device=device).to(device)
+    records = dataset if dataset is not None else data.load(plan.dataset)
+    records = described(records, plan, device=device).to(device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []

@@ -1,0 +1,75 @@
+"""The commands around what comes out of a run: a model for each participant, and predictions of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.markup import escape
+
+from sottovoce.cli.display import as_json, epsilon, err, facts
+from sottovoce.cli.options import JSON, MODEL
+from sottovoce.errors import SottovoceError
+from sottovoce.report.numbers import count
+
+EXAMPLES = {
+    "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the application."""
+    for command in (predict,):
+        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
+
+
+def predict(
+    model_file: Path = typer.Argument(metavar="MODEL", help="A client's model, a .safetensors file."),
+    data: Path = typer.Option(..., help="Records: .csv, .parquet or .npz; a target in it is not read."),
+    out: Path = typer.Option(..., help="Where to write predictions, .csv or .parquet."),
+    model: str = MODEL,
+    json: bool = JSON,
+) -> None:
+    """Predict every record of a file: probabilities and a decision, or a number, a line for each.
+
+    The model's file says all that is needed. Nothing is released. Unusable records get empty cells.
+    """
+    from sottovoce.modelfile import PersonalModel
+    from sottovoce.prediction import Layout
+    from sottovoce.prediction import predict as predict_records
+
+    if not model_file.exists():
+        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    personal = PersonalModel.read(model_file, model=model)
+    with _records_progress() as progress:
+        summary = predict_records(personal, data, out, progress)
+    if summary.unusable:
+        text = f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}"
+        err.print(f"[dark_orange]•[/] {escape(text)}", soft_wrap=True, highlight=False)
+    if json:
+        told = {"columns": list(Layout.of(personal).columns), "origin": dataclasses.asdict(personal.origin)}
+        as_json({"predictions": str(out), "task": personal.records.task, **vars(summary), **told})
+        return
+    origin = personal.origin
+    spent = epsilon(origin.epsilon)
+    rows = {
+        "model": f"{origin.client}, run {origin.run}, {origin.created or 'undated'}",
+        "ε behind it": f"{spent} at δ = {origin.delta:g}" + (", simulated" if origin.seeded else ""),
+        "records": f"{summary.records:,}, of which {summary.unusable:,} could not be used",
+    }
+    decisions = {f"decided {name}": f"{times:,}" for name, times in summary.decisions.items()}
+    facts(f"Predictions written to {out}", rows | decisions)
+
+
+@contextmanager
+def _records_progress() -> Iterator[Callable[[int], None]]:
+    """A counter of records, gone when all are done; how many there will be is not known before."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("[bold]predicting"), BarColumn(), TextColumn("{task.completed:,} records"))
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done: bar.update(task, completed=done)

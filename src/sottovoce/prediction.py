@@ -1,0 +1,200 @@
+"""Predictions of a personal model: a file of records in, one line for each of them out, in bounded memory.
+
+It needs the model's file and the package, no plan, no run and no agreement beside it: how a row of a table
+becomes a record, which feature map describes it and what the outputs mean is all in the file. Nothing is
+released here: records and predictions stay where they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sottovoce.data import DataError, description
+from sottovoce.data.columns import arrow
+from sottovoce.data.encoding import read_inputs
+from sottovoce.data.own import read_stored_parts
+from sottovoce.data.tables import PART
+from sottovoce.features.kept import view
+from sottovoce.files import replaced
+from sottovoce.modelfile import PersonalModel
+from sottovoce.tasks import open_task
+
+BLOCK = 2**15
+"""Records that go through the model at once."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a file of predictions: numbers first, then decisions, which are places in `texts`."""
+
+    numbers: tuple[str, ...]
+    decisions: tuple[str, ...]
+    texts: tuple[str, ...]
+    labels: bool = False
+    """Decisions are 0 or 1, one for each label."""
+
+    @classmethod
+    def of(cls, model: PersonalModel) -> Layout:
+        """A probability for each class and one decision; both for each label; or the value of a number."""
+        records = model.records
+        names = records.class_names or tuple(map(str, range(records.classes)))
+        if records.task == "number":
+            return cls(("value",), (), ())
+        probabilities = tuple(f"probability_{name}" for name in names)
+        if records.task == "labels":
+            return cls(probabilities, tuple(f"decision_{name}" for name in names), ("0", "1"), True)
+        return cls(probabilities, ("decision",), names)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.numbers + self.decisions
+
+
+@dataclass(frozen=True)
+class Block:
+    """Predictions of n records: `numbers` (n, …), `decisions` (n, …), and which could be used (n,)."""
+
+    numbers: npt.NDArray[np.float32]
+    decisions: npt.NDArray[np.int64]
+    usable: npt.NDArray[np.bool_]
+
+
+@dataclass
+class Summary:
+    """How many records were predicted, how many could not be, and how often each decision was made."""
+
+    records: int = 0
+    unusable: int = 0
+    decisions: dict[str, int] = field(default_factory=dict)
+
+    def add(self, block: Block, layout: Layout) -> None:
+        self.records += len(block.usable)
+        self.unusable += int((~block.usable).sum())
+        for column, name in enumerate(layout.decisions):
+            counts = np.bincount(block.decisions[block.usable, column], minlength=len(layout.texts)).tolist()
+            counted = (
+                [(name.removeprefix("decision_"), counts[1])]
+                if layout.labels
+                else zip(layout.texts, counts, strict=True)
+            )
+            for text, count in counted:
+                self.decisions[text] = self.decisions.get(text, 0) + count
+
+
+def predict(
+    model: PersonalModel, records: Path, out: Path, progress: Callable[[int], None] = lambda done: None
+) -> Summary:
+    """Writes a line for each record of a file, in its order, to `out` (.csv or .parquet).
+
+    A target in the file is not read. A record that cannot be used gets empty cells. `progress` hears how many
+    records are done. Nothing appears under the name `out` unless all of it can be written.
+    """
+    writers = {".csv": _csv, ".parquet": _parquet}
+    if out.suffix.lower() not in writers:
+        raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")
+    layout, summary = Layout.of(model), Summary()
+    with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
+        for block in predictions(model, records):
+            write(block)
+            summary.add(block, layout)
+            progress(summary.records)
+        if not summary.records:
+            raise DataError(f"{records} holds no records: nothing was predicted")
+    return summary
+
+
+def predictions(model: PersonalModel, records: Path) -> Iterator[Block]:
+    """The predictions of a file of records, block by block, in its order."""
+    agreed = description.of(model.records)
+    parts = (
+        read_stored_parts(records, model.records.shape) if agreed is None else read_inputs(records, agreed)
+    )
+    seen, task = view(model.plan, model.facts), open_task(model.facts)
+    for part in parts:
+        for start in range(0, len(part), BLOCK):
+            x = torch.from_numpy(part[start : start + BLOCK])
+            flat = x.reshape(len(x), -1)
+            usable = (flat >= 0).all(dim=1) if x.dtype == torch.int64 else flat.isfinite().all(dim=1)
+            if not bool(usable.all()):
+                x[~usable] = 0
+            outputs = model.outputs(seen(x))
+            usable &= outputs.isfinite().all(dim=1)
+            decided = task.decisions(outputs) if model.records.task != "number" else outputs[:, :0]
+            decisions = decided.long().reshape(len(x), -1)
+            yield Block(task.values(outputs).float().numpy(), decisions.numpy(), usable.numpy())
+
+
+@contextmanager
+def _csv(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]]:
+    file.write((",".join(map(_quoted, layout.columns)) + "\n").encode())
+    texts = [_quoted(text) for text in layout.texts]
+    line = ",".join([*["%.6g"] * len(layout.numbers), *["%s"] * len(layout.decisions)])
+    # A line of one empty cell would be an empty line, which readers skip.
+    empty = '""' if len(layout.columns) == 1 else "," * (len(layout.columns) - 1)
+
+    def write(block: Block) -> None:
+        numbers = block.numbers.T.tolist()
+        decided = [[texts[place] for place in column] for column in block.decisions.T.tolist()]
+        lines = list(map(line.__mod__, zip(*numbers, *decided, strict=True)))
+        for row in np.flatnonzero(~block.usable).tolist():
+            lines[row] = empty
+        file.write(("\n".join(lines) + "\n").encode())
+
+    yield write
+
+
+@contextmanager
+def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]]:
+    pa, _ = arrow()
+    from pyarrow.parquet import ParquetWriter
+
+    kind = pa.int8() if layout.labels else pa.dictionary(pa.int32(), pa.string())
+    fields = [
+        *((name, pa.float32()) for name in layout.numbers),
+        *((name, kind) for name in layout.decisions),
+    ]
+    schema = pa.schema(fields)
+    waiting: list[Any] = []
+
+    def table(block: Block) -> Any:
+        masked = ~block.usable
+        arrays = [pa.array(column, pa.float32(), mask=masked) for column in block.numbers.T]
+        for column in block.decisions.T:
+            if layout.labels:
+                arrays.append(pa.array(column, pa.int8(), mask=masked))
+            else:
+                places = pa.array(column, pa.int32(), mask=masked)
+                arrays.append(pa.DictionaryArray.from_arrays(places, pa.array(layout.texts, pa.string())))
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    with ParquetWriter(file, schema) as parquet:
+
+        def flush() -> None:
+            if waiting:
+                parquet.write_table(pa.concat_tables(waiting))
+                waiting.clear()
+
+        def write(block: Block) -> None:
+            waiting.append(table(block))
+            if sum(len(part) for part in waiting) >= PART:
+                flush()
+
+        yield write
+        flush()
+
+
+def _quoted(text: str) -> str:
+    """A cell as CSV writes it."""
+    cell = io.StringIO()
+    csv.writer(cell, lineterminator="").writerow([text])
+    return cell.getvalue()

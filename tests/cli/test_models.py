@@ -1,0 +1,64 @@
+"""What comes out of a run, by command: a model for each participant, and predictions of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sottovoce.cli.application import app
+from sottovoce.data import Description
+from sottovoce.modelfile import personal_model
+from tests.small import drawn, small_plan
+
+from .conftest import Failing
+
+runner = CliRunner()
+AGREEMENT = """
+task = "classes"
+[target]
+column = "kind"
+values = ["plain", "grave"]
+[array]
+shape = [3]
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    facts = Description.parse(AGREEMENT).facts()
+    plan = small_plan(model="linear", method="blend", context="public", coefficients=8, gradient_records=40)
+    a = torch.randn(8, generator=torch.Generator().manual_seed(1))
+    data = personal_model(drawn(plan, facts), a, run="0123", client="north", epsilon=3.5)
+    (tmp_path / "north.safetensors").write_bytes(data)
+    return tmp_path / "north.safetensors"
+
+
+def test_predict_writes_a_file_and_counts_what_it_could_not_use(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", x=[[1.0, 2, 3], [1, 2, np.nan], [3, 2, 1]])
+    words = [str(model), "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "out.csv")]
+    answer = runner.invoke(app, ["predict", *words, "--json"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert (said["records"], said["unusable"], said["task"]) == (3, 1, "classes")
+    assert said["columns"] == ["probability_plain", "probability_grave", "decision"]
+    assert said["origin"]["client"] == "north"
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
+    assert "1 record could not be used" in answer.stderr
+    shown = runner.invoke(app, ["predict", *words]).stdout
+    assert "north" in shown
+    assert "decided grave" in shown
+
+
+def test_predict_refuses_in_a_line(model: Path, tmp_path: Path, failing: Failing) -> None:
+    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    out = ("--out", str(tmp_path / "out.csv"))
+    assert "arrays" in failing("predict", str(model), "--data", str(tmp_path / "new.csv"), *out)
+    assert "does not exist" in failing(
+        "predict", str(tmp_path / "no"), "--data", str(tmp_path / "new.csv"), *out
+    )
+    assert "does not exist" in failing("predict", str(model), "--data", str(tmp_path / "no.npz"), *out)
