@@ -14,13 +14,14 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Declined, Node
 from sottovoce.federation.sealing import seal_downward, unseal_downward
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.models import state_dict_at
+from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
 from sottovoce.server import Server
 from sottovoce.simulation.training import train
 
-from .world import World, charged
+from .world import World, charged, ledger
 
 QUICK = {"model": "linear", "rounds": 2, "averaging": 0.5}
 
@@ -49,6 +50,10 @@ def test_everybody_ends_with_the_model_that_the_simulator_gives_them_and_pays_no
         found = load_file(world.model(index))
         for name, value in state_dict_at(blueprint.module, theta).items():
             assert torch.equal(found[name], value), name
+        origin = PersonalModel.read(world.model(index)).origin
+        assert (origin.client, origin.run) == (f"client-{index}", world.store.run)
+        with ledger(world, index) as book:
+            assert origin.epsilon == pytest.approx(book.epsilon(OWN_RECORDS, 1e-5, "exact"))
         assert stat.S_IMODE(world.model(index).stat().st_mode) == 0o600
         assert "personal.safetensors" in (world.model(index).parent / "client.log").read_text()
     assert world.model(0).read_bytes() != world.model(1).read_bytes()

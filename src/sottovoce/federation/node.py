@@ -126,8 +126,19 @@ class Node:
             stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
             coefficients = _coefficients(blueprint, unseal_downward(sealed, stream, agreed=agreed))
+            with self._own.open() as ledger:
+                budget, spent = self._own.budget(ledger), ledger.spent(OWN_RECORDS)
+            model = personal_model(
+                blueprint,
+                coefficients,
+                run=enrolment.run,
+                client=self._own.client,
+                epsilon=budget.price(spent),
+                delta=budget.delta,
+                accounting=budget.accounting,
+            )
             path = self._own.model_file
-            write_atomically(path, personal_model(blueprint, coefficients), mode=PRIVATE)
+            write_atomically(path, model, mode=PRIVATE)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
         return {"kind": MODEL, "kept": True}
 

@@ -42,10 +42,15 @@ class OwnLedger:
         return self._terms.ledger_file(self._records)
 
     @property
+    def client(self) -> str:
+        """What the client is called."""
+        return self._terms.client or self._records.stem
+
+    @property
     def model_file(self) -> Path:
         """Where the personal model goes: beside the ledger, under the client's name where it is not alone."""
         alone = not any(other != self.path for other in self.path.parent.glob("*.ledger.sqlite"))
-        name = "personal.safetensors" if alone else f"{self._records.stem}.personal.safetensors"
+        name = "personal.safetensors" if alone else f"{self.client}.personal.safetensors"
         return self.path.with_name(name)
 
     @property
