@@ -391,7 +391,6 @@ def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
     small = {"records_per_client": 40, "context_records": 20}
     few = pictures(160)
     world = World(tmp_path, dataset=few, **{**SHARES, **described, **small})
-    world.enrol_all()
     computed: list[int] = []
     computing = kept._computed
 
@@ -400,6 +399,7 @@ def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
         return computing(dataset, *rest)
 
     monkeypatch.setattr(kept, "_computed", counting)
+    world.enrol_all()  # everything is tried once before a client enrols, features included
     world.finish()
     world.hand_out()
     assert computed == [40, 40, 40]  # once for each client, over all its releases

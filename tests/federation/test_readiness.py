@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,10 @@ def write(path: Path, rows: list[str]) -> None:
     path.write_text("\n".join(["age,sex,ill", *rows]) + "\n")
 
 
+def store_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "rounds.jsonl").read_text().splitlines()]
+
+
 class Tables(World):
     """Sites with a table each; the server has a plan and `records.toml`."""
 
@@ -130,6 +135,8 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
     world.hand_out()
     assert len(list(world.sites.glob("*.personal.safetensors"))) == 3
     result = write_run(tmp_path / "run", world.coordinator, world.store)
+    assert list(result["epsilon"]["per_client"]) == list(SIZES)
+    assert store_lines(tmp_path)[0]["clients"] == list(SIZES)
     for epsilon in result["epsilon"]["per_client"].values():
         assert epsilon == pytest.approx(8.0, rel=1e-3)  # each its own noise, and all the same promise
 
@@ -230,6 +237,14 @@ def test_records_that_were_added_change_no_denominator_and_too_few_are_refused(t
     write(world.sites / "north.csv", lines(50, 0))
     with pytest.raises(SottovoceError, match="50 records"):
         world.answer(0)
+
+
+def test_a_name_that_is_taken_or_could_be_markup_is_replaced_by_a_number(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    answers = [world.node(index).enrol(world.coordinator.offer()) for index in range(3)]
+    for answer, name in zip(answers, ("north", "north", "<b>south</b>"), strict=True):
+        world.coordinator.enrol({**answer, "name": name}, "9")
+    assert world.coordinator.names == ["north", "participant-1", "participant-2"]
 
 
 def test_a_client_that_declares_nothing_is_refused(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ class Coordinator:
         """Participants whose keys are known."""
         return self._roster.enrolled
 
+    @property
+    def names(self) -> list[str]:
+        """What the participants are called."""
+        return self._roster.names()
+
     def batch(self) -> AbstractContextManager[None]:
         """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
         return self._store.transaction()

@@ -99,6 +99,7 @@ class Node:
             "agreement": self._agreement.digest(),
             "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
             "records": enrolment.records,
+            "name": self._own.client,
         }
 
     def refused(self, run: str, reason: str) -> None:

@@ -41,7 +41,8 @@ CREATE TABLE client (
     participant INTEGER PRIMARY KEY,
     key BLOB NOT NULL UNIQUE,
     enrolled TEXT NOT NULL,
-    records INTEGER NOT NULL
+    records INTEGER NOT NULL,
+    name TEXT NOT NULL
 );
 CREATE TABLE address (participant INTEGER PRIMARY KEY, address TEXT NOT NULL);
 CREATE TABLE release (
@@ -127,8 +128,8 @@ class Store(Database):
 
     # Clients
 
-    def enrol(self, participant: int, key: bytes, records: int = 0) -> bool:
-        """Remembers a client's public key and the number of its training records for ever.
+    def enrol(self, participant: int, key: bytes, records: int = 0, name: str = "") -> bool:
+        """Remembers a client's public key, the number of its training records and its name for ever.
 
         False if the client was known, an error if another one is.
         """
@@ -144,7 +145,7 @@ class Store(Database):
             raise EnrolmentError("this key is enrolled as another participant: use one directory per client")
         with self.transaction():
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.query("INSERT INTO client VALUES (?, ?, ?, ?)", participant, key, now, records)
+            self.query("INSERT INTO client VALUES (?, ?, ?, ?, ?)", participant, key, now, records, name)
         return True
 
     def keys(self) -> dict[int, bytes]:
@@ -154,6 +155,10 @@ class Store(Database):
     def declared(self) -> dict[int, int]:
         """Training records of all enrolled participants, as they declared them; 0: they were not asked."""
         return dict(self.query("SELECT participant, records FROM client"))
+
+    def names(self) -> dict[int, str]:
+        """What enrolled participants call themselves."""
+        return dict(self.query("SELECT participant, name FROM client WHERE name != ''"))
 
     def addresses(self) -> dict[int, str]:
         """Where the engine last reached each participant."""

@@ -86,6 +86,8 @@ class ReportedRun:
     confusion: dict[str, list[list[int]]]
     rounds: list[ReportedRound]
     plan: dict[str, str]
+    engine: str | None = None
+    """What carried the messages of a federation, whose server learns no accuracies, norms and bytes."""
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -98,6 +100,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
+_UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
 _FACTS = ("method", "dataset", "preset", "context", "channel", "basis", "created", "sottovoce")
 _COUNTS = (
     "seed",
@@ -120,29 +123,26 @@ def read_run(directory: Path) -> ReportedRun:
             f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version of sottovoce that wrote it"
         )
-    if result.maybe_text("engine") is not None:
-        raise SottovoceError(
-            f"{directory} is the server's side of a federation, which learns no accuracies and byte counts: "
-            "a report needs a simulated run"
-        )
-    accuracy = result.section("accuracy")
+    engine = result.maybe_text("engine")
+    accuracy = None if engine is not None else result.section("accuracy")
     return ReportedRun(
         facts={key: result.maybe_text(key) for key in _FACTS},
         counts={key: result.whole(key) for key in _COUNTS},
         seeded=result.flag("seeded"),
         uses_future_labels=result.flag("uses_future_labels"),
-        seen=_accuracy(accuracy, "seen"),
-        future=_accuracy(accuracy, "future"),
+        seen=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "seen"),
+        future=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "future"),
         epsilon=result.section("epsilon").read(Epsilon),
         delta=result.number("delta"),
         sigma=result.maybe_number("sigma"),
         sigma_context=result.maybe_number("sigma_context"),
-        uplink=result.section("uplink").read(Uplink),
-        downlink_bytes=result.section("downlink").number("bytes"),
+        uplink=Uplink(0, 0, None, 0, 0) if engine is not None else result.section("uplink").read(Uplink),
+        downlink_bytes=0.0 if engine is not None else result.section("downlink").number("bytes"),
         seconds=result.number("seconds"),
-        confusion=result.matrices("confusion"),
-        rounds=_rounds(directory / "rounds.jsonl"),
+        confusion={} if engine is not None else result.matrices("confusion"),
+        rounds=_rounds(directory / "rounds.jsonl", {} if engine is None else _UNKNOWN_TO_A_SERVER),
         plan=_plan(directory / "plan.toml"),
+        engine=engine,
     )
 
 
@@ -155,9 +155,9 @@ def _accuracy(fields: Fields, group: str) -> Accuracy:
     )
 
 
-def _rounds(path: Path) -> list[ReportedRound]:
+def _rounds(path: Path, unknown: Mapping[str, Any]) -> list[ReportedRound]:
     return [
-        Fields(path, read_object(path, line, number), f"line {number}: ").read(ReportedRound)
+        Fields(path, {**unknown, **read_object(path, line, number)}, f"line {number}: ").read(ReportedRound)
         for number, line in enumerate(read_text(path).splitlines(), start=1)
     ]
 
