@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.blending import LARGEST_STEP, blending
+from sottovoce.blending import blending
+from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
 from sottovoce.generator import Blend
 from sottovoce.plan import Plan, PlanError
@@ -44,7 +45,7 @@ def test_noise_alone_moves_the_shared_part_alike_whatever_its_scale() -> None:
 
 
 def test_without_noise_the_step_is_bounded() -> None:
-    assert blending(blend_plan(), SIZES, (0.0, 0.0, 0.0), releases=40).step == LARGEST_STEP
+    assert blending(blend_plan(), SIZES, (0.0, 0.0, 0.0), releases=40).step == TASKS["classes"].largest_step
 
 
 def test_momentum_in_sums_is_made_up_for_by_the_step() -> None:

@@ -55,7 +55,9 @@ def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else() -> None:
     released = torch.softmax(torch.randn(1, 10), dim=1)
     x, a = torch.randn(4, 1, 28, 28), torch.randn(7850)
     without = logits(blueprint.module, blueprint.theta(a), x)
-    with_prior = logits(blueprint.module, blueprint.theta(a + priors.coefficients(released)[0]), x)
+    with_prior = logits(
+        blueprint.module, blueprint.theta(a + priors.coefficients(released, torch.tensor([0]))[0]), x
+    )
     assert torch.allclose(with_prior - without, shares(released, priors.noise).log().expand(4, 10), atol=1e-4)
 
 

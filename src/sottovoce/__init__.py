@@ -13,12 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
     from sottovoce.privacy.terms import Terms
-    from sottovoce.simulation.training import evaluate, train
+    from sottovoce.simulation.training import evaluate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +43,7 @@ _HOME = {
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",
-    "train": "simulation.training",
+    "train": "api",
 }
 
 

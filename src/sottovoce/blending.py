@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.catalog import TASKS, Task
 from sottovoce.plan import Plan
 
 Reals = NDArray[np.float64]
 
 DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
 """What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
-LARGEST_STEP = 500.0
 LARGEST_OWN_SHARE = 0.5
 SUMMED_STEP, SUMMED_OWN_SHARE = 300.0, 0.1
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
@@ -50,7 +50,12 @@ class Blending:
 
 
 def blending(
-    plan: Plan, sizes: Sequence[int], sigmas: Sequence[float], releases: int, summed: float | None = None
+    plan: Plan,
+    sizes: Sequence[int],
+    sigmas: Sequence[float],
+    releases: int,
+    summed: float | None = None,
+    task: Task = TASKS["classes"],
 ) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = 2.5/(T N_0) and v_i = min(½, 0.2·N_0/N_i).
 
@@ -67,12 +72,12 @@ def blending(
     weights = counts**plan.weighting / np.sum(counts**plan.weighting)
     noise = np.asarray(sigmas) / math.sqrt(releases)
     shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
-    largest = LARGEST_STEP
+    largest = task.largest_step
     if summed is not None:
-        shared_noise, largest = summed / math.sqrt(releases), SUMMED_STEP
+        shared_noise, largest = summed / math.sqrt(releases), min(SUMMED_STEP, largest)
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum
-    step = plan.learning_rate or slower * _bounded(DRIFT, releases * shared_noise, largest)
+    step = plan.learning_rate or slower * _bounded(DRIFT * task.reach, releases * shared_noise, largest)
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
     elif summed is not None:
@@ -82,12 +87,13 @@ def blending(
         individual = np.minimum(LARGEST_OWN_SHARE, OWN_DRIFT / DRIFT * quieter) * (1 - plan.generated)
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
-        own = np.array([slower * _bounded(ALONE_DRIFT, releases * value) for value in noise])
+        alone = ALONE_DRIFT * task.reach
+        own = np.array([slower * _bounded(alone, releases * value, task.largest_step) for value in noise])
     elif summed is not None:
         seen = releases * np.sqrt(individual) * noise
-        own = np.minimum(step, [slower * _bounded(OWN_DRIFT, value) for value in seen])
+        own = np.minimum(step, [slower * _bounded(OWN_DRIFT * task.reach, value, largest) for value in seen])
     return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 
-def _bounded(drift: float, noise: float, largest: float = LARGEST_STEP) -> float:
+def _bounded(drift: float, noise: float, largest: float) -> float:
     return min(largest, drift / noise) if noise > 0 else largest

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,7 +41,11 @@ def participant_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A resolved plan with the objects it stands for, all public; `sizes` are the participants' m_g."""
+    """A resolved plan with the objects it stands for, all public.
+
+    `sizes` are the participants' m_g and `context_sizes` their m_c, in records, or in units where several
+    records belong together.
+    """
 
     plan: Plan
     facts: Facts
@@ -49,11 +53,16 @@ class Blueprint:
     statistic: Statistic
     schedule: np.ndarray
     sizes: tuple[int, ...]
+    context_sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_opened", {})
 
-    _opened: dict[int, dict[Kind, Release]] = field(init=False, repr=False)
+    _opened: dict[tuple[int, int], dict[Kind, Release]] = field(init=False, repr=False)
+
+    def context_size(self, participant: int | None) -> int:
+        """m_c of a participant, or of a future client (None): as many as the smallest of them has."""
+        return min(self.context_sizes) if participant is None else self.context_sizes[participant]
 
     def releases_of(self, participant: int | None) -> dict[Kind, Release]:
         """The releases of a participant, by kind; a public context is not among them.
@@ -63,23 +72,29 @@ class Blueprint:
         """
         plan, opened = self.plan, self._opened
         if participant is None and plan.releases_context and plan.context_share:
-            if 0 not in opened:
+            if (0, 0) not in opened:
                 predicted = plan.context_traits.predicted_for_future
-                statistic = MeanProbability(self.facts.classes) if predicted else self.statistic
-                opened[0] = open_future_releases(plan, statistic, self.model)
-            return opened[0]
+                opened[0, 0] = open_future_releases(
+                    plan,
+                    MeanProbability(self.facts.classes) if predicted else self.statistic,
+                    self.model,
+                    context_records=self.context_size(None),
+                )
+            return opened[0, 0]
         records = max(self.sizes) if participant is None else self.sizes[participant]
-        if records not in opened:
-            opened[records] = open_releases(
+        sizes = records, self.context_size(participant)
+        if sizes not in opened:
+            opened[sizes] = open_releases(
                 plan,
                 self.statistic,
                 self.facts.classes,
                 self.model,
                 records=records,
                 gradients=self.releases_max,
+                context_records=sizes[1],
                 pool=self.pool,
             )
-        return opened[records]
+        return opened[sizes]
 
     @property
     def releases(self) -> dict[Kind, Release]:
@@ -89,12 +104,13 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
+        task = TASKS[self.facts.task]
         if self.pool is not None:
             own = (self.sigma / self.pool.weights(self.sizes)).tolist()
             total = self.pool.total(self.sigma)
-            return blending(self.plan, self.sizes, own, self.releases_max, total)
+            return blending(self.plan, self.sizes, own, self.releases_max, total, task)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
-        return blending(self.plan, self.sizes, sigmas, self.releases_max)
+        return blending(self.plan, self.sizes, sigmas, self.releases_max, task=task)
 
     @cached_property
     def pool(self) -> Pool | None:
@@ -149,9 +165,9 @@ class Blueprint:
 
     @property
     def sigma_context(self) -> float:
-        """σ of a context, also where the context is public and none is released."""
+        """σ of a context, also where the context is public and none is released; the largest of all."""
         if self.plan.releases_context:
-            return self.releases_of(0)["context"].sigma
+            return self.releases_of(int(np.argmin(self.context_sizes)))["context"].sigma
         return self.sigma * self.plan.context_noise
 
     @property
@@ -183,7 +199,7 @@ class Blueprint:
         """The same blueprint with module and basis on a device."""
         moved = self.module.to(torch.device(device)), self.basis.to(device)
         model = Model.of(*moved, self.model.losses)
-        return Blueprint(self.plan, self.facts, model, self.statistic, self.schedule, self.sizes)
+        return replace(self, model=model)
 
 
 def draw(
@@ -193,7 +209,8 @@ def draw(
 
     `module` is the caller's own, from Python, or the name of the plan's model as this machine's owner gave
     it, 'package.module:function' included. The plan's word alone imports nothing. `sizes` are the
-    participants' training records where the plan leaves `gradient_records` to them.
+    participants' training records (units) where the plan leaves `gradient_records` or `context_records` to
+    them.
     """
     if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
@@ -214,7 +231,7 @@ def draw(
         )
     size = sum(parameter.numel() for parameter in trainable(module))
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
-    kind = "identity" if plan.traits.whole_model or plan.coefficients == size else plan.basis
+    kind = "identity" if plan.traits.whole_model or plan.coefficients in (0, size) else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     order = schedule.open_schedule(
         plan.schedule,
@@ -224,10 +241,18 @@ def draw(
         seed=derived_seed(plan.seed, "schedule"),
     )
     statistic = open_statistic(plan.context, facts.shape, facts.classes, plan.context_groups)
-    counts = (plan.gradient_records,) * plan.participants if plan.gradient_records else tuple(sizes)
+    counts = _counts("gradient_records", plan, sizes)
+    contexts = _counts("context_records", plan, sizes if plan.releases_context else counts)
+    return Blueprint(plan, facts, Model.of(module, basis, task.losses), statistic, order, counts, contexts)
+
+
+def _counts(name: str, plan: Plan, sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many records each participant averages over, as the plan says or as many as it has."""
+    fixed: int = getattr(plan, name)
+    counts = (fixed,) * plan.participants if fixed else tuple(sizes)
     if len(counts) != plan.participants:
-        raise SottovoceError("gradient_records=0 leaves their number to the participants: state their sizes")
-    return Blueprint(plan, facts, Model.of(module, basis, task.losses), statistic, order, counts)
+        raise SottovoceError(f"{name}=0 leaves their number to the participants: state their sizes")
+    return counts
 
 
 def client_secret(master: bytes, client: str) -> bytes:

@@ -118,6 +118,10 @@ class Task:
 
     metric: str
     """The metric by which models are compared, and one round with the next."""
+    reach: float = 1.0
+    """How far noise may move an output in a run of `blend`, against a logit: numbers lie within −1…1."""
+    largest_step: float = 500.0
+    """η where there is little noise: a squared error diverges beyond it, a softmax saturates."""
     class_shares: bool = False
     """Every record is of one class, so that classes have shares, priors and confusions."""
 
@@ -125,7 +129,7 @@ class Task:
 TASKS = {
     "classes": Task("accuracy", class_shares=True),
     "labels": Task("accuracy"),
-    "number": Task("r2"),
+    "number": Task("r2", reach=0.1, largest_step=10.0),
 }
 
 ACTIVATIONS = ("tanh", "relu")

@@ -82,10 +82,11 @@ class Client:
         sizes = self._blueprint.sizes
         wanted = max(sizes) if self.participant is None else sizes[self.participant]
         records = self._records.train
-        if wanted == len(records):
+        if wanted == records.units:
             return records
         seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
-        return records[torch.from_numpy(np.random.default_rng(seed).permutation(len(records))[:wanted])]
+        order = np.random.default_rng(seed).permutation(records.units)
+        return records.of_units(torch.from_numpy(order[:wanted]))
 
     def release_gradient(
         self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None

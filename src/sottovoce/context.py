@@ -54,15 +54,45 @@ class Statistic(ABC):
         """The same as the paper bounds it, where its bound is not tight: σ follows from it."""
         return self.calibrated_spread / records
 
-    def mean(self, x: Tensor, y: Tensor, records: int, logits: Tensor | None = None) -> Tensor:
-        """The statistic of exactly `records` records, float64 (size,)."""
-        if len(x) != records:
+    def mean(
+        self,
+        x: Tensor,
+        y: Tensor,
+        records: int,
+        logits: Tensor | None = None,
+        unit: Tensor | None = None,
+    ) -> Tensor:
+        """The statistic of exactly `records` records, float64 (size,).
+
+        Where several records are of one `unit` (m,), vectors are averaged within each unit first, and
+        `records` counts units: a unit moves the mean no further than a record would.
+        """
+        found = len(x) if unit is None else len(torch.unique(unit))
+        if found != records:
             raise ContextError(
-                f"the context needs exactly {records} records, not {len(x)}: set context_records"
+                f"the context needs exactly {records} records, not {found}: set context_records"
             )
         vectors = self.per_record(x, y, logits)
-        finite = torch.isfinite(vectors).all(dim=1, keepdim=True)
-        return torch.where(finite, vectors, 0.0).sum(dim=0) / records
+        finite = torch.isfinite(vectors).all(dim=1) & torch.isfinite(x.reshape(len(x), -1)).all(dim=1)
+        vectors = torch.where(finite[:, None], vectors, 0.0)
+        if unit is not None:
+            vectors = unit_means(vectors, unit, finite)
+        return vectors.sum(dim=0) / records
+
+
+def unit_means(vectors: Tensor, unit: Tensor, usable: Tensor) -> Tensor:
+    """The mean vector of each unit, over those of its records (m,) that are usable; zero if none is.
+
+    >>> vectors, unit = torch.tensor([[2.0], [4.0], [9.0], [0.0]]), torch.tensor([7, 7, 8, 8])
+    >>> unit_means(vectors, unit, torch.tensor([True, True, True, False])).tolist()
+    [[3.0], [9.0]]
+    """
+    places, dense = torch.unique(unit, return_inverse=True)
+    dense = dense.to(vectors.device)
+    counts = torch.zeros(len(places), dtype=vectors.dtype, device=vectors.device)
+    counts.index_add_(0, dense, usable.to(vectors))
+    sums = vectors.new_zeros(len(places), vectors.shape[1]).index_add_(0, dense, vectors)
+    return sums / counts.clamp_min(1.0)[:, None]
 
 
 class Moments(Statistic):

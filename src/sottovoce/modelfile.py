@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from sottovoce.models import MODELS, import_model, model_options, state_dict_at
 from sottovoce.plan import Plan
 
 FORMAT = "1"
+MOST_RECORDS = 2**31
 _PASSING = ("momentum.", "average.")
 """What only training needs."""
 
@@ -53,17 +54,35 @@ class GeneratorFile:
     plan: Plan
     facts: Facts
     state: Mapping[str, Tensor]
+    sizes: tuple[int, ...] = ()
+    """Training records of each participant, where the plan leaves their number to them."""
+    names: tuple[str, ...] = ()
+    """What the participants are called."""
 
     @classmethod
-    def of(cls, blueprint: Blueprint, run: str, state: Mapping[str, Tensor]) -> GeneratorFile:
+    def of(
+        cls, blueprint: Blueprint, run: str, state: Mapping[str, Tensor], names: Sequence[str] = ()
+    ) -> GeneratorFile:
         """The file of a finished run: no momentum, no running average."""
         final = {name: value for name, value in state.items() if not name.startswith(_PASSING)}
-        return cls(run, blueprint.reference_digest, blueprint.plan, blueprint.facts, final)
+        plan = blueprint.plan
+        sizes = blueprint.context_sizes if plan.gradient_records else blueprint.sizes
+        left_open = not (plan.gradient_records and plan.context_records)
+        return cls(
+            run,
+            blueprint.reference_digest,
+            plan,
+            blueprint.facts,
+            final,
+            sizes if left_open else (),
+            tuple(names),
+        )
 
     def write(self, path: Path) -> None:
         """Writes it atomically."""
         plan = json.dumps(dataclasses.asdict(self.plan))
         metadata = {"run": self.run, "reference": self.reference, "plan": plan, **self.facts.metadata()}
+        metadata |= {"sizes": json.dumps(self.sizes), "names": json.dumps(self.names)}
         save_tensors(path, self.state, metadata)
 
     @classmethod
@@ -76,11 +95,28 @@ class GeneratorFile:
         try:
             values = json.loads(metadata["plan"])
             run, reference = foreign_name(metadata["run"]), metadata["reference"]
+            sizes, names = (json.loads(metadata.get(key, "[]")) for key in ("sizes", "names"))
         except (KeyError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
         plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
         check_sizes(plan, facts, model=model)
-        return cls(run, reference, plan, facts, state)
+        return cls(run, reference, plan, facts, state, *_participants(path, plan, sizes, names))
+
+
+def _participants(
+    path: Path, plan: Plan, sizes: object, names: object
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Sizes and names of the participants, as a stranger's file may state them: none, or one for each."""
+    for what, values, kind in (("sizes", sizes, int), ("names", names, str)):
+        if not isinstance(values, list) or len(values) not in (0, plan.participants):
+            raise ModelFileError(f"{path} has {what} of other participants than its own: ask for it again")
+        if not all(type(value) is kind for value in values):
+            raise ModelFileError(f"{path} has {what} that are not what they must be: ask for it again")
+    assert isinstance(sizes, list)
+    assert isinstance(names, list)
+    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(0 < len(n) <= 100 for n in names):
+        raise ModelFileError(f"{path} has sizes or names beyond all bounds: ask for the file again")
+    return tuple(sizes), tuple(names)
 
 
 @dataclass(frozen=True)

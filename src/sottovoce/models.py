@@ -111,6 +111,19 @@ def widths(text: str) -> list[int]:
     return found
 
 
+GIVEN = "python:"
+
+
+def given_name(module: nn.Module) -> str:
+    """What a plan calls a module that was given from Python, which no name can bring back."""
+    return GIVEN + type(module).__name__
+
+
+def _refuse_given(name: str) -> None:
+    if name.startswith(GIVEN):
+        raise ModelError(f"model={shown(name)} was given from Python: pass it again, as module=…")
+
+
 MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp}
 """Built-in models by name."""
 OPTIONS: dict[str, tuple[str, ...]] = {"mlp": ("mlp_sizes", "mlp_activation")}
@@ -130,6 +143,7 @@ def open_model(
     No name makes this import anything: it may come from another party. The draw is made on the CPU in
     float32, so that every machine starts from the same θ_ref.
     """
+    _refuse_given(name)
     if name not in MODELS:
         hint = "name it yourself with --model" if ":" in name else nearest(name, MODELS)
         raise ModelError(f"model={shown(name)} is not a built-in one: {hint}")
@@ -243,6 +257,7 @@ def logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
 
 
 def _imported(name: str) -> ModelFactory:
+    _refuse_given(name)
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise ModelError(

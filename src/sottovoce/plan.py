@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.presets import PRESETS, preset_values
+from sottovoce.presets import FOLDER, PRESETS, preset_values
 
 CHOICES: dict[str, Collection[str]] = {
     "preset": PRESETS,
@@ -37,6 +38,9 @@ CHOICES: dict[str, Collection[str]] = {
     "noise": catalog.NOISES,
     "mlp_activation": catalog.ACTIVATIONS,
 }
+
+
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?")
 
 
 class PlanError(SottovoceError):
@@ -67,24 +71,29 @@ class Plan:
         "dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column"
     )
     alpha: float = key(0.5, "concentration of the Dirichlet partition; smaller is more heterogeneous")
-    participants: int = key(40, "clients that train")
-    future_clients: int = key(10, "clients that join after training")
+    participants: int = key(40, "clients that train; 0: all that the records name and do not join later")
+    future_clients: int = key(
+        10,
+        "clients that join after training: so many by the seed, or by name (west,east; or 3,)",
+    )
     records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
     model: str = key("lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)")
     method: str = key("factorized", "what is learned and released; see the table of methods")
-    coefficients: int = key(16384, "k, dimension of the adaptation subspace and of every gradient release")
+    coefficients: int = key(
+        16384, "k, dimension of the adaptation subspace and of every gradient release; 0: all parameters"
+    )
     basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
     hidden: int = key(100, "r, width of the generator")
     trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
     context: str = key("moments", "statistic that a client releases once, or public: none is released")
     context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
-    context_records: int = key(333, "m_c, records behind a context; 0: as many as every client has")
+    context_records: int = key(333, "m_c, records (or units) behind a context; 0: all that each trains on")
     context_round: int = key(0, "predictions: the round before which the contexts are released")
     context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
-    gradient_records: int = key(0, "m_g, records behind a gradient release; 0: all training records")
+    gradient_records: int = key(0, "m_g, records (units) of a gradient release; 0: all that each trains on")
     clip: float = key(1.0, "C_g, bound on the norm of a record's coefficient gradient")
     rounds: int = key(500, "communication rounds")
-    clients_per_round: int = key(2, "participants that release in a round")
+    clients_per_round: int = key(2, "participants that release in a round; 0: all of them")
     schedule: str = key("balanced", "who releases when, fixed before data are seen")
     learning_rate: float = key(0.2, "server step size; 0 with blend: from the noise")
     momentum: float = key(0.0, "server momentum (post-processing)")
@@ -114,6 +123,7 @@ class Plan:
     confusion_share: float = key(
         0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
     )
+    future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", since="0.2")
     attraction: float = key(
         0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
     )
@@ -134,13 +144,39 @@ class Plan:
             object.__setattr__(self, field.name, value)
         _check(self)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that somebody has set, rather than a preset or a default."""
+        said: dict[str, Any] | None = self.__dict__.get("_given")
+        if said is not None:
+            return dict(said)
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+
+    def _saying(self, given: Mapping[str, Any]) -> Plan:
+        object.__setattr__(self, "_given", dict(given))
+        return self
+
+    def about(self, dataset: str, *, clients: bool) -> Plan:
+        """The plan for records that are called otherwise: what somebody has set, and their own preset.
+
+        Nothing stays that a preset chose for another dataset. `clients` says that the records name theirs.
+        """
+        if dataset == self.dataset:
+            return self
+        own = FOLDER if clients and "partition" not in self.given else {}
+        return Plan.load(overrides={"preset": self.preset, **own, **self.given, "dataset": dataset})
+
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
         """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
         given = dict(_read_toml(Path(path))) if path is not None else {}
+        given |= _future(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
-        for name, value in pairs:
-            given[name] = value
+        given |= _future(dict(pairs))
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
@@ -149,18 +185,21 @@ class Plan:
         preset = given.get("preset", cls.preset)
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
-        values = preset_values(preset, given.get("dataset", cls.dataset), given.get("context"))
+        dataset = given.get("dataset", cls.dataset)
+        values = preset_values(preset, dataset, given.get("context"), folder=Path(dataset).is_dir())
         values.update(given)
+        if not values.get("clients_per_round", cls.clients_per_round):
+            values["clients_per_round"] = values.get("participants", cls.participants)
         method = METHODS.get(values.get("method", cls.method))
         if method is not None and method.context == "never" and "context" not in given:
             values["context"] = "public"
         if values.get("noise") == "server" and "weighting" not in given:
             values["weighting"] = 1.0
-        return cls(**values)
+        return cls(**values)._saying(given)
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some keys changed, validated again."""
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes)._saying({**self.given, **changes})
 
     def to_toml(self) -> str:
         """The complete plan as TOML; `Plan.load` of it gives the same plan back."""
@@ -234,22 +273,19 @@ def _check(plan: Plan) -> None:
         if value not in valid:
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
     method, context = plan.traits, plan.context_traits
-    positive = (
-        "participants",
-        "coefficients",
-        "hidden",
-        "trunk_layers",
-        "context_groups",
-        "rounds",
-    )
+    positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
     steps = () if method.individual else ("learning_rate",)
-    for name in (*positive, "clients_per_round", "alpha", "clip", "context_noise", *steps):
+    numbers = () if plan.partition == "client" else ("participants",)
+    for name in (*positive, *numbers, *steps):
         value = getattr(plan, name)
         if not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
     counts = (
         "seed",
+        "participants",
         "future_clients",
+        "clients_per_round",
+        "coefficients",
         "records_per_client",
         "gradient_records",
         "context_records",
@@ -263,7 +299,12 @@ def _check(plan: Plan) -> None:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
-    if context.rescaled != "no" and plan.participants < 2:
+    names = plan.future_names.split(",") if plan.future_names else []
+    if names and (plan.partition != "client" or len(set(names)) != plan.future_clients):
+        raise PlanError(
+            f"future_clients={plan.future_names} names clients: each once, and with partition=client"
+        )
+    if context.rescaled != "no" and plan.participants == 1:
         raise PlanError(
             f"context={plan.context} is scaled by how participants differ: set participants above 1"
         )
@@ -279,7 +320,7 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"momentum must be at least 0 and below 1, not {plan.momentum}")
     if not 0 <= plan.averaging <= 1:
         raise PlanError(f"averaging is a share of the rounds between 0 and 1, not {plan.averaging}")
-    if plan.clients_per_round > plan.participants:
+    if plan.clients_per_round > plan.participants > 0:
         raise PlanError(
             f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
             "lower it"
@@ -350,6 +391,24 @@ def _split(pair: str) -> tuple[str, str]:
     if not equals:
         raise PlanError(f"'{pair}' is neither a plan file nor key=value")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def _future(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with `future_clients` told apart: a number, or names (a lone number with a comma).
+
+    >>> _future({"future_clients": "west,east"})
+    {'future_clients': 2, 'future_names': 'west,east'}
+    >>> _future({"future_clients": "3"}), _future({"future_clients": "3,"})["future_names"]
+    ({'future_clients': '3', 'future_names': ''}, '3')
+    """
+    if "future_clients" not in given or "future_names" in given:
+        return given
+    value = given["future_clients"]
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value) + ","
+    if isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
+        return {**given, "future_names": ""}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return {**given, "future_clients": len(names), "future_names": ",".join(names)}
 
 
 def _coerce(name: str, value: Any, kind: type) -> Any:

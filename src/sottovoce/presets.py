@@ -80,19 +80,35 @@ BEST_FOR: dict[str, dict[str, Any]] = {
     "fashion-mnist": PICTURES,
     "cifar10": {**PICTURES, "mirror": True},
 }
+OWN: dict[str, Any] = {"context": "public", "coefficients": 0}
+"""Of records that nobody has tuned for: no features, a linear model that adapts as a whole."""
 CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0}
 PRESETS = ("paper", "tuned", "best", "central")
 
 
-def preset_values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
-    """The keys that a preset sets for a dataset; `context` is the user's own choice, if any."""
+FOLDER: dict[str, Any] = {
+    "partition": "client",
+    "participants": 0,
+    "clients_per_round": 0,
+    "future_clients": 0,
+}
+"""The clients of a folder are those whose files lie in it."""
+
+
+def preset_values(preset: str, dataset: str, context: str | None, *, folder: bool = False) -> dict[str, Any]:
+    """The keys that a preset sets for a dataset; `context` is the user's own choice, if any.
+
+    A `folder` of sites says itself who the clients are.
+    """
+    return {**_values(preset, dataset, context), **(FOLDER if folder else {})}
+
+
+def _values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
     if preset in ("best", "central"):
-        values = {**BEST, **BEST_FOR.get(dataset, {"context": "public"}), "preset": preset}
-        if preset == "central":
-            values.update(CENTRAL)
-        return {**values, "clients_per_round": values.get("participants", 40)}
+        values = {**BEST, **BEST_FOR.get(dataset, OWN), "preset": preset, "clients_per_round": 0}
+        return {**values, **(CENTRAL if preset == "central" else {})}
     values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":
         values.pop("context_round", None)

@@ -24,11 +24,12 @@ LEAST_SMOOTHING = 0.02
 class ClassPriors:
     """`directions` (classes, k) move one class's last bias each.
 
-    `noise` and `future_noise` are σ of the shares that participants and future clients release.
+    `noise` (participants,) and `future_noise` are σ of the shares that participants and future clients
+    release.
     """
 
     directions: Tensor
-    noise: float
+    noise: Tensor
     future_noise: float
 
     @classmethod
@@ -45,11 +46,13 @@ class ClassPriors:
                 "prior=context moves the last layer's biases, and this model or basis has none of their own: "
                 "end the model with a linear layer, and use basis=structured"
             )
-        return cls(directions, blueprint.sigma_context, blueprint.releases["context"].sigma)
+        participants = range(blueprint.plan.participants)
+        noise = torch.tensor([blueprint.releases_of(i)["context"].sigma for i in participants], device=device)
+        return cls(directions, noise, blueprint.releases["context"].sigma)
 
-    def coefficients(self, contexts: Tensor) -> Tensor:
-        """Coefficients (n, k) of the log shares of released contexts (n, classes)."""
-        return shares(contexts, self.noise).log() @ self.directions
+    def coefficients(self, contexts: Tensor, participants: Tensor) -> Tensor:
+        """Coefficients (n, k) of the log shares of contexts (n, classes) that participants (n,) released."""
+        return shares(contexts, self.noise[participants, None]).log() @ self.directions
 
     def future(self, context: Tensor, shift: LabelShift | None) -> Tensor:
         """Coefficients (k,) for a future client's context (classes,)."""
@@ -96,7 +99,7 @@ class LabelShift:
         return estimate.float().to(predicted.device), deviation
 
 
-def shares(released: Tensor, noise: float) -> Tensor:
+def shares(released: Tensor, noise: float | Tensor) -> Tensor:
     """Positive class shares (n, K) from released ones: the nearest point of the simplex, smoothed.
 
     Each class gets the noise's standard deviation as a pseudo-share, at least 2 % in all, so that a share
@@ -110,5 +113,6 @@ def shares(released: Tensor, noise: float) -> Tensor:
     excess = (ordered.cumsum(dim=1) - 1.0) / torch.arange(1, classes + 1, device=released.device)
     last = (ordered > excess).sum(dim=1, keepdim=True) - 1
     nearest = (released - excess.gather(1, last)).clamp_min(0.0)
-    smoothing = max(LEAST_SMOOTHING, classes * noise / (1.0 + classes * noise))
+    pseudo = classes * torch.as_tensor(noise, dtype=released.dtype, device=released.device)
+    smoothing = (pseudo / (1.0 + pseudo)).clamp_min(LEAST_SMOOTHING)
     return (1.0 - smoothing) * nearest + smoothing / classes

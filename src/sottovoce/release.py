@@ -62,8 +62,9 @@ class Release:
     """One kind of release of one client.
 
     `statistic` maps records, and coefficients (k,) where the statistic depends on a model, to a float64
-    vector (size,) that replacing one record moves by at most `sensitivity` in ‖·‖₂; where the noise is at the
-    server, `sensitivity` is how far it moves the sum to which the server adds noise.
+    vector (size,) that replacing one record (or one unit, with all its records) moves by at most
+    `sensitivity` in ‖·‖₂; where the noise is at the server, `sensitivity` is how far it moves the sum to
+    which the server adds noise.
     """
 
     kind: Kind
@@ -147,28 +148,30 @@ def open_releases(
     *,
     records: int,
     gradients: int,
+    context_records: int,
     pool: Pool | None = None,
 ) -> dict[Kind, Release]:
     """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
-    `records` is the client's m_g, and σ is such that it spends the plan's ε with so many `gradients`
-    (Eq. 16): a client with more records adds less noise. With a `pool` the noise of gradients is added by the
-    server to the sum of a round; contexts and confusions get theirs at the client all the same.
+    `records` is the client's m_g and `context_records` its m_c; σ is such that it spends the plan's ε with so
+    many `gradients` (Eq. 16): a client with more records adds less noise. With a `pool` the noise of
+    gradients is added by the server to the sum of a round; contexts and confusions get theirs at the client
+    all the same.
     """
     bound = sensitivity(plan.clip, records if pool is None else pool.records)
-    context = statistic.sensitivity(plan.context_records)
+    context = statistic.sensitivity(context_records)
     shares = plan.context_share + (plan.confusion_share if plan.context_traits.predicted_for_future else 0.0)
     if shares or pool is not None:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share) if plan.context_share else sigma
     else:
         # What is charged may be less than what noise is calibrated for, never more.
-        calibrated = statistic.calibrated_sensitivity(plan.context_records)
+        calibrated = statistic.calibrated_sensitivity(context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
     releases = [_gradient(plan, model, records, bound, sigma, pool)]
     if plan.releases_context:
-        releases.append(_averaged("context", plan, statistic, model, plan.context_records, sigma_context))
+        releases.append(_averaged("context", plan, statistic, model, context_records, sigma_context))
     if plan.context_traits.predicted_for_future:
         confusion = Confusion(classes)
         noise = _share(plan, confusion.sensitivity(records), plan.confusion_share)
@@ -176,10 +179,12 @@ def open_releases(
     return {release.kind: release for release in releases}
 
 
-def open_future_releases(plan: Plan, statistic: Statistic, model: Model) -> dict[Kind, Release]:
+def open_future_releases(
+    plan: Plan, statistic: Statistic, model: Model, *, context_records: int
+) -> dict[Kind, Release]:
     """The one release of a future client, where it is another than the participants': it gets all of ε."""
-    sigma = _share(plan, statistic.sensitivity(plan.context_records), 1.0)
-    return {"context": _averaged("context", plan, statistic, model, plan.context_records, sigma)}
+    sigma = _share(plan, statistic.sensitivity(context_records), 1.0)
+    return {"context": _averaged("context", plan, statistic, model, context_records, sigma)}
 
 
 def server_randomness(plan: Plan, run: str, round_number: int) -> PrivateRandomness:
@@ -204,7 +209,7 @@ def _averaged(
                 theta = model.theta(coefficients)
                 output = recordwise_logits(model.module, theta, records.x.to(theta.device))
                 output = output.to(records.x.device)
-        return statistic.mean(records.x, records.y, count, output)
+        return statistic.mean(records.x, records.y, count, output, records.unit)
 
     bound, channel = statistic.sensitivity(count), _channel(plan, statistic.size, sigma)
     return Release(kind, mean, bound, statistic.radius, channel)
@@ -225,6 +230,7 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
             clip=plan.clip,
             denominator=count,
             loss=model.losses,
+            unit=records.unit,
         )
 
     carrier = sigma if pool is None else pool.carrier(sigma)

@@ -161,7 +161,7 @@ class Server:
         coefficients: Tensor = self.generator(self.inputs(participants), participants)
         if self._priors is not None:
             index = torch.as_tensor(participants, device=self._device)
-            priors = self._priors.coefficients(self._contexts[index])
+            priors = self._priors.coefficients(self._contexts[index], index)
             coefficients = coefficients + torch.where(self._known[index, None], priors, 0.0)
         return coefficients
 

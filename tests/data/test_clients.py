@@ -246,6 +246,31 @@ def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:
     assert not load(tmp_path / "mnist-small.npz").public
 
 
+def test_units_are_never_divided_between_training_and_held_out_records() -> None:
+    rows = torch.arange(60)
+    records = Records(rows.float()[:, None], rows % 3, unit=rows % 12 + 100)
+    mine = split_participant(records, 4, seed=3)
+    trained, held = {n % 12 for n in numbers(mine.train)}, {n % 12 for n in numbers(mine.held_out)}
+    assert len(trained) == 9
+    assert len(held) == 3
+    assert not trained & held
+    assert len(mine.train) == 45
+    assert mine.context.units == 4
+    assert numbers(mine.context) <= numbers(mine.train)
+    later = split_future(records, 5, seed=3)
+    assert (later.context.units, later.held_out.units, len(later.train)) == (5, 7, 0)
+    assert torch.equal(mine.train.x.flatten().long() % 3, mine.train.y)
+
+
+def test_how_many_records_a_unit_has_does_not_move_other_units() -> None:
+    few = Records(torch.arange(10).float()[:, None], torch.zeros(10).long(), unit=torch.arange(10))
+    doubled = torch.cat([torch.arange(10), torch.full((7,), 4)])
+    many = Records(doubled.float()[:, None], torch.zeros(17).long(), unit=doubled)
+    one, two = split_participant(few, 2, seed=1), split_participant(many, 2, seed=1)
+    assert numbers(one.train) == numbers(two.train)
+    assert numbers(one.context) == numbers(two.context)
+
+
 def pictures(records: int = 400) -> Dataset:
     """Record i shows its number in one corner."""
     x = torch.zeros(records, 1, 4, 4)

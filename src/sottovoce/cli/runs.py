@@ -24,7 +24,7 @@ from sottovoce.cli.options import CLIENT, DATA, DELTA, DEVICE, EPSILON, JSON, MO
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.report.numbers import data_size, duration, number, percent
+from sottovoce.report.numbers import UNKNOWN, counted, data_size, duration, label, measure, number, percent
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
@@ -93,6 +93,7 @@ def plan(
             "time": f"about {duration(costs['seconds'])} on this machine",
         },
     )
+    _show_clients(costs["clients"], costs["unit"])
 
 
 def train(
@@ -205,9 +206,8 @@ def _train(
     cache: bool = True,
     tensorboard: Path | None = None,
 ) -> None:
-    from sottovoce.report.run import write_report
+    from sottovoce.api import train as train_run
     from sottovoce.report.tensorboard import round_scalars
-    from sottovoce.simulation.training import train as train_run
 
     with ExitStack() as stack:
         watchers = [stack.enter_context(round_progress(plan.rounds))]
@@ -228,12 +228,11 @@ def _train(
             on_round=on_round,
             on_features=stack.enter_context(feature_progress()),
         )
-    path = write_report(directory)
     if json:
         as_json(result)
     else:
         _show(result, directory)
-        out.print(f"\nreport: {path}", soft_wrap=True)
+        out.print(f"\nreport: {directory / 'report.html'}", soft_wrap=True)
 
 
 def _show(result: dict[str, Any], directory: Path) -> None:
@@ -245,6 +244,7 @@ def _show(result: dict[str, Any], directory: Path) -> None:
             "participants": f"{percent(accuracy['seen'], 2)} on held-out records of "
             f"{result['participants']} clients",
             "future clients": _future(result),
+            **_measured(result),
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
             f"({spent['accounting']} accounting)",
             "ε of a future client": epsilon(spent["future_context"]),
@@ -254,8 +254,42 @@ def _show(result: dict[str, Any], directory: Path) -> None:
             "time": duration(result["seconds"]),
         },
     )
+    _show_clients(result.get("clients", []), result.get("unit", "record"), accuracy)
     if result["seeded"]:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
+
+
+def _measured(result: dict[str, Any]) -> dict[str, str]:
+    """Means of the task's metrics over participants, a line where there are some."""
+    found = result.get("metrics", {}).get("seen", {})
+    text = ", ".join(f"{label(name)} {measure(name, value)}" for name, value in found.items())
+    return {"metrics": text} if text else {}
+
+
+def _show_clients(
+    clients: list[dict[str, Any]], unit: str, accuracy: dict[str, dict[str, float]] | None = None
+) -> None:
+    """Size, σ and ε of each client, where they have names and sizes of their own."""
+    if len({client["size"] for client in clients}) < 2:
+        return
+    from sottovoce.report.table import Table
+
+    rows = [
+        [
+            client["name"] + (" (joins later)" if client["role"] == "future" else ""),
+            f"{client['size']:,}",
+            UNKNOWN if client["sigma"] is None else number(client["sigma"]),
+            epsilon(client["epsilon"]),
+            *([] if accuracy is None else [percent(_of(client["name"], accuracy))]),
+        ]
+        for client in clients
+    ]
+    heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else ["accuracy"])]
+    out.print(Table(heads, rows, "").terminal())
+
+
+def _of(name: str, accuracy: dict[str, dict[str, float]]) -> float | None:
+    return {**accuracy["seen_per_client"], **accuracy["future_per_client"]}.get(name)
 
 
 def _future(result: dict[str, Any]) -> str:

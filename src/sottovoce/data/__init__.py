@@ -17,10 +17,12 @@ from sottovoce.data.clients import (
     Clients,
     FederatedDataset,
     check_sizes,
+    client_names,
     divide,
     division,
     resolve,
     scope,
+    settle,
     split_future,
     split_participant,
     split_seeds,
@@ -54,6 +56,7 @@ __all__ = [
     "check",
     "check_sizes",
     "client_files",
+    "client_names",
     "divide",
     "division",
     "fetch",
@@ -67,6 +70,7 @@ __all__ = [
     "read_site",
     "resolve",
     "scope",
+    "settle",
     "split_future",
     "split_participant",
     "split_seeds",
@@ -97,4 +101,7 @@ def load(name_or_path: str | Path) -> Dataset:
         return read_one(path)
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)
-    raise SottovoceError(f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own")
+    raise SottovoceError(
+        f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own; one that was made in "
+        "Python is passed again, as dataset=…"
+    )

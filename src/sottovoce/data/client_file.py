@@ -34,9 +34,12 @@ def read_client(
     agreed = description.of(facts)
     if agreed is not None:
         site = read_site(path, agreed, target=labels)
-        if len(site.y) < needed:
-            raise DataError(f"{path} holds {len(site.y)} records: this run needs {needed}")
-        return Records(normalize(torch.from_numpy(site.x)), torch.from_numpy(site.y))
+        unit = None if site.unit is None else torch.from_numpy(site.unit)
+        records = Records(normalize(torch.from_numpy(site.x)), torch.from_numpy(site.y), unit)
+        if records.units < needed:
+            what = "records" if agreed.unit is None else f"units ({agreed.unit})"
+            raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")
+        return records
     own = read_npz(path, labels=labels)
     if own.facts.shape != facts.shape:
         raise DataError(f"{path} holds records of shape {own.facts.shape}, the run is about {facts.shape}")

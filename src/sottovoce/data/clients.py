@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import overload
 
@@ -22,12 +22,14 @@ from sottovoce import catalog
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.facts import Facts
 from sottovoce.data.partitions import partition
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError
 from sottovoce.seeding import derived_seed
 
 # Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
 CACHE_BYTES = 512 * 2**20
+NAMED = "clients by name"
+"""The scope of a ledger whose accounts are the names of clients."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,27 @@ Split = Callable[[Records, int, int], ClientRecords]
 def split_participant(records: Records, context_records: int, seed: int) -> ClientRecords:
     """Four fifths (rounded down) to train on, the rest held out; the context is the first of the training.
 
+    Units stay whole: all numbers here count units, and where no unit was agreed on, a record is one. A
+    context of 0 takes all of the training.
+
     >>> records = Records(torch.zeros(417, 1), torch.zeros(417).long())
     >>> mine = split_participant(records, 100, seed=0)
     >>> len(mine.train), len(mine.held_out), len(mine.context)
     (333, 84, 100)
     """
-    train = training_size(len(records))
+    train = training_size(records.units)
     _check_context(context_records, train, "training records of a participant")
     mixed = _shuffled(records, seed)
-    return ClientRecords(mixed[:train], mixed[train:], mixed[:context_records])
+    rows, context = mixed.rows_of(train), mixed.rows_of(context_records or train)
+    return ClientRecords(mixed[:rows], mixed[rows:], mixed[:context])
 
 
 def split_future(records: Records, context_records: int, seed: int) -> ClientRecords:
     """`context_records` for the one release a future client makes, all others as its query set."""
-    _check_context(context_records, len(records), "records of a future client")
+    _check_context(context_records, records.units, "records of a future client")
     mixed = _shuffled(records, seed)
-    return ClientRecords(mixed[:0], mixed[context_records:], mixed[:context_records])
+    rows = mixed.rows_of(context_records)
+    return ClientRecords(mixed[:0], mixed[rows:], mixed[:rows])
 
 
 def split_seeds(clients: int, seed: int) -> list[int]:
@@ -92,6 +99,7 @@ class Clients(Sequence[ClientRecords]):
         turns: Sequence[int] = (),
     ) -> None:
         self._index = index
+        self._units = [dataset.units(rows) for rows in index]
 
         def materialize(i: int) -> ClientRecords:
             records = dataset.records(index[i])
@@ -99,13 +107,13 @@ class Clients(Sequence[ClientRecords]):
                 records = turned(records, turns[i], described=dataset.facts.source is not None)
             return split(records, context_records, seeds[i])
 
-        largest = 4 * int(np.prod(dataset.facts.shape)) * max(self.sizes, default=1)
+        largest = 4 * int(np.prod(dataset.facts.shape)) * max(map(len, index), default=1)
         self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
 
     @property
     def sizes(self) -> list[int]:
-        """Number of records of each client, all sets together."""
-        return [len(index) for index in self._index]
+        """Number of records (of units, where several belong together) of each client, all sets together."""
+        return self._units
 
     def __len__(self) -> int:
         return len(self._index)
@@ -127,13 +135,17 @@ class FederatedDataset:
     participants: Clients
     future: Clients
     facts: Facts
+    names: tuple[str, ...]
+    """What the participants are called, in ledger, log and result."""
+    future_names: tuple[str, ...]
 
 
 def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     """The dataset's records in the hands of the plan's clients, everyone's context set fixed.
 
-    The last `future_clients` of the shuffled partition become the future clients. All sizes are checked
-    here, so that nothing fails in the middle of a run.
+    The plan's numbers of clients are settled (`settle`). The last `future_clients` of the shuffled partition
+    become the future clients, or those that the plan names. All sizes are checked here, so that nothing fails
+    in the middle of a run.
 
     >>> from sottovoce.data import load
     >>> clients = divide(load("mnist-small"), Plan.load(overrides={"context_records": 300}))
@@ -141,17 +153,71 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     >>> tuple(mine.train.x.shape), len(mine.held_out), len(clients.future[0].held_out)
     ((400, 1, 28, 28), 100, 200)
     """
-    index = division(dataset, plan)
-    smallest = training_size(min(map(len, index)))
-    plan = plan.replace(context_records=plan.context_records or max(1, smallest))
-    seen, unseen = index[: plan.participants], index[plan.participants :]
-    check_sizes(plan.context_records, min(map(len, seen)), min(map(len, unseen)) if unseen else None)
-    seeds, turns, first = split_seeds(len(index), plan.seed), quarter_turns(plan, dataset.facts), len(seen)
-    return FederatedDataset(
-        Clients(dataset, seen, split_participant, plan.context_records, seeds[:first], turns[:first]),
-        Clients(dataset, unseen, split_future, plan.context_records, seeds[first:], turns[first:]),
-        dataset.facts,
-    )
+    index, names = division(dataset, plan), client_names(dataset, plan)
+    first, seeds = plan.participants, split_seeds(len(index), plan.seed)
+    turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
+    seen = Clients(dataset, index[:first], split_participant, wanted, seeds[:first], turns[:first])
+    context = plan.context_records or (training_size(min(seen.sizes)) if plan.releases_context else 0)
+    unseen = Clients(dataset, index[first:], split_future, context, seeds[first:], turns[first:])
+    check_sizes(context, min(seen.sizes), min(unseen.sizes, default=None))
+    return FederatedDataset(seen, unseen, dataset.facts, tuple(names[:first]), tuple(names[first:]))
+
+
+def settle(plan: Plan, dataset: Dataset) -> Plan:
+    """The plan with its numbers of clients settled: 0 participants are all that the records name.
+
+    >>> owners = torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> records = Dataset("toy", torch.zeros(6, 1), torch.zeros(6).long(), Facts((1,), 2), owners)
+    >>> given = {"partition": "client", "participants": 0, "future_clients": 1, "clients_per_round": 0}
+    >>> settle(Plan.load(overrides=given), records).participants
+    2
+    """
+    if plan.participants:
+        return plan
+    if dataset.client is None:
+        raise PlanError(f"{dataset.name} does not say who holds which record: set participants")
+    found = int(dataset.client.max()) + 1
+    participants = found - plan.future_clients
+    if participants < 1:
+        raise PlanError(
+            f"{dataset.name} has {found} clients, {plan.future_clients} of them join later: nobody is left "
+            "to train, lower future_clients"
+        )
+    return plan.replace(participants=participants, clients_per_round=plan.clients_per_round or participants)
+
+
+def client_names(dataset: Dataset, plan: Plan) -> list[str]:
+    """What the clients of a plan are called, in the order of `division`: what their records call them.
+
+    Clients that a partition invents are participant-0, participant-1, … and future-0, future-1, …
+    """
+    if plan.partition == "client" and dataset.clients:
+        return [dataset.clients[owner] for owner in _owners(dataset, plan)]
+    return [
+        *(f"participant-{i}" for i in range(plan.participants)),
+        *(f"future-{i}" for i in range(plan.future_clients)),
+    ]
+
+
+def _owners(dataset: Dataset, plan: Plan) -> list[int]:
+    """Which named clients a plan is about: participants, then future ones, each in the order of their names.
+
+    Future clients are those whom the plan names, else chosen by its seed; so are participants, if not all.
+    """
+    names = list(dataset.clients)
+    for name in plan.future_names.split(",") if plan.future_names else []:
+        if name not in names:
+            raise PlanError(f"no client is called '{name}' in {dataset.name}: {nearest(name, names)}")
+    wanted = plan.participants + plan.future_clients
+    if len(names) < wanted:
+        raise PlanError(
+            f"{dataset.name} has {len(names)} clients, {wanted} were asked for: "
+            "lower participants or future_clients"
+        )
+    future = [names.index(name) for name in plan.future_names.split(",") if name]
+    order = [int(i) for i in np.random.default_rng(plan.seed).permutation(len(names)) if i not in future]
+    participants = order[: plan.participants]
+    return sorted(participants) + (future or sorted(order[plan.participants : wanted]))
 
 
 def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
@@ -177,7 +243,7 @@ def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
 def turned(records: Records, turn: int, *, described: bool) -> Records:
     """A client's pictures (n, C, H, H) after its turn; `described`, features of all turns (n, 4, k)."""
     x = records.x[:, turn] if described else torch.rot90(records.x, turn, (2, 3))
-    return Records(x, records.y)
+    return replace(records, x=x)
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
@@ -192,6 +258,12 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
             "public datasets): say who holds which record with a client column or folders and "
             "partition=client records_per_client=0, or set partition=iid"
         )
+    if plan.partition == "client" and dataset.clients and dataset.client is not None:
+        if plan.records_per_client:
+            raise PlanError("partition=client gives each client the records it has: set records_per_client=0")
+        return [torch.nonzero(dataset.client == owner)[:, 0] for owner in _owners(dataset, plan)]
+    if plan.future_names:
+        raise PlanError(f"{dataset.name} has no names of clients: say how many with future_clients=NUMBER")
     return partition(
         dataset,
         kind=plan.partition,
@@ -203,24 +275,31 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
 
 
 def scope(plan: Plan, dataset: Dataset) -> str:
-    """A fingerprint of which records each client holds: budgets add up only where it is equal."""
+    """Whose ledger it is: budgets add up only where it is equal.
+
+    Clients that have names are known by them, whatever their records are by now; for those that a partition
+    invents it is a fingerprint of which records each of them holds.
+    """
+    if plan.partition == "client" and dataset.clients:
+        return NAMED
     divided = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
     return hashlib.sha256(repr((dataset.digest, *divided, plan.seed)).encode()).hexdigest()[:32]
 
 
 def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
-    """The plan with `gradient_records` settled, for participants of so many records.
+    """The plan with `gradient_records` and `context_records` settled, for participants of so many records.
 
-    Where it is 0 and they hold alike many, all of them; where they differ it stays 0, each its own.
+    Where they are 0 and all hold alike many, all of them; where sizes differ they stay 0, each its own.
     """
     available = training_size(min(sizes))
-    wanted = plan.gradient_records or (available if len(set(sizes)) == 1 else 0)
+    alike = available if len(set(sizes)) == 1 else 0
+    wanted = plan.gradient_records or alike
     if wanted > available:
         raise PlanError(
             f"gradient_records={wanted}, but the smallest participant has {available} training records: "
             f"set gradient_records to at most {available}, or 0 for all"
         )
-    return plan.replace(gradient_records=wanted, context_records=plan.context_records or available)
+    return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
 
 
 def check_sizes(context_records: int, participant: int, future: int | None) -> None:
@@ -238,7 +317,7 @@ def check_sizes(context_records: int, participant: int, future: int | None) -> N
 
 
 def _shuffled(records: Records, seed: int) -> Records:
-    return records[torch.from_numpy(np.random.default_rng(seed).permutation(len(records)))]
+    return records.of_units(torch.from_numpy(np.random.default_rng(seed).permutation(records.units)))
 
 
 def _check_context(context_records: int, available: int, what: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,9 +27,29 @@ class Records:
 
     x: Tensor
     y: Tensor
+    unit: Tensor | None = None
+    """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @cached_property
+    def units(self) -> int:
+        """How many units these records are of: what denominators count."""
+        return len(self) if self.unit is None else len(torch.unique(self.unit))
+
+    def of_units(self, places: Tensor) -> Records:
+        """All records of the units at these places (int64) among those here, unit by unit in this order."""
+        if self.unit is None:
+            return self[places]
+        dense = torch.unique(self.unit, return_inverse=True)[1]
+        rank = torch.full((self.units,), -1).scatter_(0, places, torch.arange(len(places)))[dense]
+        rows = rank.argsort(stable=True)[int((rank < 0).sum()) :]
+        return Records(self.x[rows], self.y[rows], rank[rows])
+
+    def rows_of(self, units: int) -> int:
+        """How many records the first units have, in an order of `of_units`."""
+        return units if self.unit is None else int((self.unit < units).sum())
 
     @property
     def usable(self) -> Tensor:
@@ -38,7 +59,7 @@ class Records:
 
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""
-        return Records(self.x[index], self.y[index])
+        return Records(self.x[index], self.y[index], None if self.unit is None else self.unit[index])
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,8 @@ class Dataset:
     client: Tensor | None = None
     clients: tuple[str, ...] = ()
     unit: Tensor | None = None
+    home: Path | None = None
+    """The folder of the clients' files, where the ledger of all of them lies."""
     public: bool = False
     """Published by name: nobody is promised that its records stay private."""
 
@@ -89,4 +112,9 @@ class Dataset:
 
     def records(self, index: Tensor) -> Records:
         """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""
-        return Records(self.facts.normalize(self.x[index]), self.y[index])
+        unit = None if self.unit is None else self.unit[index]
+        return Records(self.facts.normalize(self.x[index]), self.y[index], unit)
+
+    def units(self, index: Tensor) -> int:
+        """How many protected units the records at `index` are of."""
+        return len(index) if self.unit is None else len(torch.unique(self.unit[index]))

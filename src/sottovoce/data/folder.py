@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.own import DataError
 from sottovoce.data.tables import FORMATS
 
+LEDGER = "ledger.sqlite"
+"""What all runs on a folder have spent, an account for each client."""
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
 
@@ -62,9 +65,8 @@ def client_files(folder: Path) -> dict[str, Path]:
 
 def ignored_files(folder: Path) -> list[str]:
     """What stands in a folder and is no client: shown, so that a misnamed site is noticed."""
-    ours = (NAME, "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
     names = (path.name for path in sorted(folder.iterdir()) if path.suffix.lower() not in FORMATS)
-    return [name for name in names if name not in ours and not name.startswith(".")]
+    return [name for name in names if name != NAME and not name.startswith((LEDGER, "."))]
 
 
 def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:
@@ -74,7 +76,7 @@ def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: N
     for name, path in client_files(folder).items():
         progress(name)
         sites[name] = read_site(path, agreed)
-    return _dataset(str(folder), agreed, sites)
+    return replace(_dataset(str(folder), agreed, sites), home=folder)
 
 
 def read_one(path: Path) -> Dataset:

@@ -104,7 +104,8 @@ def from_arrays(
     if min(stds) <= 0:
         raise DataError(f"{name}: std is {min(stds)}: give positive numbers")
     facts = Facts(x.shape[1:], known, means, stds)
-    return Dataset(name, torch.from_numpy(x), labels, facts, _owners(name, client, len(x)))
+    owners, names = _owners(name, client, len(x))
+    return Dataset(name, torch.from_numpy(x), labels, facts, owners, names)
 
 
 def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
@@ -189,15 +190,17 @@ def _labels(name: str, y: Array) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def _owners(name: str, client: Array | None, records: int) -> Tensor | None:
+def _owners(name: str, client: Array | None, records: int) -> tuple[Tensor | None, tuple[str, ...]]:
     if client is None:
-        return None
+        return None, ()
     if client.shape != (records,) or client.dtype.kind not in "iuUS":
         raise DataError(
             f"{name}: client is {client.dtype} of shape {client.shape}: "
             f"give one integer or string for each of the {records} records"
         )
-    return torch.from_numpy(np.unique(client, return_inverse=True)[1].astype(np.int64))
+    found, owner = np.unique(client, return_inverse=True)
+    names = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in found.tolist())
+    return torch.from_numpy(owner.astype(np.int64)), names
 
 
 def _whole(name: str, classes: Any) -> int:

@@ -80,7 +80,7 @@ def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, label
     # A feature map takes pictures as they are, on the scale from 0 to 1.
     own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan)
-    return Records(kept.x.float(), own.y)
+    return replace(own, x=kept.x.float())
 
 
 def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:

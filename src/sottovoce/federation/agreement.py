@@ -48,7 +48,7 @@ class Agreement:
     model: str | None = field(default=None, compare=False)
     """The model that this machine's owner has named, not in the file; it may be code of their own."""
     sizes: tuple[int, ...] = ()
-    """Training records of each participant, where the plan leaves their number to them; none before that."""
+    """Training records (units) of each participant, where the plan leaves that to them; none before."""
 
     def __post_init__(self) -> None:
         if self.plan.seeded and not self.simulation:
@@ -136,7 +136,7 @@ class Agreement:
             )
         alike = least if len(set(sizes)) == 1 else 0
         resolved = plan.replace(
-            gradient_records=plan.gradient_records or alike, context_records=plan.context_records or least
+            gradient_records=plan.gradient_records or alike, context_records=plan.context_records or alike
         )
         return replace(self, plan=resolved, sizes=tuple(sizes))
 

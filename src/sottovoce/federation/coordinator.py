@@ -28,6 +28,7 @@ from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
+from sottovoce.release import server_randomness
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")
@@ -58,8 +59,6 @@ class Coordinator:
     """
 
     def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
-        if agreement.plan.noise_at_server:
-            raise SottovoceError("a federation adds its noise at the clients: set noise=client")
         self.agreement = agreement
         self.options = options or Options()
         self._store = store
@@ -292,7 +291,15 @@ class Coordinator:
     def _close_round(self) -> Fields:
         releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
-        effective = self.server.receive_round(releases)
+        effective = None
+        if self.agreement.plan.noise_at_server:
+            # Drawn here and durable with the state that it makes: before that nothing leaves, and what a
+            # killed server had drawn and not stored nobody has seen.
+            number = self.server.round + 1
+            randomness = server_randomness(self.agreement.plan, self.run, number)
+            self.server.receive_update(self.server.add_up(releases, randomness))
+        else:
+            effective = self.server.receive_round(releases)
         line: Fields = {
             "round": self.server.round,
             "clients": [participant_name(participant) for participant in sorted(releases)],
@@ -337,7 +344,9 @@ class Coordinator:
     def _diagnose(
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
-        if self.options.diagnostics:
+        # Under noise at the server neither norm nor length of a message may be known to anybody.
+        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),
                 "norm": float(np.linalg.norm(decoded)),

@@ -49,6 +49,6 @@ class Intake:
         release = self._blueprint.releases_of(participant)[kind]
         if not release.plausible(decoded):
             raise Implausible(
-                f"{participant_name(participant)} sent a {kind} of norm {np.linalg.norm(decoded):.3g}, which "
-                f"its clipping and noise do not reach ({release.largest_norm:.3g}): refused"
+                f"{participant_name(participant)} sent a {kind} of a norm that its clipping and noise do not "
+                f"reach ({release.largest_norm:.3g}): refused"
             )

@@ -39,7 +39,6 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
-from sottovoce.federation.readiness import NotReady, rehearse
 from sottovoce.federation.recovery import Past
 from sottovoce.federation.rollback import Footprint, trace_file
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
@@ -47,10 +46,18 @@ from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
+from sottovoce.simulation.dry_run import dry_client
 
 
 class Declined(SottovoceError):
     """The request is not one that this client answers; says nothing about its records."""
+
+
+class NotReady(EnrolmentError):
+    """All that a server hears of a client whose records or model cannot be used as agreed."""
+
+    def __init__(self) -> None:
+        super().__init__("this client is not ready: its own log says why")
 
 
 class Node:
@@ -77,7 +84,9 @@ class Node:
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
-        self._own = OwnLedger(self._directory, self._records_file, terms or Terms())
+        terms = terms or Terms()
+        self._own = OwnLedger(self._directory, self._records_file, terms)
+        self._trusts_server = terms.noise_at_server or simulated
         self._simulated = simulated
         self._client_log = ClientLog(self._directory / "client.log")
 
@@ -228,7 +237,7 @@ class Node:
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-        return split_participant(records, plan.context_records, seeds[participant])
+        return split_participant(records, blueprint.context_size(participant), seeds[participant])
 
     def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
         if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
@@ -236,8 +245,11 @@ class Node:
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if mine.plan.noise_at_server:
-            raise EnrolmentError("this client adds its own noise: agree on noise=client")
+        if mine.plan.noise_at_server and not self._trusts_server:
+            raise EnrolmentError(
+                "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
+                "an owner who trusts it says noise-at-server=true in the node config"
+            )
         if fields.get("agreement") != mine.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
@@ -266,7 +278,7 @@ class Node:
         participant = proposal if self._wish is None else self._wish
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
-        declared, blueprint = self._rehearse(participant)
+        declared, blueprint = self._dry_run(participant)
         with self._own.open() as ledger:
             ledger.check_genuine()
             price, name = self._own.price(ledger, blueprint, participant), ledger.name
@@ -292,8 +304,11 @@ class Node:
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
 
-    def _rehearse(self, participant: int) -> tuple[int, Blueprint]:
-        """The training records to declare, and the blueprint they have been tried with; charges nothing."""
+    def _dry_run(self, participant: int) -> tuple[int, Blueprint]:
+        """The training records to declare, and the blueprint they have been tried with; charges nothing.
+
+        Whatever fails is told to their owner alone; the server hears a fixed "not ready".
+        """
         agreement, declared = self._agreement, 0
         if not 0 <= participant < agreement.plan.participants:
             count = agreement.plan.participants
@@ -301,10 +316,10 @@ class Node:
         try:
             if agreement.open:
                 records = described_client(self._records_file, agreement.plan, agreement.facts, needed=2)
-                declared = training_size(len(records))
+                declared = training_size(records.units)
                 agreement = agreement.alone(declared)
             blueprint = agreement.blueprint()
-            rehearse(blueprint, participant, self._records(participant, blueprint))
+            dry_client(self._own.client, self._records(participant, blueprint), blueprint, participant)
         except Exception as error:  # it may be about records
             why = str(error) if isinstance(error, SottovoceError) else repr(error)
             self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)

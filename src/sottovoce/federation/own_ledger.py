@@ -66,7 +66,7 @@ class OwnLedger:
         with Ledger.open(path, scope=scope) as ledger, locked(path.with_name(f"{path.name}.lock")):
             for run, trace in traces(self._directory).items():
                 if trace.spent is not None:
-                    ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent))
+                    ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent, trace.server))
                 elif trace.releases > ledger.total_in(run).releases:  # noted by version 0.1, without a price
                     raise LedgerBehind(f"{path} lacks releases of run {run}: restore its newest backup")
             yield ledger

@@ -59,8 +59,8 @@ class Past:
             trace.write(self._file)
 
     def _trace(self) -> Footprint:
-        released = self._ledger.releases(OWN_RECORDS, run=self._run)
-        return Footprint.of(self._lock, released, self._ledger.total_in(self._run).spent)
+        released, total = self._ledger.releases(OWN_RECORDS, run=self._run), self._ledger.total_in(self._run)
+        return Footprint.of(self._lock, released, total.spent, total.server)
 
     def _unknown(self, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
         """Releases that the server has "received" or "asked" for and the ledger does not know."""

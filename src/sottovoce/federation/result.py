@@ -37,7 +37,8 @@ def write_run(
     lines = [{**line, "clients": [names[client] for client in line["clients"]]} for line in store.lines()]
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(directory.rounds_file, rounds, PRIVATE)
-    GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
+    file = GeneratorFile.of(coordinator.blueprint, store.run, server.state(), coordinator.names)
+    file.write(directory.model_file)
     directory.model_file.chmod(PRIVATE)
     result = {**_result(coordinator, store, lines), "engine": engine}
     write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)

@@ -47,11 +47,13 @@ class Footprint:
     """How many releases of the run the ledger held, one by one."""
     spent: float | None = None
     """Their Σ (Δ/σ)²; version 0.1 did not note it."""
+    server: int = 0
+    """How many of them have their noise at the server."""
 
     @classmethod
-    def of(cls, lock: Path, releases: int, spent: float = 0.0) -> Self:
+    def of(cls, lock: Path, releases: int, spent: float = 0.0, server: int = 0) -> Self:
         """The trace as it is now."""
-        return cls(os.stat(lock).st_ctime_ns, releases, spent)
+        return cls(os.stat(lock).st_ctime_ns, releases, spent, server)
 
     @classmethod
     def last(cls, path: Path) -> Self | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import identity, vmap
+from sottovoce.gradients import identity, units, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
 from sottovoce.gradients.stack import capture, stack
@@ -39,13 +39,15 @@ def clipped_mean(
     clip: float,
     denominator: int,
     loss: Losses = cross_entropy,
+    unit: Tensor | None = None,
 ) -> Tensor:
     """Σ_z clip_C(Pᵀ∇_θ ℓ(θ; z)) / m over the records (x, y) with a task's `loss` ℓ: float64 (k,).
 
     `theta` (d,) is in the order of `parameters_to_vector`; `x` is (m, ...), `y` (m, ...) their targets.
     `denominator` is fixed in advance and need not equal the number of records. The norm of no record's
     contribution exceeds clip/denominator, in float64; a record whose loss or gradient is not finite
-    contributes zero. The parameters of `module` are neither read nor changed.
+    contributes zero. The parameters of `module` are neither read nor changed. Where several records are of
+    one `unit` (m,), a unit takes the place of a record: its gradients are averaged, and then clipped.
 
     >>> from sottovoce.subspace import Identity
     >>> net, x, y = nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
@@ -53,6 +55,10 @@ def clipped_mean(
     >>> bool(mean.norm() <= 0.1)
     True
     """
+    if unit is not None:
+        _check(theta[None], [basis], x[None], y[None], clip, denominator)
+        refuse_unclippable(module)
+        return units.clipped_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
     return clipped_means(*one, clip=clip, denominator=denominator, loss=loss)[0]
 

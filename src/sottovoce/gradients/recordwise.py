@@ -37,7 +37,12 @@ def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
         output: Tensor = functional_call(module, parameters, (xi.unsqueeze(0),), tie_weights=False)
         return output[0]
 
-    return torch.cat([vmap(alone)(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
+    tokens = x.dtype == torch.int64
+    seen = x.clamp_min(0) if tokens else x  # −1 is outside the vocabulary: its record cannot be used
+    outputs = torch.cat([vmap(alone)(seen[i : i + _CHUNK]) for i in range(0, len(seen), _CHUNK)])
+    return (
+        torch.where((x >= 0).flatten(1).all(dim=1, keepdim=True), outputs, torch.nan) if tokens else outputs
+    )
 
 
 def check_outputs(module: nn.Module, task: Task) -> None:

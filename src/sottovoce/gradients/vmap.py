@@ -38,7 +38,12 @@ def record_gradients(
     each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))
     for start in range(0, len(x), chunk):
         xs, ys = x[start : start + chunk], y[start : start + chunk]
-        gradients, losses = each(theta.detach(), xs, ys)
+        if xs.dtype == torch.int64:  # a record with a token outside the vocabulary cannot be used
+            usable = (xs >= 0).flatten(1).all(dim=1)
+            gradients, losses = each(theta.detach(), xs.clamp_min(0), ys)
+            losses = torch.where(usable, losses, torch.nan)
+        else:
+            gradients, losses = each(theta.detach(), xs, ys)
         yield basis.project(gradients), losses.detach()
 
 

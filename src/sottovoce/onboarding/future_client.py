@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
@@ -80,8 +81,11 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         )
     uses_labels = plan.uses_future_labels
     model = server.context_model()
-    records = described_client(source, plan, blueprint.facts, needed=plan.context_records, labels=uses_labels)
-    split = ClientRecords(records[:0], records[plan.context_records :], records[: plan.context_records])
+    needed = blueprint.context_size(None) if plan.releases_context else 0
+    records = described_client(source, plan, blueprint.facts, needed=needed, labels=uses_labels)
+    records = records.of_units(torch.arange(records.units))
+    first = records.rows_of(needed)
+    split = ClientRecords(records[:0], records[first:], records[:first])
     ledger_file = terms.ledger_file(source)
     keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
     with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):

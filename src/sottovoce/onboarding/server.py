@@ -55,7 +55,7 @@ class FinishedRun:
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module)
+        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module, file.sizes)
         if file.reference != blueprint.reference_digest:
             raise SottovoceError(
                 f"{directory} was trained with another model than model={plan.model} gives: "
@@ -103,7 +103,8 @@ class Onboarding:
 
     def __init__(self, run: str | Path, model: str | None = None) -> None:
         directory = Path(run)
-        if GeneratorFile.read(RunDirectory(directory).model_file, model=model).plan.seeded:
+        file = GeneratorFile.read(RunDirectory(directory).model_file, model=model)
+        if file.plan.seeded:
             raise SottovoceError(
                 f"{run} was a seeded simulation, whose noise protects nobody: serve a run with seeded=false"
             )
@@ -112,7 +113,7 @@ class Onboarding:
         self._run = FinishedRun.load(directory, model)
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
-        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model)
+        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model, sizes=file.sizes)
         self.specification = Specification(self._run.run, agreement, self._run.key)
 
     @property

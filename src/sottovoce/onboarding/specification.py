@@ -61,11 +61,11 @@ class Specification:
             "context": {
                 "statistic": plan.context,
                 "size": blueprint.statistic.size,
-                "records": plan.context_records,
+                "records": blueprint.context_size(None),
                 "sigma": blueprint.sigma_context,
                 "channel": plan.channel,
                 "bucket": BUCKET,
-                "sensitivity": blueprint.statistic.sensitivity(plan.context_records),
+                "sensitivity": blueprint.statistic.sensitivity(blueprint.context_size(None)),
                 "uses_labels": plan.uses_future_labels,
                 "uses_model": plan.future_uses_model,
                 "released": plan.releases_context,

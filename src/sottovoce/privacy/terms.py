@@ -68,6 +68,7 @@ class Terms:
     `ledger` lies beside the records by default, as NAME.ledger.sqlite, and is that of `client`, by default
     NAME. `epsilon` and `delta` are what all releases of these records together may cost, by default what was
     said before, at first 8 and 1e-5; the strictest that was ever said holds. `agree` is shown the price.
+    `noise_at_server` accepts runs whose noise the server adds, which then sees what nobody else may.
     """
 
     ledger: str | Path | None = None
@@ -75,6 +76,7 @@ class Terms:
     epsilon: float | None = None
     delta: float | None = None
     agree: Agree = calling_is_agreeing
+    noise_at_server: bool = False
 
     def ledger_file(self, records: Path) -> Path:
         """Where the one ledger of the client lies, for training and onboarding alike."""

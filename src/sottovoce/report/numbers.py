@@ -41,6 +41,29 @@ def signed(value: float | None, digits: int) -> str:
     return UNKNOWN if value is None else f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
 
 
+def label(metric: str) -> str:
+    """What a metric is called.
+
+    >>> label("balanced_accuracy"), label("auroc")
+    ('balanced accuracy', 'AUROC')
+    """
+    return {"auroc": "AUROC", "r2": "R²"}.get(metric, metric.replace("_", " "))
+
+
+def measure(metric: str, value: float | None) -> str:
+    """The value of a metric: accuracies in percent, all else as a number."""
+    return percent(value) if metric.endswith(("accuracy", "match")) else number(value)
+
+
+def counted(unit: str) -> str:
+    """What sizes count: records, or units such as patients.
+
+    >>> counted("record"), counted("patient_id")
+    ('records', 'units (patient_id)')
+    """
+    return "records" if unit == "record" else f"units ({unit})"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share that is already in percent.
 

@@ -6,6 +6,7 @@ right shape, through the real gradients and the real channel, times the number o
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.simulation.result import COEFFICIENT_BYTES
+from sottovoce.simulation.result import COEFFICIENT_BYTES, protected_unit, site_rows
 from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
@@ -28,6 +29,11 @@ TYPICAL_NORM = 0.3
 
 def blueprint_for(plan: Plan) -> Blueprint:
     """The blueprint of a plan; the dataset is read only where its facts are not public knowledge."""
+    return _planned(plan)[0]
+
+
+def _planned(plan: Plan) -> tuple[Blueprint, list[dict[str, Any]]]:
+    """The blueprint of a plan, and each client with its size, σ and ε where records say who they are."""
     public = data.PUBLIC.get(plan.dataset)
     if public is not None and plan.partition != "client":
         clients = plan.participants + plan.future_clients
@@ -38,16 +44,19 @@ def blueprint_for(plan: Plan) -> Blueprint:
                 f"{plan.dataset}: lower participants, future_clients or records_per_client"
             )
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model)
-    federation = data.divide(data.load(plan.dataset), plan)
+        return draw(data.resolve(plan, [size]), described_facts(public.facts, plan), plan.model), []
+    records = data.load(plan.dataset)
+    plan = data.settle(plan, records)
+    federation = data.divide(records, plan)
     sizes = federation.participants.sizes
-    trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), described_facts(federation.facts, plan), plan.model, trained)
+    trained, facts = [data.training_size(size) for size in sizes], described_facts(federation.facts, plan)
+    blueprint = draw(data.resolve(plan, sizes), facts, plan.model, trained)
+    return blueprint, site_rows(blueprint, federation)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
     """The costs of a plan, as `sottovoce plan --json` prints them."""
-    blueprint = blueprint_for(plan)
+    blueprint, clients = _planned(plan)
     resolved = blueprint.plan
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
@@ -76,7 +85,9 @@ def outline(plan: Plan) -> dict[str, Any]:
         "message_bytes": message,
         "downlink_bytes": COEFFICIENT_BYTES * releases * blueprint.coefficients,
         "seconds": releases * seconds,
-        "plan": {name: getattr(resolved, name) for name in vars(resolved)},
+        "unit": protected_unit(blueprint.facts),
+        "clients": clients,
+        "plan": dataclasses.asdict(resolved),
     }
 
 

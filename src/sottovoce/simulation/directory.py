@@ -8,6 +8,7 @@ and rounds appended, so a run that is killed at any moment can be resumed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -76,7 +77,8 @@ class RunDirectory:
         started = self.plan()
         if started.digest() == plan.digest():  # where the folder of runs lies is no change
             return
-        changed = [name for name in vars(plan) if getattr(plan, name) != getattr(started, name)]
+        names = (field.name for field in dataclasses.fields(plan))
+        changed = [name for name in names if getattr(plan, name) != getattr(started, name)]
         if changed:
             name = changed[0]
             raise RunError(

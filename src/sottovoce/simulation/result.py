@@ -10,7 +10,10 @@ from typing import Any
 
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
+from sottovoce.data import Facts, FederatedDataset
+from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import NoMeasures, mean_metrics, open_task
 
@@ -25,6 +28,7 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
+    clients: Sequence[Mapping[str, Any]] = (),
     confusion_bytes: int = 0,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger."""
@@ -41,6 +45,8 @@ def assemble(
         "releases_max": blueprint.releases_max,
         "epsilon": _epsilon(blueprint, ledger, seen),
         "delta": plan.delta,
+        "clients": list(clients),
+        "unit": protected_unit(blueprint.facts),
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
@@ -63,6 +69,42 @@ def assemble(
         "seconds": sum(line["seconds"] for line in rounds),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def protected_unit(facts: Facts) -> str:
+    """What privacy protects one of: a record, or the column whose value records of one unit share."""
+    agreed = data_description.of(facts.source or facts)
+    return "record" if agreed is None or agreed.unit is None else agreed.unit
+
+
+def site_rows(
+    blueprint: Blueprint, federation: FederatedDataset, ledger: Ledger | None = None
+) -> list[dict[str, Any]]:
+    """Each client's number of records (units), σ and ε: of the ledger where there is one, else as planned."""
+    plan, rows = blueprint.plan, []
+    counts = schedule.counts(blueprint.schedule, plan.participants)
+    for i, name in enumerate(federation.names):
+        spent = None
+        if ledger is not None:
+            spent = ledger.epsilon(name, plan.delta, plan.accounting)
+        elif plan.private:
+            spent = blueprint.epsilon(blueprint.participant_counts(int(counts[i])), i)
+        rows.append(
+            {
+                "name": name,
+                "role": "participant",
+                "size": federation.participants.sizes[i],
+                "training": blueprint.sizes[i],
+                "sigma": blueprint.releases_of(i)["gradient"].sigma,
+                "epsilon": spent,
+            }
+        )
+    for name, size in zip(federation.future_names, federation.future.sizes, strict=True):
+        cost = blueprint.epsilon(blueprint.future_counts) if plan.private else None
+        rows.append(
+            {"name": name, "role": "future", "size": size, "training": 0, "sigma": None, "epsilon": cost}
+        )
+    return rows
 
 
 def description(blueprint: Blueprint) -> dict[str, Any]:

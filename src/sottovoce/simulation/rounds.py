@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.blueprint import Blueprint, client_secret, participant_name
+from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, FederatedDataset
@@ -203,10 +203,10 @@ class Simulation:
         self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
     def _participant(self, index: int) -> Client:
-        return self._client(participant_name(index), self.federation.participants[index], index)
+        return self._client(self.federation.names[index], self.federation.participants[index], index)
 
     def _future(self, index: int) -> Client:
-        return self._client(f"future-{index}", self.federation.future[index])
+        return self._client(self.federation.future_names[index], self.federation.future[index])
 
     def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
         secret = client_secret(self._master, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 from torch import nn
 
 from sottovoce import data
-from sottovoce.blueprint import Blueprint, draw, participant_name, seeded_master
+from sottovoce.blueprint import Blueprint, draw, seeded_master
 from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
@@ -26,7 +28,8 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory, RunError
-from sottovoce.simulation.result import assemble
+from sottovoce.simulation.dry_run import dry_run
+from sottovoce.simulation.result import assemble, site_rows
 from sottovoce.simulation.rounds import Simulation
 from sottovoce.simulation.updates import Updates
 
@@ -71,7 +74,7 @@ class Session:
     ) -> Session:
         """Starts a run in the directory `out`, or continues from its last checkpoint."""
         sizes = federation.participants.sizes
-        plan = data.resolve(plan, sizes)
+        plan = data.resolve(data.settle(plan, records), sizes)
         trained = [data.training_size(size) for size in sizes]
         blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained).to(device)
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
@@ -82,9 +85,11 @@ class Session:
             run, path = directory.identity()
             _check_ledger(path, given, plan)
         else:
+            dry_run(blueprint, federation, own=not records.public)
             directory.reserve()
             # A seeded simulation repeats, streams included; any other run has a name of its own.
             run = plan.digest() if plan.seeded else secrets.token_hex(8)
+            given = given or shared_ledger(plan, records)
             path = given or directory.ledger_file
         with ExitStack() as stack:
             book = None
@@ -92,7 +97,7 @@ class Session:
                 book = stack.enter_context(Ledger.open(path, scope=data.scope(plan, records)))
                 _check_past(book, plan, run)
                 if not resume:
-                    _check_budget(blueprint, book)
+                    _check_budget(blueprint, book, federation.names)
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
@@ -154,9 +159,10 @@ class Session:
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        sent = simulation.confusion_bytes
-        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, sent)
-        file = GeneratorFile.of(blueprint, self._run, simulation.state())
+        federation, sent = simulation.federation, simulation.confusion_bytes
+        clients = site_rows(blueprint, federation, self._ledger)
+        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, clients, sent)
+        file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
         self.directory.checkpoint_file.unlink(missing_ok=True)
@@ -165,6 +171,14 @@ class Session:
     def close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
+
+
+def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
+    """The ledger of all runs on a folder of clients; None where every run has one of its own.
+
+    A seeded simulation protects nobody: what it spends is not added to what real runs have spent.
+    """
+    return None if records.home is None or plan.seeded else records.home / LEDGER
 
 
 def recorded_gains(path: str, rounds: int) -> list[float]:
@@ -201,11 +215,14 @@ def _check_past(book: Ledger, plan: Plan, run: str) -> None:
         )
 
 
-def _check_budget(blueprint: Blueprint, book: Ledger) -> None:
-    """Refuses a run that could not be finished, before its first release."""
-    plan = blueprint.plan
+def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:
+    """Refuses a run that could not be finished, before its first release.
+
+    What the plan allows counts, and what the ledger's owner does.
+    """
+    plan, held = blueprint.plan, book.budget
     for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
-        name = participant_name(participant)
+        name = names[participant]
         total = book.spent(name) + spending(
             blueprint.releases_of(participant), blueprint.participant_counts(int(count))
         )
@@ -213,4 +230,9 @@ def _check_budget(blueprint: Blueprint, book: Ledger) -> None:
             raise Overspent(
                 f"{name} has spent ε={book.epsilon(name, plan.delta, plan.accounting):.3f} in {book.path}; "
                 f"this run would take it past ε={blueprint.budget.epsilon:g}: lower epsilon, or raise budget"
+            )
+        if held is not None and not held.covers(total):
+            raise Overspent(
+                f"{name} may spend ε={held.epsilon:g} at δ={held.delta:g} in all, says {book.path}, and this "
+                f"run would take it to {held.price(total):.3f}: lower epsilon, or 'sottovoce ledger raise'"
             )

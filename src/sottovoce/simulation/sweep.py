@@ -125,6 +125,8 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         thetas.append(blueprint.theta(opened.coefficients))
         for client in opened.clients:
             records = client.training_records(opened.number)
+            if records.unit is not None:
+                raise SottovoceError("units of several records are not trained in batches: train runs singly")
             bases.append(blueprint.basis)
             xs.append(records.x)
             ys.append(records.y)

@@ -19,6 +19,7 @@ from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress, described
 from sottovoce.modelfile import load_tensors
+from sottovoce.models import given_name
 from sottovoce.plan import Plan
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory
@@ -48,13 +49,19 @@ def train(
 ) -> dict[str, Any]:
     """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
 
-    `ledger` lets budgets add up over several runs on the same records; `dataset` and `module` replace what
-    the plan names; `device` and `on_round` change speed and display only. `resume` continues after the last
-    checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
+    `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
+    the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
+    `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
+    releases as if nothing had happened; a finished run is left as it is.
     """
     directory = RunDirectory(out)
-    records = dataset if dataset is not None else data.load(plan.dataset)
+    records = data.load(plan.dataset) if dataset is None else dataset
+    if dataset is not None:
+        plan = plan.about(dataset.name, clients=dataset.client is not None)
+    if module is not None:
+        plan = plan.replace(model=given_name(module))
     records = described(records, plan, cache=cache, progress=on_features)
+    plan = data.settle(plan, records)
     federation = data.divide(records, plan)
     if resume and directory.result_file.exists():
         directory.check_same_plan(data.resolve(plan, federation.participants.sizes))

@@ -91,6 +91,7 @@ def node_of(context: Context) -> Node:
             client=str(node["client"]) if "client" in node else None,
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
+            noise_at_server=node.get("noise-at-server") is True,
         ),
         simulated=bool(node.get("simulated", False)),
     )

@@ -1,0 +1,52 @@
+"""What Python calls: a run with all its files, its report included, exactly as the command line makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sottovoce.data import Dataset
+from sottovoce.features.kept import Progress
+from sottovoce.plan import Plan
+from sottovoce.report.run import write_report
+from sottovoce.simulation import training
+from sottovoce.simulation.training import OnRound
+
+
+def train(
+    plan: Plan,
+    out: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    module: nn.Module | None = None,
+    device: str = "cpu",
+    cache: bool = True,
+    on_round: OnRound = lambda line: None,
+    on_features: Progress = lambda done, of: None,
+) -> dict[str, Any]:
+    """Trains `plan` in the run directory `out`, writes its report there, and returns its result.
+
+    `dataset` and `module` replace what the plan names, and are written down: plan.toml and result.json name
+    them, and nothing stays of what a preset chose for another dataset. A dataset whose name can be loaded (a
+    path, a public name) is repeated from plan.toml alone; any other, and a module, must be given again.
+    `ledger` lets budgets add up over several runs on the same records, as those on a folder do by themselves.
+    `resume` continues after the last checkpoint. The rest changes speed and display only.
+    """
+    result = training.train(
+        plan,
+        out,
+        ledger=ledger,
+        resume=resume,
+        dataset=dataset,
+        module=module,
+        device=device,
+        cache=cache,
+        on_round=on_round,
+        on_features=on_features,
+    )
+    write_report(Path(out))
+    return result

@@ -1,0 +1,142 @@
+"""Noise at the server in a federation: who must agree, what is durable when, what is logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sottovoce.central import Update
+from sottovoce.federation import coordinator as coordinator_module
+from sottovoce.federation.coordinator import Options
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.node import Node
+from sottovoce.federation.store import Store
+from sottovoce.modelfile import load_tensors
+from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import OWN_RECORDS
+from sottovoce.privacy.terms import Terms
+from sottovoce.server import Server
+from sottovoce.simulation.training import train
+
+from .world import World, everyone_paid, ledger, same
+
+NOISE = {"method": "blend", "noise": "server", "context": "public", "individual": 0.1}
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rounds for which noise was drawn."""
+    drawn: list[int] = []
+    real = coordinator_module.server_randomness
+
+    def noted(plan: Plan, run: str, number: int) -> Any:
+        drawn.append(number)
+        return real(plan, run, number)
+
+    monkeypatch.setattr(coordinator_module, "server_randomness", noted)
+    return drawn
+
+
+def test_a_federation_and_the_simulator_give_the_same_generator(tmp_path: Path, draws: list[int]) -> None:
+    world = World(tmp_path, **NOISE)
+    world.enrol_all()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+    assert everyone_paid(world)
+    assert draws == [1, 2, 3, 4]
+    with ledger(world, 0) as book:
+        rows = list(book.charges(OWN_RECORDS))
+        assert {entry.charge.place for entry in rows} == {"server"}
+        assert book.at_server(OWN_RECORDS) == len(rows)
+
+
+def test_a_client_takes_part_only_if_its_own_owner_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, **NOISE)
+    world.agreement = type(world.agreement)(world.agreement.plan.replace(seeded=False), world.agreement.facts)
+    folder = tmp_path / "clients"
+    files = (folder / "client-0", folder / "client-0.npz", world.agreement)
+    offer = {**world.coordinator.offer(), "agreement": world.agreement.digest()}
+    with pytest.raises(EnrolmentError, match="noise-at-server=true"):
+        Node(*files, wish=0).enrol(offer)
+    assert Node(*files, wish=0, terms=Terms(noise_at_server=True)).enrol(offer)["participant"] == 0
+
+
+def test_state_and_clients_of_a_sum_are_durable_before_any_coefficient_made_from_it(
+    tmp_path: Path, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw that a killed server had not stored was never seen; one that was stored is never made again."""
+    world = World(tmp_path, **NOISE, seeded=False)
+    monkeypatch.setattr(World, "node", lenient(world))
+    world.enrol_all()
+    world.step()
+    seen = []
+
+    def killed(self: Store, *given: Any, **named: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "apply", killed)
+        before = world.coordinator.request(*next(iter(world.coordinator.missing().items())))
+        with pytest.raises(Killed):
+            world.step()
+    world.kill()
+    world.start()
+    assert world.coordinator.server.round == 1  # as it was before the draw
+    assert not world.coordinator.missing()  # and all messages are there
+    assert before["round"] == 2
+    world.coordinator.advance()
+    assert draws == [1, 2, 2]
+    assert [line["clients"] for line in world.store.lines()][1]
+    seen.append(world.coordinator.server.state())
+    world.kill()
+    world.start()
+    assert same(seen[0], world.coordinator.server.state())
+    world.finish()
+    assert draws == [1, 2, 2, 3, 4]
+    assert world.store.waiting() == []
+
+
+def test_nothing_from_before_the_noise_is_logged(tmp_path: Path) -> None:
+    world = World(tmp_path, **NOISE, options=Options(diagnostics=True))
+    world.enrol_all()
+    world.finish()
+    for line in world.store.lines():
+        assert line["effective_gain"] is None
+        assert line["uncharged_diagnostics"] == {}
+
+
+def test_who_is_missing_is_not_in_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Update] = []
+    real = Server.receive_update
+
+    def watched(self: Server, update: Update) -> None:
+        found.append(update)
+        real(self, update)
+
+    monkeypatch.setattr(Server, "receive_update", watched)
+    world = World(tmp_path, **NOISE, options=Options(patience=0.0))
+    world.enrol_all()
+    chosen = sorted(world.coordinator.missing())
+    world.coordinator.accept(chosen[0], world.answer(chosen[0]))
+    world.coordinator.advance()
+    assert found[0].participants == (chosen[0],)
+
+
+def lenient(world: World) -> Any:
+    """Nodes whose owners trust the server."""
+
+    def node(self: World, index: int) -> Node:
+        folder = self.folder / "clients"
+        terms = Terms(ledger=folder / f"client-{index}" / "ledger.sqlite", noise_at_server=True)
+        files = (folder / f"client-{index}", folder / f"client-{index}.npz", self.agreement)
+        return Node(*files, wish=index, terms=terms)
+
+    return node

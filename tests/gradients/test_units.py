@@ -1,0 +1,98 @@
+"""A unit of several records moves a clipped sum no further than one record could."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sottovoce.context import LabelHistogram, Moments
+from sottovoce.gradients import clipped_mean, sensitivity, units
+from sottovoce.gradients.vmap import record_gradients
+from sottovoce.subspace import Identity
+
+NET, BASIS = nn.Linear(3, 2), Identity(8)
+THETA = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.4, -0.6, 0.2, -0.1])
+
+
+def _records(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, generator=generator), torch.randint(2, (count,), generator=generator)
+
+
+def _mean(x: torch.Tensor, y: torch.Tensor, unit: torch.Tensor, denominator: int, clip: float = 0.5):
+    return clipped_mean(NET, THETA, BASIS, x, y, clip=clip, denominator=denominator, unit=unit)
+
+
+def test_a_unit_of_one_record_each_is_the_mean_over_records() -> None:
+    x, y = _records(7)
+    alone = clipped_mean(NET, THETA, BASIS, x, y, clip=0.5, denominator=7)
+    assert torch.allclose(_mean(x, y, torch.arange(7), 7), alone, atol=1e-7)
+
+
+def test_gradients_are_averaged_within_a_unit_and_then_clipped() -> None:
+    # Two large gradients that cancel: averaged first they are nearly nothing; clipped first they are not,
+    # because they are of different norms.
+    x = torch.tensor([[100.0, 0, 0], [-99.0, 0, 0]])
+    y = torch.tensor([0, 0])
+    (gradients, _), *_ = record_gradients(NET, torch.zeros(8), BASIS, x, y)
+    mean = gradients.double().mean(dim=0)
+    assert 0 < mean.norm() < 1
+    found = clipped_mean(NET, torch.zeros(8), BASIS, x, y, clip=2.0, denominator=1, unit=torch.tensor([4, 4]))
+    assert torch.allclose(found, mean, atol=1e-6)
+    clipped_before = sum(g.double() * min(1.0, 2.0 / float(g.norm())) for g in gradients) / 2
+    assert not torch.allclose(found, clipped_before, atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 50])
+def test_replacing_a_unit_of_any_number_of_records_moves_the_mean_by_at_most_the_sensitivity(
+    rows: int,
+) -> None:
+    x, y = _records(12)
+    unit = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 4, 4, 4, 4])
+    others = unit != 1
+    before = _mean(x, y, unit, 5)
+    direction = torch.full((rows, 3), 1e4) * torch.tensor([1.0, -1.0, 1.0])
+    for label in (0, 1):
+        theirs = torch.full((rows,), label)
+        after = _mean(
+            torch.cat([x[others], direction]),
+            torch.cat([y[others], theirs]),
+            torch.cat([unit[others], torch.ones(rows).long()]),
+            5,
+        )
+        assert (after - before).norm() <= sensitivity(0.5, 5)
+
+
+def test_the_number_of_a_units_records_does_not_move_the_share_of_another_unit() -> None:
+    x, y = _records(3)
+    alone = _mean(x[:1], y[:1], torch.tensor([0]), 2)
+    many = _mean(
+        torch.cat([x[:1], torch.full((9, 3), torch.nan)]),
+        torch.cat([y[:1], torch.zeros(9).long()]),
+        torch.tensor([0] + [1] * 9),
+        2,
+    )
+    assert torch.equal(alone, many)
+
+
+def test_units_whose_records_lie_apart_are_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = _records(23)
+    unit = torch.randint(4, (23,), generator=torch.Generator().manual_seed(1))
+    whole = _mean(x, y, unit, 4)
+    monkeypatch.setattr(units, "_NUMBERS", 8 * 3)
+    assert torch.allclose(_mean(x, y, unit, 4), whole, atol=1e-9)
+
+
+@pytest.mark.parametrize("statistic", [LabelHistogram(2), Moments(torch.tensor([0, 0, 1]))])
+def test_a_context_averages_within_units_first(statistic: LabelHistogram | Moments) -> None:
+    x, y = _records(6)
+    unit = torch.tensor([0, 0, 0, 0, 0, 1])
+    vectors = statistic.per_record(x, y, None)
+    expected = (vectors[:5].mean(dim=0) + vectors[5]) / 2
+    assert torch.allclose(statistic.mean(x, y, 2, unit=unit), expected)
+    x[0] = torch.nan
+    rest = (statistic.per_record(x[1:], y[1:], None)[:4].mean(dim=0) + vectors[5]) / 2
+    assert torch.allclose(statistic.mean(x, y, 2, unit=unit), rest)
