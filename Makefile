@@ -1,7 +1,8 @@
 # Every target works on a fresh clone with nothing installed but Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
-# Which torch to install, first, so that nothing else pulls another; any from 2.6 on will do.
+# Which torch the targets use, installed first so that nothing else pulls another: the newest with which all tests
+# were run. The package takes any from 2.6 on; TORCH=file.whl takes a wheel of yours, such as a build without CUDA.
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,3 +134,35 @@ def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() ->
     first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
     assert first == moved
     assert first != other
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": "factorized"}, "method=factorized has none"),
+        ({"method": "blend", "weighting": 1.5}, "set weighting=1"),
+        ({"method": "blend", "context": "labels", "context_share": 0.0}, "set context_share"),
+        ({"noise": "both"}, "noise=both is not known"),
+    ],
+)
+def test_noise_at_the_server_is_refused_where_nothing_bounds_it(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        Plan.load(overrides={"noise": "server", "context": "public", **changes})
+
+
+@pytest.mark.parametrize("method", ["blend", "direct", "global"])
+def test_methods_whose_step_is_bounded_take_noise_at_the_server(method: str) -> None:
+    plan = Plan.load(overrides={"noise": "server", "context": "public", "method": method})
+    assert plan.noise_at_server
+    assert plan.weighting == 1.0
+
+
+def test_the_digest_of_a_plan_with_noise_at_the_client_is_what_it_was() -> None:
+    assert "noise" not in Plan.load(overrides={"noise": "client"}).digested()
+    assert Plan.load(overrides={"noise": "server", "method": "direct"}).digested()["noise"] == "server"
+
+
+def test_a_folder_of_sites_takes_the_preset_that_needs_no_tuning_unless_one_is_named(tmp_path: Path) -> None:
+    assert Plan.load(overrides={"dataset": str(tmp_path)}).preset == "best"
+    assert Plan.load(overrides={"dataset": str(tmp_path), "preset": "tuned"}).preset == "tuned"
+    assert Plan.load(overrides={"dataset": "mnist"}).preset == "tuned"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from sottovoce.plan import Plan
@@ -45,3 +47,13 @@ def test_no_preset_uses_labels_of_future_clients() -> None:
 def test_what_the_user_chose_wins_and_leaves_nothing_of_the_preset_behind() -> None:
     plan = Plan.load(overrides={"dataset": "cifar10", "context": "labels", "learning_rate": 0.125})
     assert (plan.context, plan.learning_rate, plan.context_round) == ("labels", 0.125, 0)
+
+
+def test_central_is_best_with_the_noise_at_the_server_and_more_rounds() -> None:
+    best, central = (
+        Plan.load(overrides={"preset": name, "dataset": "cifar10", "epsilon": 4})
+        for name in ("best", "central")
+    )
+    differing = {name for name in asdict(best) if getattr(best, name) != getattr(central, name)}
+    assert differing == {"preset", "noise", "weighting", "rounds", "evaluate_every"}
+    assert (central.noise, central.weighting) == ("server", 1.0)

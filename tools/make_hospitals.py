@@ -1,7 +1,8 @@
 """Make the folder of hospitals that ships with the package: generated sites whose records differ in shift.
 
-Run `python tools/make_hospitals.py [FOLDER]`; without a folder it rewrites the shipped one, byte for byte the
-same each time. No real patient stands behind any number.
+Run `python tools/make_hospitals.py [FOLDER] [--seed SEED]`; without a folder it writes the shipped one, byte
+for byte the same each time. Another seed makes other hospitals of the same kind, to rehearse with. No real
+patient stands behind any number.
 
 Every site measures the same hidden z ~ N(0, I) with a gain and a shift of its own: x = z·exp(0.2·N) + 0.6·N,
 drawn once for each site and column. The diagnosis is the largest of (z + tanh(z W₂)) W + prior of the site +
@@ -10,7 +11,7 @@ Gumbel noise. So one model for all is wrong everywhere, and most sites are too s
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,9 @@ LEFT_OUT = 0.02
 TARGET = Path(__file__).parents[1] / "src/sottovoce/data/shipped/hospitals"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, seed: int = SEED) -> None:
     """Draw all sites and write `records.toml` and a CSV for each."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     hidden = 0.3 * rng.standard_normal((COLUMNS, COLUMNS))
     weights = 0.9 * rng.standard_normal((COLUMNS, len(CLASSES)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,4 +72,8 @@ def description() -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET)
+    parser = argparse.ArgumentParser(description="Generate a folder of hospitals.")
+    parser.add_argument("folder", nargs="?", type=Path, default=TARGET, help="default: the shipped one")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"default: {SEED}, that of the shipped ones")
+    chosen = parser.parse_args()
+    main(chosen.folder, chosen.seed)

@@ -172,7 +172,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
-        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping)."""
+        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping).
+
+        The preset of a folder of sites is `best` unless another one is named.
+        """
         given = dict(_read_toml(Path(path))) if path is not None else {}
         given |= _future(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
@@ -182,11 +185,12 @@ class Plan:
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
-        preset = given.get("preset", cls.preset)
+        dataset = given.get("dataset", cls.dataset)
+        folder = Path(dataset).is_dir()
+        preset = given.get("preset", "best" if folder else cls.preset)
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
-        dataset = given.get("dataset", cls.dataset)
-        values = preset_values(preset, dataset, given.get("context"), folder=Path(dataset).is_dir())
+        values = preset_values(preset, dataset, given.get("context"), folder=folder)
         values.update(given)
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)

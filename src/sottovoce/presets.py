@@ -82,7 +82,8 @@ BEST_FOR: dict[str, dict[str, Any]] = {
 }
 OWN: dict[str, Any] = {"context": "public", "coefficients": 0}
 """Of records that nobody has tuned for: no features, a linear model that adapts as a whole."""
-CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0}
+CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0, "rounds": 100, "evaluate_every": 50}
+"""Less noise bears more rounds (CIFAR-10, seeds 41 and 42: 160 gave 2 to 4 points over 40 at ε = 4, 8)."""
 PRESETS = ("paper", "tuned", "best", "central")
 
 

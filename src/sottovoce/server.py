@@ -165,13 +165,18 @@ class Server:
             coefficients = coefficients + torch.where(self._known[index, None], priors, 0.0)
         return coefficients
 
-    @torch.no_grad()
     def personalize(self, context: np.ndarray | None) -> Tensor:
         """Coefficients (k,) of a client that never trained, from its decoded context alone."""
-        given = self._neutral if context is None else (self._tensor(context) - self._center) / self._scale
-        coefficients: Tensor = self.generator(given[None])[0]
-        if self._priors is not None and context is not None:
-            coefficients = coefficients + self._priors.future(self._tensor(context), self._label_shift())
+        return self.shared_coefficients() if context is None else self.personalize_many(context[None])[0]
+
+    @torch.no_grad()
+    def personalize_many(self, contexts: np.ndarray) -> Tensor:
+        """Coefficients (n, k) of clients that never trained, from their decoded contexts (n, c)."""
+        given = self._tensor(contexts)
+        coefficients: Tensor = self.generator((given - self._center) / self._scale)
+        if self._priors is not None:
+            shift = self._label_shift()
+            coefficients = coefficients + torch.stack([self._priors.future(one, shift) for one in given])
         return coefficients
 
     @torch.no_grad()

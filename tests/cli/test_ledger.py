@@ -75,3 +75,20 @@ def test_a_copy_is_vouched_for_by_a_yes_only(path: Path, failing: Failing) -> No
 def test_a_ledger_that_is_not_there_is_named_and_not_made(tmp_path: Path, failing: Failing) -> None:
     assert "there is no ledger at" in failing("ledger", "show", str(tmp_path / "none.sqlite"))
     assert not list(tmp_path.iterdir())
+
+
+def test_show_says_that_noise_at_the_server_leaves_readers_of_releases_without_a_finite_epsilon(
+    path: Path,
+) -> None:
+    before = runner.invoke(app, ["ledger", "show", str(path)]).stdout
+    assert "no finite" not in before
+    assert shown(path)["clients"][0]["epsilon_of_releases"] == pytest.approx(PLENTY.price(0.12))  # type: ignore[index]
+    with Ledger.open(path, scope=client_scope("north")) as ledger:
+        ledger.commit(Charge("c", OWN_RECORDS, "gradient", 1, 0.2, 1.0, "server"), b"m", PLENTY)
+        ledger.commit(Charge("c", OWN_RECORDS, "confusion", 0, 0.2, 1.0), b"m", PLENTY)
+    answer = runner.invoke(app, ["ledger", "show", str(path)]).stdout
+    assert "there is no finite ε" in " ".join(answer.split())
+    content = shown(path)
+    assert [run["at_server"] for run in content["runs"]] == [0, 0, 1]  # type: ignore[attr-defined]
+    assert content["clients"][0]["epsilon_of_releases"] is None  # type: ignore[index]
+    assert content["clients"][0]["epsilon"] == pytest.approx(PLENTY.price(0.2))  # type: ignore[index]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.onboarding.service import Limits, create_service
+from sottovoce.onboarding.gate import Limits
+from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
 
 from .live import live

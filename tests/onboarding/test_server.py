@@ -11,13 +11,16 @@ import torch
 from safetensors.torch import load, load_file
 
 from sottovoce.channel import ChannelError
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
+from sottovoce.federation.padding import pad
 from sottovoce.federation.result import write_run
 from sottovoce.onboarding import remote
+from sottovoce.onboarding.contexts import Contexts, SecondContext
 from sottovoce.onboarding.remote import onboard
-from sottovoce.onboarding.server import FinishedRun, Onboarding
+from sottovoce.onboarding.server import Answer, FinishedRun, Onboarding, Request
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.specification import NAME
+from sottovoce.onboarding.specification import BUCKET, NAME
 from tests.federation.world import World
 
 from .live import live
@@ -79,6 +82,60 @@ def test_a_finished_run_answers_a_context_as_its_server_would(run: Path) -> None
         finished.decode(public_key(new_key()) + message)
     with pytest.raises(ChannelError, match="not a context"):
         finished.decode(public_key(private))
+
+
+def _request(onboarding: Onboarding, seed: int, client: str = "") -> Request:
+    """A new client's request, with a key and a context of its own."""
+    release, stated, private = onboarding.blueprint.releases["context"], onboarding.specification, new_key()
+    secret = agreed_secret(private, stated.key, run=stated.run, name=NAME)
+    vector = np.random.default_rng(seed).dirichlet(np.ones(release.size))
+    message = release.encode(vector, secret=secret, stream=release.stream(stated.run, NAME, 0))
+    return Request(client or str(seed), public_key(private) + pad(message, BUCKET))
+
+
+def test_an_answer_does_not_depend_on_the_requests_that_came_with_it(run: Path) -> None:
+    onboarding = Onboarding(run)
+    requests = [_request(onboarding, seed) for seed in range(19)]
+    alone = [onboarding.answer([request])[0] for request in requests]
+    for together in (requests, requests[::-1], requests[5:12]):
+        for request, answer in zip(together, onboarding.answer(together), strict=True):
+            first = alone[requests.index(request)]
+            assert isinstance(first, Answer)
+            assert not first.again
+            assert answer == Answer(first.body, again=True)
+    onboarding.close()
+
+
+def test_a_bad_request_spoils_no_other_of_its_batch(run: Path) -> None:
+    onboarding = Onboarding(run)
+    good, bad, second = (_request(onboarding, seed, client="one" if seed else "") for seed in range(3))
+    answers = onboarding.answer([good, Request("nobody", bytes(64)), bad, second])
+    assert [type(answer) for answer in answers] == [Answer, ChannelError, Answer, SecondContext]
+    onboarding.close()
+    again = Onboarding(run)
+    assert [isinstance(answer, Answer) and answer.again for answer in again.answer([good, bad])] == [True] * 2
+    again.close()
+
+
+def test_nothing_is_answered_before_its_context_is_durable(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onboarding = Onboarding(run)
+    request, honest = _request(onboarding, 0), Contexts.query
+
+    def failing(contexts: Contexts, statement: str, *values: object) -> list[object]:
+        if statement == "COMMIT":
+            raise SottovoceError("the disk is full")
+        return honest(contexts, statement, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Contexts, "query", failing)
+        with pytest.raises(SottovoceError, match="disk"):
+            onboarding.answer([request])
+    [answer] = onboarding.answer([request])
+    assert isinstance(answer, Answer)
+    assert not answer.again
+    onboarding.close()
 
 
 def test_noise_of_future_clients_is_never_seeded_even_if_the_run_was(run: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
 import threading
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save
 
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding import service
+from sottovoce.onboarding.gate import Limits
 from sottovoce.onboarding.remote import onboard
-from sottovoce.onboarding.server import CONTEXTS_FILE, Onboarding
-from sottovoce.onboarding.service import Limits, create_service
+from sottovoce.onboarding.server import CONTEXTS_FILE, Onboarding, Request
+from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
 
 from .live import live
@@ -69,13 +70,13 @@ def test_one_client_cannot_ask_too_often(run: Path) -> None:
 def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
     run: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release, honest = threading.Event(), Onboarding.coefficients
+    release, honest = threading.Event(), Onboarding.answer
 
-    def slowly(onboarding: Onboarding, client: str, body: bytes) -> object:
+    def slowly(onboarding: Onboarding, requests: Sequence[Request]) -> object:
         release.wait(10)
-        return honest(onboarding, client, body)
+        return honest(onboarding, requests)
 
-    monkeypatch.setattr(Onboarding, "coefficients", slowly)
+    monkeypatch.setattr(Onboarding, "answer", slowly)
     with live(create_service(run, Limits(waiting=2), open_to_all=True)) as url:
         good, statuses = headers(url, ""), Counter[int]()
         threads = [
@@ -93,17 +94,6 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
             thread.join()
         assert statuses == {503: 4, 422: 2}
         onboard(url, records, records.with_name("one"))
-
-
-def test_a_client_that_stalls_does_not_keep_its_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "BODY_SECONDS", 0.2)
-    with live(create_service(run, Limits(waiting=1), open_to_all=True)) as url:
-        lines = ["POST /v1/onboard HTTP/1.1", "Host: here", "Content-Length: 100"]
-        lines += [f"{name}: {value}" for name, value in headers(url, "").items()]
-        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as slow:
-            slow.sendall("\r\n".join([*lines, "", "too little"]).encode())
-            assert b" 408 " in slow.recv(4096)
-        assert post(url, bytes(64), headers(url, ""))[0] == 422
 
 
 def test_nobody_serves_without_tokens_by_accident(run: Path) -> None:

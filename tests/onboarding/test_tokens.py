@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding import tokens
-from sottovoce.onboarding.service import Limits, create_service
+from sottovoce.onboarding.gate import Limits
+from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import Rate, Tokens, new_token, read_tokens, revoke_token, token_hash
 
 from .live import live

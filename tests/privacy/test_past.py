@@ -383,3 +383,38 @@ def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns
     finally:
         os.umask(before)
     assert synced == [str(Witness(path).path)]
+
+
+def at_server(run: str, number: int) -> Charge:
+    return Charge(run, OWN_RECORDS, "gradient", number, 0.5, 1.0, "server")
+
+
+def test_a_row_says_where_the_noise_is_and_so_does_what_was_lost(path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
+        ledger.commit_many([(at_server("a", number), b"") for number in (1, 2)], PLENTY)
+        assert [entry.charge.place for entry in ledger.charges()] == ["client", "server", "server"]
+        assert ledger.at_server(OWN_RECORDS) == 2
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 3, 0.75, server=2)]
+        assert ledger.at_server(OWN_RECORDS) == 2
+        ledger.recover([at_server("a", 1)], "a")
+        assert ledger.at_server(OWN_RECORDS) == 2
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(0.75)
+
+
+def test_a_ledger_of_format_2_has_all_its_noise_at_the_client(path: Path) -> None:
+    release(path, "a", 1, 2)
+    with sqlite3.connect(path) as database:
+        database.executescript("""
+            DROP VIEW spending; ALTER TABLE release DROP COLUMN place; ALTER TABLE lost DROP COLUMN server;
+            CREATE VIEW spending AS SELECT client, run, 1 AS releases, 0.25 AS spent FROM release;
+            PRAGMA user_version = 2;
+        """)
+    database.close()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.at_server(OWN_RECORDS) == 0
+        assert [entry.charge.place for entry in ledger.charges()] == ["client", "client"]
+    assert release(path, "a", 3) == pytest.approx(0.75)

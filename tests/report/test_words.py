@@ -71,3 +71,11 @@ def test_with_a_public_context_only_gradients_are_released(tmp_path: Path) -> No
 
 def test_without_future_clients_nothing_is_said_of_them(tmp_path: Path) -> None:
     assert "Future clients." not in words(tmp_path, future_clients=0)[0]
+
+
+def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path) -> None:
+    text, _ = words(tmp_path, noise="server")
+    assert "The server added Gaussian noise once a round" in text
+    assert "any generator or model (but not in a release)" in text
+    assert "there is no finite ε" in text
+    assert "its decoded releases, or in any model" in words(tmp_path / "client")[0]

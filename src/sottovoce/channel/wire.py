@@ -12,6 +12,7 @@ import hmac
 import operator
 import struct
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from sottovoce.catalog import CHANNELS
 from sottovoce.errors import SottovoceError
@@ -60,6 +61,7 @@ def derive(secret: bytes, purpose: bytes, context: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
+@cache
 def _formats() -> dict[str, int]:
     return {name: number for channel in CHANNELS.values() for name, number in channel.formats.items()}
 
@@ -79,7 +81,7 @@ class Envelope:
         """The format's number in the first byte."""
         return _formats()[self.format]
 
-    @property
+    @cached_property
     def context(self) -> bytes:
         """Version, channel, size, σ and stream as bytes: the context of every derived key."""
         head = struct.pack(">BBQd", VERSION, self.number, self.size, self.sigma)

@@ -133,7 +133,8 @@ def serve(
         import uvicorn
 
         from sottovoce.onboarding.connections import configure
-        from sottovoce.onboarding.service import Limits, create_service
+        from sottovoce.onboarding.gate import Limits
+        from sottovoce.onboarding.service import create_service
         from sottovoce.onboarding.tokens import new_token as make_token
         from sottovoce.onboarding.tokens import revoke_token
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
 
+NOTHING = {"context": 0, "gradient": 0, "confusion": 0}
 LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
 
 
@@ -25,7 +26,8 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     """Show who has spent what in which run, and the budgets that were set.
 
     ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost and was charged for
-    again, as a sum, is shown as lost.
+    again, as a sum, is shown as lost. Where some releases have their noise at the server, ε holds for readers
+    of models only.
     """
     from sottovoce.privacy.ledger import Ledger
 
@@ -36,20 +38,27 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         return
     from sottovoce.report.table import Table
 
+    # What a ledger has none of would only make its table wide.
+    counted = {"context": "contexts", "gradient": "gradients", "lost": "lost"}
+    for kind, head in (("confusion", "confusions"), ("at_server", "noise at server")):
+        if any(run[kind] for run in content["runs"]):
+            counted[kind] = head
     rows = [
-        [
-            run["client"],
-            run["run"],
-            *(str(run[kind]) for kind in ("context", "gradient", "lost")),
-            _spent(run),
-        ]
+        [run["client"], run["run"], *(str(run[kind]) for kind in counted), _spent(run)]
         for run in content["runs"]
     ]
     rows += [
-        [each["client"], "all runs", "", "", str(each["lost"]), _spent(each)] for each in content["clients"]
+        [each["client"], "all runs", *(str(each.get(kind, "")) for kind in counted), _spent(each)]
+        for each in content["clients"]
     ]
-    heads = ["client", "run", "contexts", "gradients", "lost", f"ε at δ = {content['delta']:g}"]
+    heads = ["client", "run", *counted.values(), f"ε at δ = {content['delta']:g}"]
     out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())
+    if any(each["at_server"] for each in content["clients"]):
+        out.print(
+            "some releases have their noise at the server: ε holds for readers of models; for readers of "
+            "releases there is no finite ε",
+            soft_wrap=True,
+        )
     for budget in content["budgets"]:
         said = "raised to" if budget["raised"] else "set to"
         out.print(f"budget {said} ε = {budget['epsilon']:g} at δ = {budget['delta']:g}, {budget['time']}")
@@ -111,13 +120,14 @@ def _content(book: Ledger) -> dict[str, Any]:
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for entry in book.charges():
         key = str(entry.charge.client), entry.charge.run.partition("/")[0]
-        kinds = counts.setdefault(key, {"context": 0, "gradient": 0})
+        kinds = counts.setdefault(key, dict(NOTHING))
         kinds[entry.charge.kind] += 1
     runs: list[dict[str, Any]] = [
         {
             "client": total.client,
             "run": total.run,
-            **counts.get((total.client, total.run), {"context": 0, "gradient": 0}),
+            **counts.get((total.client, total.run), NOTHING),
+            "at_server": total.server,
             "lost": book.lost_in(total.run, total.client).releases,
             "epsilon": counted.price(total.spent),
         }
@@ -127,8 +137,10 @@ def _content(book: Ledger) -> dict[str, Any]:
         {
             "client": client,
             "releases": book.releases(client),
+            "at_server": book.at_server(client),
             "lost": sum(run["lost"] for run in runs if run["client"] == client),
             "epsilon": counted.price(book.spent(client)),
+            "epsilon_of_releases": None if book.at_server(client) else counted.price(book.spent(client)),
         }
         for client in book.clients()
     ]

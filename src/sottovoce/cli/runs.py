@@ -82,7 +82,8 @@ def plan(
         {
             "model": f"{costs['model_parameters']:,} parameters, {costs['coefficients']:,} coefficients "
             f"({costs['basis']} basis)",
-            "noise": f"σ = {costs['sigma']:.6f} for gradients, {costs['sigma_context']:.6f} for contexts",
+            "promise": costs["promise"],
+            "noise": _noise(costs),
             "releases": f"{costs['releases_min']} to {costs['releases_max']} per client, "
             f"{costs['releases']:,} in all",
             "ε per client": f"{least} to {most} at δ = {costs['delta']:g} ({costs['accounting']} accounting)",
@@ -184,6 +185,16 @@ def _check_device(device: str) -> None:
 
     if not torch.cuda.is_available():
         raise SottovoceError("--device cuda: this machine or this build of torch has no GPU, use cpu")
+
+
+def _noise(costs: dict[str, Any]) -> str:
+    contexts = f"{costs['sigma_context']:.6f} for contexts"
+    if costs["plan"]["noise"] == "client":
+        return f"at each client: σ = {costs['sigma']:.6f} for gradients, {contexts}"
+    return (
+        f"at the server: σ = {costs['sigma']:.6f} once a round for the sum of gradients, of which each "
+        f"comes with {costs['sigma_carried']:.6f}, which protects nobody; at the client: {contexts}"
+    )
 
 
 def plan_of(settings: list[str] | None) -> Plan:

@@ -34,8 +34,10 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed_secret(private: bytes, theirs: bytes, *, run: str, name: str) -> bytes:
+def agreed_secret(private: bytes | X25519PrivateKey, theirs: bytes, *, run: str, name: str) -> bytes:
     """The 32 bytes that both ends compute, each from its own private and the other's public key.
+
+    Who uses one private key for many others reads it once: reading costs as much as agreeing.
 
     >>> server, client = new_key(), new_key()
     >>> here = agreed_secret(server, public_key(client), run="demo", name="participant-3")
@@ -43,13 +45,12 @@ def agreed_secret(private: bytes, theirs: bytes, *, run: str, name: str) -> byte
     >>> here == there, len(here)
     (True, 32)
     """
+    mine = X25519PrivateKey.from_private_bytes(private) if isinstance(private, bytes) else private
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(theirs)
-        )
+        shared = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:
         raise EnrolmentError("that is not an X25519 public key: enrol again") from None
-    both = b"".join(sorted((public_key(private), theirs)))
+    both = b"".join(sorted((mine.public_key().public_bytes_raw(), theirs)))
     info = b"sottovoce channel secret:" + f"{run}:{name}:".encode() + both
     return HKDF(SHA256(), length=32, salt=None, info=info).derive(shared)
 

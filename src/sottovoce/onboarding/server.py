@@ -8,10 +8,14 @@ HTTP, used by one thread, which keeps SQLite, torch and the order of answers sim
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, draw
@@ -29,6 +33,8 @@ from sottovoce.simulation.directory import RunDirectory
 
 KEY_FILE = "service.key"
 CONTEXTS_FILE = "contexts.sqlite"
+TOGETHER = 8
+"""Contexts that go through the generator at once: its weights are read from memory once for all of them."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,17 @@ class FinishedRun:
         """The public key for which contexts of this run are made."""
         return public_key(self.private_key)
 
+    @cached_property
+    def _private(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.private_key)
+
     def decode(self, body: bytes) -> np.ndarray:
         """The context in a body of public key and message."""
         key, message = body[:KEY_BYTES], body[KEY_BYTES:]
         if not message:
             raise ChannelError(f"{len(body)} bytes are not a context: send the public key, then the message")
         release = self.blueprint.releases["context"]
-        secret = agreed_secret(self.private_key, key, run=self.run, name=NAME)
+        secret = agreed_secret(self._private, key, run=self.run, name=NAME)
         context = release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
         if not release.plausible(context):
             raise ChannelError("the context is longer than its noise allows: it is refused")
@@ -96,6 +106,21 @@ class FinishedRun:
         """Coefficients (k,) for a client of this process."""
         released = self.blueprint.plan.releases_context
         return self.server.personalize(self.decode(public_key(private) + message) if released else None)
+
+
+class Request(NamedTuple):
+    """Who asks, the body of public key and padded message, and whether the whole model is wanted."""
+
+    client: str
+    body: bytes
+    model: bool = False
+
+
+class Answer(NamedTuple):
+    """Coefficients as they travel, or the model's file, and whether the context was known."""
+
+    body: bytes
+    again: bool
 
 
 class Onboarding:
@@ -125,29 +150,68 @@ class Onboarding:
     def context_model(self) -> bytes | None:
         """The shared coefficients behind contexts that use a model, float32, or None."""
         model = self._run.context_model()
-        return None if model is None else self.packed(model)
+        return None if model is None else _packed(model)
 
-    def coefficients(self, client: str, body: bytes) -> tuple[Tensor, bool]:
-        """Coefficients (k,) for a body of public key and padded message; whether the context was known."""
+    def answer(self, requests: Sequence[Request]) -> list[Answer | SottovoceError]:
+        """One answer, or the reason why there is none, for each request, from one visit to the disk.
+
+        New contexts are durable before any answer is returned. An answer does not depend on the requests that
+        came with it.
+        """
         if not self.blueprint.plan.releases_context:
-            return self._run.server.personalize(None), True
+            shared = self._run.server.personalize(None)
+            return [self._answered(request, shared, again=True) for request in requests]
+        contexts: list[tuple[np.ndarray, bool] | SottovoceError] = []
+        with self._contexts.transaction():
+            for request in requests:
+                try:
+                    contexts.append(self._context(request.client, request.body))
+                except SottovoceError as refusal:
+                    contexts.append(refusal)
+        good = [context for context in contexts if not isinstance(context, SottovoceError)]
+        coefficients = self._coefficients([vector for vector, _ in good])
+        return [
+            context
+            if isinstance(context, SottovoceError)
+            else self._answered(request, next(coefficients), again=context[1])
+            for request, context in zip(requests, contexts, strict=True)
+        ]
+
+    def _context(self, client: str, body: bytes) -> tuple[np.ndarray, bool]:
+        """The context in a body of public key and padded message, and whether it was known."""
         body = body[:KEY_BYTES] + unpad(body[KEY_BYTES:], BUCKET)
         known = self._contexts.known(client, body)
-        context = self._run.decode(body) if known is None else known
-        if known is None:
-            self._contexts.remember(client, body, context)
-        return self._run.server.personalize(context), known is not None
+        if known is not None:
+            return known, True
+        context = self._run.decode(body)
+        self._contexts.remember(client, body, context)
+        return context, False
 
-    @staticmethod
-    def packed(coefficients: Tensor) -> bytes:
-        """Coefficients as they travel: float32, little-endian."""
-        return coefficients.numpy().astype("<f4").tobytes()
+    def _coefficients(self, contexts: Sequence[np.ndarray]) -> Iterator[Tensor]:
+        """Coefficients (k,) of each context, always as many at once (the last bit follows the shape)."""
+        for start in range(0, len(contexts), TOGETHER):
+            some = contexts[start : start + TOGETHER]
+            filled = np.stack([*some, *[some[0]] * (TOGETHER - len(some))])
+            yield from self._run.server.personalize_many(filled)[: len(some)]
 
-    def model(self, client: str, coefficients: Tensor) -> bytes:
-        """The personal model as a file that explains itself; undated, so that asking again gives the same."""
-        price = self.blueprint.epsilon(self.blueprint.future_counts)
-        run = self.specification.run
-        return personal_model(self.blueprint, coefficients, run=run, client=client, epsilon=price, created="")
+    def _answered(self, request: Request, coefficients: Tensor, again: bool) -> Answer:
+        if not request.model:
+            return Answer(_packed(coefficients), again)
+        # Undated, so that asking again gives the same.
+        model = personal_model(
+            self.blueprint,
+            coefficients,
+            run=self.specification.run,
+            client=request.client,
+            epsilon=self.blueprint.epsilon(self.blueprint.future_counts),
+            created="",
+        )
+        return Answer(model, again)
 
     def close(self) -> None:
         self._contexts.close()
+
+
+def _packed(coefficients: Tensor) -> bytes:
+    """Coefficients as they travel: float32, little-endian."""
+    return coefficients.numpy().astype("<f4", copy=False).tobytes()

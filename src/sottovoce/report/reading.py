@@ -70,7 +70,7 @@ class ReportedRound:
 class ReportedRun:
     """Everything that the report of a run shows."""
 
-    facts: dict[str, str | None]  # method, dataset, preset, context, channel, basis, created, sottovoce
+    facts: dict[str, str | None]  # method, dataset, preset, context, channel, noise, basis, created, …
     counts: dict[str, int]  # seed, model_parameters, coefficients, participants, future_clients, …
     seeded: bool
     uses_future_labels: bool
@@ -101,7 +101,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 _UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
-_FACTS = ("method", "dataset", "preset", "context", "channel", "basis", "created", "sottovoce")
+_FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
 _COUNTS = (
     "seed",
     "model_parameters",

@@ -42,7 +42,7 @@ def promise(run: ReportedRun) -> Html:
 def _paragraphs(run: ReportedRun) -> list[tuple[str, str]]:
     parts = [("Records of participants.", _participants(run))]
     if not without_noise(run):
-        parts.append(("Trusted server.", _server()))
+        parts.append(("Trusted server.", _server(run)))
     if run.counts["future_clients"]:
         parts.append(("Future clients.", _future(run)))
     if not without_noise(run):
@@ -65,17 +65,29 @@ def _participants(run: ReportedRun) -> str:
         once = "one context, one confusion of classes" if confusion else "one context"
         releases = f"{once} and {releases}"
     factor = join("e", tag("sup", "ε"))
+    noise = f"every one bounded and carrying Gaussian noise ({equals('σ', run.sigma)} in each coordinate"
+    seen = "its decoded releases, or in any model made from them"
+    if noise_at_server(run):
+        noise = (
+            "every one bounded. The server added Gaussian noise once a round, to the sum of the gradients "
+            f"({equals('σ', run.sigma)} in each coordinate"
+        )
+        seen = "any generator or model (but not in a release)"
     counted = _ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)
     return join(
-        f"Each participant released {releases}, every one bounded and carrying Gaussian noise "
-        f"({equals('σ', run.sigma)} in each coordinate{_context_sigma(run)}). If one record of one "
-        "participant were replaced by any other, the probability of anything that can be seen in its "
-        "decoded releases, or in any model made from them, would change by a factor of at most ",
+        f"Each participant released {releases}, {noise}{_context_sigma(run)}). If one record of one "
+        f"participant were replaced by any other, the probability of anything that can be seen in {seen}, "
+        "would change by a factor of at most ",
         factor,
         f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, of a "
         f"target of {number(run.epsilon.target)}, at {equals('δ', run.delta)}. This is record-level "
         f"differential privacy; it was counted by {counted}.",
     )
+
+
+def noise_at_server(run: ReportedRun) -> bool:
+    """Whether the server added the noise, so that the promise does not cover releases."""
+    return run.facts["noise"] == "server"
 
 
 def _releases_context(run: ReportedRun) -> bool:
@@ -85,10 +97,18 @@ def _releases_context(run: ReportedRun) -> bool:
 def _context_sigma(run: ReportedRun) -> str:
     if not _releases_context(run) or run.sigma_context in (None, run.sigma):
         return ""
-    return f"; {number(run.sigma_context)} for the context"
+    where = ", at the client" if noise_at_server(run) else ""
+    return f"; {number(run.sigma_context)} for the context{where}"
 
 
-def _server() -> str:
+def _server(run: ReportedRun) -> str:
+    if noise_at_server(run):
+        return (
+            "The server saw every gradient release before the noise, and is trusted to have kept none: "
+            "for a reader of releases there is no finite ε. The small noise of the channels protects nobody "
+            "and is not counted. Accuracies, confusions and byte counts in this report depend on records "
+            "too and are not charged; in a federation, don’t publish them."
+        )
     return (
         "The server decodes the releases and is trusted with what it receives. The promise covers decoded "
         "releases and models. It does not cover the encoded bytes, their lengths, or the randomness that "

@@ -73,9 +73,11 @@ def outline(plan: Plan) -> dict[str, Any]:
         "basis": blueprint.basis.kind,
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
+        "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
         "releases": releases,
         "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
+        "promise": promise(blueprint),
         "epsilon": spent(busiest),
         "epsilon_min": spent(idlest),
         "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
@@ -89,6 +91,21 @@ def outline(plan: Plan) -> dict[str, Any]:
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
     }
+
+
+def promise(blueprint: Blueprint) -> str:
+    """Who learns almost nothing about a record, and from what: the promise of a plan in one sentence."""
+    plan, unit = blueprint.plan, protected_unit(blueprint.facts)
+    if not plan.private:
+        return "none: nothing gets noise, and nobody is protected"
+    if plan.noise_at_server:
+        who = "every generator and model, but no release, which the server alone may see,"
+    else:
+        who = "every release, generator and model"
+    return (
+        f"who sees {who} learns almost the same if one {unit} were another "
+        f"(ε = {plan.epsilon:g}, δ = {plan.delta:g})"
+    )
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:

@@ -120,6 +120,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "context": plan.context,
         "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
+        "noise": plan.noise,
         "features": plan.features,
         "public_pretraining": False,
         "task": blueprint.facts.task,
