@@ -72,7 +72,17 @@ def test_help_says_what_an_argument_is() -> None:
 
 
 def test_help_teaches_by_example() -> None:
-    for command in ("quickstart", "plan", "train", "evaluate", "personalize", "report"):
+    for command in (
+        "quickstart",
+        "plan",
+        "train",
+        "evaluate",
+        "personalize",
+        "report",
+        "compare",
+        "models",
+        "predict",
+    ):
         assert f"sottovoce {command}" in runner.invoke(app, [command, "--help"]).stdout
 
 
