@@ -62,8 +62,8 @@ def blending(
     With noise at the server `summed` is what a client's coefficients see of it in a round, and `sigmas` what
     the own parts do, σ/w_i: noise there is of √v_i times that, so own parts get shorter steps.
 
-    >>> plan = Plan.load(overrides={"method": "blend", "context": "public", "participants": 2,
-    ...                             "clients_per_round": 2, "learning_rate": 0, "weighting": 1.5})
+    >>> two = {"preset": "tuned", "context": "public", "participants": 2, "clients_per_round": 2}
+    >>> plan = Plan.load(overrides={**two, "method": "blend", "learning_rate": 0, "weighting": 1.5})
     >>> found = blending(plan, sizes=[1000, 250], sigmas=[0.05, 0.2], releases=40)
     >>> found.individual.round(3).tolist(), round(found.step, 1)
     ([0.199, 0.05], 8.0)
