@@ -122,6 +122,7 @@ def test_auto_describes_pictures_and_leaves_tables_alone(pictures: Dataset) -> N
 
 @pytest.mark.slow
 @pytest.mark.network
+@pytest.mark.timeout(1800)
 def test_the_example_of_the_docs_beats_the_shipped_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
