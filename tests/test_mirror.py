@@ -14,7 +14,7 @@ THROUGH = {
     "channel/polar/test_codec.py": "model offsets rotation screen surprises vector",
     "gradients/test_mean.py": "identity layers patches stack structured sums unstructured vmap",
     "federation/flower/test_apps.py": "client_app running server_app template",
-    "report/test_run.py": "confusion fields figures markup page",
+    "report/test_run.py": "confusion federation fields figures markup page",
     "experiments/test_index.py": "merge summary",
     "experiments/test_execution.py": "pool work",
     "experiments/test_reproduction.py": "figures",

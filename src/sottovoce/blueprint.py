@@ -22,6 +22,7 @@ from sottovoce.catalog import TASKS
 from sottovoce.central import Pool
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
+from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
@@ -147,6 +148,17 @@ class Blueprint:
     def coefficients(self) -> int:
         """Dimension of a gradient release: k, or the whole model for methods that adapt all of it."""
         return self.basis.coefficients
+
+    def downlink(self, kind: Kind) -> Downlink:
+        """How coefficients travel with the request for a release: coded, if the plan says so, in a round."""
+        return Downlink(self.coefficients, self.plan.downlink_bits if kind == "gradient" else FLOAT_BITS)
+
+    @property
+    def once_downlink_bytes(self) -> int:
+        """Bytes of the coefficients that participants are sent besides, for contexts and confusions."""
+        context = self.plan.context_traits
+        once = self.plan.participants * (int(context.uses_model) + int(context.predicted_for_future))
+        return once * self.coefficients * FLOAT_BITS // 8
 
     @property
     def releases_max(self) -> int:

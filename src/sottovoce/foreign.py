@@ -52,6 +52,7 @@ LARGEST = {
     "context_groups": 2**10,
     "seed": 2**63 - 1,
     "repeat": 2**31,
+    "downlink_bits": 32,
     "feature_size": 2**14,
 }
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e9

@@ -131,6 +131,9 @@ class Plan:
         "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
     )
     prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    downlink_bits: int = key(
+        32, "most bits a coefficient takes on its way to a client in a round; 32: float32", since="0.2"
+    )
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
@@ -301,6 +304,8 @@ def _check(plan: Plan) -> None:
     for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
+        raise PlanError(f"downlink_bits must be 32 (float32) or 1 to 7 (coded), not {plan.downlink_bits}")
     if plan.seed >= 2**63:
         raise PlanError(f"seed must be below 2^63, not {plan.seed}")
     names = plan.future_names.split(",") if plan.future_names else []

@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from sottovoce.channel.randomness import SystemRandomness
 from sottovoce.data import Dataset, load
+from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.features import kept
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
+from sottovoce.federation.result import write_run
 from sottovoce.federation.rollback import Footprint
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
@@ -37,6 +40,18 @@ def test_members_and_simulator_give_the_same_generator_bit_for_bit(tmp_path: Pat
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())
     assert everyone_paid(world)
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_coefficients_are_counted_and_seen_alike_by_members_and_simulator(tmp_path: Path, bits: int) -> None:
+    world = World(tmp_path, downlink_bits=bits, coefficients=4096)
+    world.enrol_all()
+    world.finish()
+    result = train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+    assert write_run(tmp_path / "run", world.coordinator, world.store)["downlink"] == result["downlink"]
+    assert 0 < result["downlink"]["bits_per_coefficient"] <= bits
 
 
 def test_contexts_from_a_private_model_are_the_simulators_too(tmp_path: Path) -> None:
@@ -243,6 +258,10 @@ def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: P
     for bad in (good[:-1], np.append(good, 0), np.full_like(good, np.nan), np.full_like(good, np.inf)):
         with pytest.raises(Declined, match="of another size, or not finite"):
             world.node(0).release({**request, "coefficients": bad.astype("<f4").tobytes()})
+    with pytest.raises(Declined, match="of another size, or not finite"):
+        world.node(0).release(
+            {**request, "coefficients": Downlink(len(good), 4).encode(torch.ones(len(good)))}
+        )
     without = {name: value for name, value in request.items() if name != "coefficients"}
     for number in (1, 0, -1, 5):
         with pytest.raises(Declined, match="not due"):

@@ -90,7 +90,13 @@ def plan(
             "ε of a future client": future,
             "uplink": f"{data_size(costs['uplink_bytes'])} in all, "
             f"about {data_size(costs['message_bytes'])} a release ({resolved['channel']})",
-            "downlink": data_size(costs["downlink_bytes"]),
+            "downlink": f"{data_size(costs['downlink_bytes'])} in all, "
+            f"{data_size(costs['downlink_message_bytes'])} of coefficients before a release"
+            + (
+                f", and {data_size(costs['downlink_once_bytes'])} once"
+                if costs["downlink_once_bytes"]
+                else ""
+            ),
             "time": f"about {duration(costs['seconds'])} on this machine",
         },
     )
@@ -262,6 +268,8 @@ def _show(result: dict[str, Any], directory: Path) -> None:
             "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
             f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
             f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
+            "downlink": f"{data_size(result['downlink']['total_bytes'])} of coefficients, "
+            f"{number(result['downlink']['bits_per_coefficient'])} bits each in rounds",
             "time": duration(result["seconds"]),
         },
     )

@@ -67,7 +67,7 @@ class Coordinator:
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
-        self._coefficients: dict[int, Tensor] = {}
+        self._coefficients: dict[int, bytes] = {}
         self._phase: Phase = "enrolment"
         self._deadline = time.monotonic() + self.options.patience
         self._freeze()
@@ -187,16 +187,15 @@ class Coordinator:
             "diagnostics": self.options.diagnostics,
             "refused": self._refused.pop(participant, ""),
         }
-        vector = self._vector(participant, kind)
-        if vector is not None:
-            fields["coefficients"] = vector.numpy().astype("<f4").tobytes()
+        if kind == "gradient":
+            fields["coefficients"] = self._coefficients[participant]
+        elif (vector := self._model_of(kind)) is not None:
+            fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
 
-    def _vector(self, participant: int, kind: Kind) -> Tensor | None:
-        """The coefficients that a release of this kind is made with."""
-        if kind == "context":
-            return self.server.open_contexts()
-        return self._coefficients[participant] if kind == "gradient" else self.server.shared_coefficients()
+    def _model_of(self, kind: Kind) -> Tensor | None:
+        """The shared coefficients that contexts or confusions are made with, if any."""
+        return self.server.open_contexts() if kind == "context" else self.server.shared_coefficients()
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
@@ -303,6 +302,7 @@ class Coordinator:
         line: Fields = {
             "round": self.server.round,
             "clients": [participant_name(participant) for participant in sorted(releases)],
+            "downlink_bytes": sum(map(len, self._coefficients.values())),
             "gain": gain,
             "effective_gain": effective,
             "seconds": time.perf_counter() - self._started,
@@ -328,7 +328,8 @@ class Coordinator:
         self._coefficients = {}
         if phase == "round":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
-            self._coefficients = dict(zip(chosen, self.server.coefficients(chosen), strict=True))
+            messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
+            self._coefficients = dict(zip(chosen, messages, strict=True))
         elif phase != "contexts":
             self.server.finish()
 

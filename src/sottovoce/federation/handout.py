@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.blueprint import participant_name
+from sottovoce.downlink import Downlink
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL, seal_downward
 from sottovoce.federation.store import Store
@@ -34,12 +35,12 @@ class Handout:
 
     def message(self, participant: int) -> dict[str, Any]:
         """The final coefficients of one participant, under seal."""
-        coefficients = self._server.coefficients([participant])[0].cpu().numpy().astype("<f4").tobytes()
+        coefficients = self._server.coefficients([participant])[0]
         return {
             "run": self._store.run,
             "kind": MODEL,
             "model": seal_downward(
-                coefficients,
+                Downlink(len(coefficients)).encode(coefficients),
                 (self._store.run, participant_name(participant), MODEL, 0),
                 agreed=self._roster.agreed(participant),
             ),

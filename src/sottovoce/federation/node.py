@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
+from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
@@ -135,7 +134,8 @@ class Node:
             blueprint = self._frozen(request, enrolment).blueprint()
             stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
-            coefficients = _coefficients(blueprint, unseal_downward(sealed, stream, agreed=agreed))
+            sent = unseal_downward(sealed, stream, agreed=agreed)
+            coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
             with self._own.open() as ledger:
                 budget, spent = self._own.budget(ledger), ledger.spent(OWN_RECORDS)
             model = personal_model(
@@ -184,7 +184,7 @@ class Node:
         kind, round_number = request["kind"], int(request["round"])
         coefficients = None
         if "coefficients" in request:
-            coefficients = _coefficients(blueprint, request["coefficients"])
+            coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
             self._records(enrolment.participant, blueprint),
@@ -346,9 +346,9 @@ class Node:
             yield
 
 
-def _coefficients(blueprint: Blueprint, sent: bytes) -> Tensor:
+def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:
     """Coefficients (k,) in the server's bytes."""
-    vector = np.frombuffer(sent, "<f4").astype(np.float32)
-    if vector.shape != (blueprint.coefficients,) or not np.isfinite(vector).all():
-        raise Declined("the server sent coefficients of another size, or not finite: refused")
-    return torch.from_numpy(vector)
+    try:
+        return downlink.decode(bytes(sent))
+    except BadCoefficients as error:
+        raise Declined(str(error)) from None

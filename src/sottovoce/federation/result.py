@@ -19,7 +19,7 @@ from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.result import description
+from sottovoce.simulation.result import description, downlink
 
 
 def write_run(
@@ -67,6 +67,7 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
         "delta": plan.delta,
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
+        "downlink": downlink(blueprint, lines),
         "seconds": sum(line["seconds"] for line in lines),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

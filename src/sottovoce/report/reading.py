@@ -82,6 +82,7 @@ class ReportedRun:
     sigma_context: float | None
     uplink: Uplink
     downlink_bytes: float
+    downlink_bits: float | None
     seconds: float
     confusion: dict[str, list[list[int]]]
     rounds: list[ReportedRound]
@@ -137,7 +138,8 @@ def read_run(directory: Path) -> ReportedRun:
         sigma=result.maybe_number("sigma"),
         sigma_context=result.maybe_number("sigma_context"),
         uplink=Uplink(0, 0, None, 0, 0) if engine is not None else result.section("uplink").read(Uplink),
-        downlink_bytes=0.0 if engine is not None else result.section("downlink").number("bytes"),
+        downlink_bytes=result.section("downlink").number("bytes"),
+        downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
         confusion={} if engine is not None else result.matrices("confusion"),
         rounds=_rounds(directory / "rounds.jsonl", {} if engine is None else _UNKNOWN_TO_A_SERVER),

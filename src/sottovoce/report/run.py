@@ -107,6 +107,7 @@ def _cards(run: ReportedRun) -> list[Html]:
             else f"{data_size(uplink.fp32_bytes)} in FP32",
             f"{number(uplink.bits_per_coefficient)} bits a coefficient",
             f"{count(uplink.releases, 'release')}; contexts: {data_size(uplink.context_bytes)}",
+            f"sent to them: {data_size(run.downlink_bytes)}, {number(run.downlink_bits or 32)} bits each",
         ),
     ]
 

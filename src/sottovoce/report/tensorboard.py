@@ -16,6 +16,7 @@ SCALARS = {
     "accuracy/future": "future",
     "accuracy/seen": "seen",
     "uplink/bytes": "bytes",
+    "downlink/bytes": "downlink_bytes",
     "norm/signal": "signal_norm",
     "norm/noise": "noise_norm",
     "generator/gain": "gain",

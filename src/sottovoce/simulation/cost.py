@@ -20,7 +20,7 @@ from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.simulation.result import COEFFICIENT_BYTES, protected_unit, site_rows
+from sottovoce.simulation.result import protected_unit, site_rows
 from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
@@ -61,6 +61,8 @@ def outline(plan: Plan) -> dict[str, Any]:
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
+    made_up = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(resolved.seed))
+    downlink = len(blueprint.downlink("gradient").encode(made_up))
     private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
 
     def spent(participant: int) -> float | None:
@@ -85,7 +87,9 @@ def outline(plan: Plan) -> dict[str, Any]:
         "accounting": resolved.accounting,
         "uplink_bytes": releases * message,
         "message_bytes": message,
-        "downlink_bytes": COEFFICIENT_BYTES * releases * blueprint.coefficients,
+        "downlink_bytes": releases * downlink,
+        "downlink_message_bytes": downlink,
+        "downlink_once_bytes": blueprint.once_downlink_bytes,
         "seconds": releases * seconds,
         "unit": protected_unit(blueprint.facts),
         "clients": clients,

@@ -65,9 +65,28 @@ def assemble(
             "total_bytes": sent + contexts + confusion_bytes,
             "fp32_bytes": dense,
         },
-        "downlink": {"bytes": dense},
+        "downlink": downlink(blueprint, rounds),
         "seconds": sum(line["seconds"] for line in rounds),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What participants were sent: coefficients in their rounds, and once for contexts and confusions.
+
+    Each message counts once, however often an engine has repeated it.
+    """
+    messages = sum(len(chosen) for chosen in blueprint.schedule[: len(rounds)])
+    dense = COEFFICIENT_BYTES * messages * blueprint.coefficients
+    # Version 0.1 sent float32 and did not count.
+    sent = sum(line.get("downlink_bytes", dense // len(rounds)) for line in rounds)
+    return {
+        "bytes": sent,
+        "messages": messages,
+        "bits_per_coefficient": 8 * sent / (messages * blueprint.coefficients),
+        "once_bytes": blueprint.once_downlink_bytes,
+        "total_bytes": sent + blueprint.once_downlink_bytes,
+        "fp32_bytes": dense,
     }
 
 

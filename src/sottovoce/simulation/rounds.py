@@ -36,6 +36,7 @@ class Round:
     clients: list[Client]
     coefficients: Tensor
     context_bytes: int
+    downlink_bytes: int
     started: float
 
 
@@ -77,12 +78,14 @@ class Simulation:
         started = time.perf_counter()
         context_bytes = self._release_contexts() if self.server.contexts_due else 0
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
+        coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.coefficients(chosen))
         return Round(
             number=self.server.round + 1,
             participants=chosen,
             clients=[self._participant(participant) for participant in chosen],
-            coefficients=self.server.coefficients(chosen),
+            coefficients=coefficients,
             context_bytes=context_bytes,
+            downlink_bytes=downlink,
             started=started,
         )
 
@@ -116,6 +119,7 @@ class Simulation:
             "clients": [client.name for client in opened.clients],
             "bytes": sent,
             "context_bytes": opened.context_bytes,
+            "downlink_bytes": opened.downlink_bytes,
             "signal_norm": float(np.mean(signals)) if signals else None,
             "noise_norm": float(np.mean(noises)) if noises else None,
             "gain": gain,
