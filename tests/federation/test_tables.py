@@ -18,7 +18,10 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.result import write_run
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import PersonalModel, load_tensors
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.onboarding.server import Onboarding
+from sottovoce.onboarding.specification import Specification
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.simulation.training import train
@@ -278,3 +281,23 @@ def test_a_frozen_agreement_survives_its_file(tmp_path: Path) -> None:
     assert "sizes" in (world.agreement.difference(frozen) or frozen.difference(world.agreement) or "")
     other = Coordinator(frozen, Store.open(tmp_path / "other.sqlite", frozen))  # a second run, a year later
     assert other.missing()
+
+
+def test_a_federation_of_unlike_sites_serves_future_clients(tmp_path: Path) -> None:
+    shares = {"context": "shares", "context_share": 0.05, "prior": "context"}
+    world = Tables(tmp_path, seeded=False, **shares)
+    world.agreement = replace(world.agreement, simulation=False)
+    world.enrol_all()
+    world.coordinator.advance()
+    world.finish()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    service = Onboarding(tmp_path / "run")
+    fields = json.loads(json.dumps(service.specification.fields(service.blueprint)))
+    told = Specification.parse(fields)
+    assert told.agreement.sizes == (48, 28, 88)
+    told.check(fields, told.agreement.blueprint())
+    (tmp_path / "east").mkdir()
+    write(tmp_path / "east" / "east.csv", lines(40, 9))
+    answer = personalize(tmp_path / "run", tmp_path / "east" / "east.csv", tmp_path / "east" / "model")
+    assert answer["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert PersonalModel.read(tmp_path / "east" / "model").origin.client == "east"
