@@ -242,6 +242,26 @@ def test_records_that_were_added_change_no_denominator_and_too_few_are_refused(t
         world.answer(0)
 
 
+def test_where_a_person_has_several_records_clients_declare_persons(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    text = 'unit = "person"\n' + TEXT
+    for name in SIZES:
+        path = world.sites / f"{name}.csv"
+        header, *rows = path.read_text().splitlines()
+        path.write_text("\n".join([f"{header},person", *(f"{row},{i // 2}" for i, row in enumerate(rows))]))
+    world.kill()
+    world.agreement = replace(world.agreement, facts=Description.parse(text).facts())
+    (tmp_path / "server.sqlite").unlink()
+    world.start()
+    world.enrol_all()
+    world.coordinator.advance()
+    assert world.coordinator.agreement.sizes == (24, 14, 44)
+    world.finish()
+    with Ledger.open(world.sites / "north.ledger.sqlite", scope=client_scope("north")) as book:
+        assert {entry.charge.sensitivity for entry in book.charges(OWN_RECORDS)} == {2.0 / 24}
+    assert write_run(tmp_path / "run", world.coordinator, world.store)["unit"] == "person"
+
+
 def test_a_name_that_is_taken_or_could_be_markup_is_replaced_by_a_number(tmp_path: Path) -> None:
     world = Tables(tmp_path)
     answers = [world.node(index).enrol(world.coordinator.offer()) for index in range(3)]
