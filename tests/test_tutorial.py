@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/tutorial.md"
 NOTEBOOK = ROOT / "docs/tutorial.ipynb"
 
+pytestmark = pytest.mark.timeout(1800)  # kernels of the channel may have to be compiled, on a busy machine
+
 
 def commands(page: Path) -> list[str]:
     """Lines of the page's blocks of commands, in order."""
