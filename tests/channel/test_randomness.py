@@ -125,6 +125,7 @@ def test_seeded_draws_go_on_and_depend_on_the_whole_seed() -> None:
     assert len(source.bytes(13)) == 13
     words = SeededRandomness(b"a" * 31 + b"b").words(3)
     assert words.astype("<u8").tobytes() == first
+    assert SeededRandomness(b"a" * 31 + b"b").bytes(48) == first + second
 
 
 def test_uniforms_never_reach_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
