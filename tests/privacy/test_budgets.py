@@ -114,3 +114,7 @@ def test_one_ledger_lies_beside_the_records_unless_its_owner_says_where(tmp_path
     assert Terms(ledger="elsewhere.sqlite").ledger_file(records) == Path("elsewhere.sqlite")
     assert Terms().scope(records) == client_scope("north")
     assert Terms(client="south").scope(records) == client_scope("south")
+
+
+def test_nobody_accepts_noise_at_the_server_without_saying_so() -> None:
+    assert not Terms().noise_at_server

@@ -188,10 +188,11 @@ def test_a_process_killed_between_charge_and_note_is_charged_once(
     assert release(path, "a") == pytest.approx(spent)
 
 
-def test_a_line_cut_off_by_a_crash_is_no_past(path: Path) -> None:
+@pytest.mark.parametrize("half", ["{", '{"ledger": "half a li'])
+def test_a_line_cut_off_by_a_crash_is_no_past(path: Path, half: str) -> None:
     spent = release(path, "a", 1)
     with Witness(path).path.open("a") as file:
-        file.write('{"ledger": "half a li')
+        file.write(half)
     assert release(path, "a") == spent
     assert release(path, "a", 2) == pytest.approx(2 * spent)
     with Ledger.open(path, scope=MINE) as ledger:
@@ -511,3 +512,16 @@ def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
         monkeypatch.setattr(Witness, "note", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
             ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
+
+
+def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> None:
+    release(path, "a", 1, 2)
+    file = Witness(path).path
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line.pop("server", None)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for part in files(path):
+        part.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=0)]
