@@ -34,9 +34,11 @@ test-federation: .venv/installed
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
-# Hours for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'.
+# An hour or two for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'. Continues where it
+# was stopped, and tries survivors again.
 mutants: .venv/installed
-	$(BIN)/python tools/mutants.py $(MUTANTS)
+	mkdir -p build
+	$(BIN)/python tools/mutants.py --out build/mutants.jsonl $(MUTANTS)
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sottovoce import data
+from sottovoce.blueprint import draw
+from sottovoce.data import Facts
 from sottovoce.gradients import clipped_mean
 from sottovoce.gradients.stack import stack
 from sottovoce.models import (
@@ -200,3 +202,68 @@ def test_a_model_with_tied_and_frozen_parameters_trains_evaluates_exports_and_lo
 def test_a_model_without_anything_to_train_is_refused() -> None:
     with pytest.raises(ModelError, match="frozen"):
         flat_parameters(nn.Linear(3, 2).requires_grad_(False))
+
+
+class Residual(nn.Module):
+    """A block of a ResNet."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        shorter = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity() if inputs == outputs and stride == 1 else shorter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.second_norm(self.second(h)) + self.shortcut(x))
+
+
+class FrozenResNet18(nn.Module):
+    """ResNet-18 with random weights and fixed statistics, under a head that is trained."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        blocks = [block for i, o, stride in widths for block in (Residual(i, o, stride), Residual(o, o, 1))]
+        start = nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()
+        self.backbone = nn.Sequential(*start, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        for module in self.backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.running_mean, -0.1, 0.1)
+                nn.init.uniform_(module.running_var, 0.5, 1.5)
+        self.backbone.requires_grad_(False)
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x))
+
+
+def resnet(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return FrozenResNet18(shape[0], classes)
+
+
+def test_a_frozen_resnet_with_batch_norms_is_a_backbone(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (32, 3, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "tiny.npz", x=x, y=np.arange(32) % 3, client=np.repeat([0, 1], 16))
+    changes = {
+        "partition": "client",
+        "participants": 2,
+        "future_clients": 0,
+        "records_per_client": 0,
+        "context_records": 5,
+    }
+    plan = small_plan(
+        dataset=str(tmp_path / "tiny.npz"), model="tests.test_models:resnet", method="blend",
+        context="public", coefficients=513 * 3, clients_per_round=2, rounds=1, **changes,
+    )  # fmt: skip
+    result = train(plan, tmp_path / "run")
+    assert result["model_parameters"] == 513 * 3
+    assert sum(p.numel() for p in FrozenResNet18(3, 3).parameters()) > 11_000_000
+    blueprint = draw(plan.replace(gradient_records=12), Facts((3, 8, 8), 3), plan.model)
+    fixed = blueprint.module.state_dict()
+    moved = state_dict_at(blueprint.module, blueprint.theta(torch.ones(513 * 3)))
+    changed = {name for name in fixed if not torch.equal(fixed[name], moved[name])}
+    assert changed == {"head.weight", "head.bias"}

@@ -62,3 +62,25 @@ def test_predict_refuses_in_a_line(model: Path, tmp_path: Path, failing: Failing
         "predict", str(tmp_path / "no"), "--data", str(tmp_path / "new.csv"), *out
     )
     assert "does not exist" in failing("predict", str(model), "--data", str(tmp_path / "no.npz"), *out)
+
+
+def test_models_writes_a_file_for_each_participant(run: Path, tmp_path: Path) -> None:
+    words = ["models", str(run), "--out", str(tmp_path / "models"), "--model", "tests.small:tiny"]
+    answer = runner.invoke(app, [*words, "--json"])
+    assert answer.exit_code == 0, answer.output
+    rows = json.loads(answer.stdout)["models"]
+    assert [row["client"] for row in rows] == [f"participant-{i}" for i in range(6)]
+    assert all(Path(row["model"]).exists() for row in rows)
+    one = runner.invoke(app, [*words, "--client", "participant-3"])
+    assert one.exit_code == 0
+    assert "participant-3" in one.stdout
+    assert "participant-2" not in one.stdout
+
+
+def test_models_refuses_in_a_line(run: Path, tmp_path: Path, failing: Failing) -> None:
+    out = ("--out", str(tmp_path / "models"), "--model", "tests.small:tiny")
+    assert "did you mean 'participant-3'?" in failing("models", str(run), *out, "--client", "participnt-3")
+    assert "result.json" in failing("models", str(tmp_path), *out)
+    (tmp_path / "file").write_text("")
+    said = failing("models", str(run), "--out", str(tmp_path / "file"), "--model", "tests.small:tiny")
+    assert "cannot create" in said

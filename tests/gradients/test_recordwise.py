@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import check_recordwise, clipped_mean, recordwise_logits, sensitivity
+from sottovoce.gradients import check_outputs, check_recordwise, clipped_mean, recordwise_logits, sensitivity
 from sottovoce.gradients.stack import stack
 from sottovoce.models import lenet, logits
 from sottovoce.release import open_releases
 from sottovoce.subspace import open_basis
+from sottovoce.tasks import open_task
 from tests.small import drawn, small_plan
 
 from . import models
@@ -169,3 +170,67 @@ def test_a_known_stack_costs_nothing_to_check() -> None:
     for _ in range(20):
         check_recordwise(module, Facts((3, 32, 32), 10))
     assert (time.process_time() - start) / 20 < 0.01
+
+
+class Recurrent(nn.Module):
+    """The last state of a series (T, F)."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.recurrent = kind(3, 6, batch_first=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Peeking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row * row.max().item() for row in x])
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (Recurrent(nn.GRU), "layer 'recurrent' (GRU)"),
+        (nn.Sequential(nn.Flatten(), Peeking(), nn.Linear(15, 4)), "layer '1' (Peeking)"),
+    ],
+)
+def test_what_cannot_be_differentiated_record_by_record_is_refused_by_name(
+    module: nn.Module, named: str
+) -> None:
+    with pytest.raises(SottovoceError) as refused:
+        check_recordwise(module.eval(), Facts((5, 3), 4))
+    assert f"torch.func cannot differentiate {named}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_an_lstm_of_a_series_has_the_gradients_of_its_records() -> None:
+    module, facts = Recurrent(nn.LSTM).eval(), Facts((5, 3), 4)
+    check_recordwise(module, facts)
+    x, y = torch.randn(6, *facts.shape), torch.arange(6) % 4
+    basis = open_basis("identity", module, 0, 0)
+    theta = torch.cat([p.detach().flatten() for p in module.parameters()])
+    mean = clipped_mean(module, theta, basis, x, y, clip=1e6, denominator=6)
+    loss = nn.functional.cross_entropy(module(x), y)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    assert torch.allclose(mean.float(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(14, 4)),
+            "layer '1' (Linear) fails on records of shape (5, 3)",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(15, 1)), "gives 1 outputs a record"),
+        (nn.LSTM(3, 4, batch_first=True), "returns tuple"),
+    ],
+)
+def test_wrong_widths_one_logit_and_tuples_are_refused_in_a_line(module: nn.Module, said: str) -> None:
+    with pytest.raises(SottovoceError) as refused:
+        check_outputs(module.eval(), open_task(Facts((5, 3), 4)))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -122,3 +122,17 @@ def test_a_run_of_one_round_has_its_figures(tmp_path: Path) -> None:
     lines = sum(tag == "polyline" for tag, _ in page.elements)
     dots = sum(tag == "circle" for tag, _ in page.elements)
     assert dots == lines + PARTICIPANTS + FUTURE  # a lone point of a line is a dot, or nobody would see it
+
+
+def test_every_site_has_its_size_noise_and_epsilon_and_every_metric_its_line(tmp_path: Path) -> None:
+    write_example(
+        tmp_path,
+        metrics={"seen": {"accuracy": 83.0, "auroc": 0.912}, "future": {"accuracy": 87.0, "auroc": None}},
+        clients=[{"name": "participant-0", "role": "participant", "size": 1234, "sigma": 0.0321}],
+        metric="r2",
+        confusion={},
+    )
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    for text in (f"1{THIN}234", "0.0321", "AUROC", "0.912", "Participants’ R²"):
+        assert text in page
+    assert 'id="confusion-client"' not in page

@@ -73,6 +73,17 @@ def test_without_future_clients_nothing_is_said_of_them(tmp_path: Path) -> None:
     assert "Future clients." not in words(tmp_path, future_clients=0)[0]
 
 
+def test_the_promise_names_the_unit_and_the_noise_of_each_size(tmp_path: Path) -> None:
+    sites = [
+        {"name": f"participant-{i}", "role": "participant", "size": 10 + i, "sigma": 0.25 / (1 + i)}
+        for i in range(2)
+    ]
+    said, _ = words(tmp_path, unit="patient_id", clients=sites)
+    assert "all records of one patient" in said
+    assert "patient-level differential privacy" in said
+    assert "σ from 0.125 to 0.25" in said
+
+
 def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path) -> None:
     text, _ = words(tmp_path, noise="server")
     assert "The server added Gaussian noise once a round" in text

@@ -13,6 +13,8 @@ from sottovoce.simulation.cost import blueprint_for, outline
 from sottovoce.simulation.training import train
 from tests.small import small_plan
 
+from .test_folder import planned, sites
+
 
 @pytest.mark.parametrize("changes", [{}, {"context": "public"}, {"schedule": "random", "accounting": "rdp"}])
 def test_noise_epsilon_and_bytes_are_those_of_the_run(
@@ -53,3 +55,11 @@ def test_the_best_preset_is_costed_with_all_its_releases() -> None:
     said = outline(Plan.load(overrides={"preset": "best", "epsilon": 4, "channel": "direct"}))
     assert said["epsilon"] == pytest.approx(4.0)
     assert said["epsilon_future"] == pytest.approx(4.0)
+
+
+def test_the_costs_of_a_folder_are_listed_site_by_site(tmp_path: Path) -> None:
+    costs = outline(planned(sites(tmp_path / "sites"), future_clients="west"))
+    assert [client["name"] for client in costs["clients"]] == ["001", "3", "north", "west"]
+    assert all(client["epsilon"] == pytest.approx(4.0) for client in costs["clients"][:3])
+    assert costs["clients"][0]["sigma"] > costs["clients"][2]["sigma"]
+    assert costs["clients"][3]["epsilon"] == 0.0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import data
+from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.simulation.training import train
@@ -167,3 +168,16 @@ def test_only_the_number_of_units_counts_where_a_unit_was_agreed_on(tmp_path: Pa
     assert result["unit"] == "patient"
     with Ledger.open(folder / "ledger.sqlite", scope=None) as book:
         assert {e.charge.sensitivity for e in book.charges("north")} == {2 * 0.5 / 16}
+
+
+def test_a_client_of_a_table_is_personalized_from_its_file_alone(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    later = (folder / "west.csv").rename(tmp_path / "west.csv")
+    train(planned(folder, rounds=20, epsilon=50, budget=50), tmp_path / "run")
+    answer = personalize(tmp_path / "run", later, tmp_path / "west.safetensors")
+    assert answer["epsilon"] == 0.0
+    assert answer["accuracy"] is not None
+    assert answer["accuracy"] > 50
+    bare = tmp_path / "bare.csv"
+    bare.write_text("a,b\n0.5,0.5\n-1,0.2\n")
+    assert personalize(tmp_path / "run", bare, tmp_path / "bare.safetensors")["accuracy"] is None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, err, out
+from sottovoce.cli.display import as_json, out, progress_over
 from sottovoce.cli.options import JSON
 from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import UNKNOWN, count, number
@@ -37,7 +35,7 @@ def check(
     """
     from sottovoce import data
 
-    with _progress() as progress:
+    with progress_over("reading") as progress:
         checked = data.check(path.expanduser(), progress)
     if json:
         as_json(checked.fields())
@@ -86,21 +84,3 @@ def _lines(color: str, lines: list[str]) -> None:
         out.print(f"[{color}]•[/] {escape(line)}", soft_wrap=True, highlight=False)
     if len(lines) > MOST_LINES:
         out.print(f"[{color}]•[/] and {len(lines) - MOST_LINES} more: --json lists all", highlight=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int], None]]:
-    """A bar over files, gone when all are read."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    parts = (TextColumn("[bold]reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, TextColumn("{task.description}"), console=err, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        read = 0
-
-        def advance(client: str, clients: int) -> None:
-            nonlocal read
-            bar.update(task, completed=read, total=clients, description=escape(client))
-            read += 1
-
-        yield advance

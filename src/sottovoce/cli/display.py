@@ -121,3 +121,21 @@ def feature_progress() -> Iterator[Callable[[int, int], None]]:
 def epsilon(value: float | None) -> str:
     """ε, or that there is none."""
     return "no privacy" if value is None else number(value, 4, zeros=True)
+
+
+@contextmanager
+def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
+    """A bar over clients, gone when all are done; yields what hears each name and how many there are."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    parts = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*parts, TextColumn("{task.description}"), console=err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        done = 0
+
+        def advance(client: str, clients: int) -> None:
+            nonlocal done
+            bar.update(task, completed=done, total=clients, description=escape(client))
+            done += 1
+
+        yield advance

@@ -10,20 +10,46 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, epsilon, err, facts
+from sottovoce.cli.display import as_json, epsilon, err, facts, progress_over
+from sottovoce.cli.display import out as stdout
 from sottovoce.cli.options import JSON, MODEL
 from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import count
 
 EXAMPLES = {
+    "models": "models runs/h --out models/",
     "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
 }
 
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (predict,):
+    for command in (models, predict):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
+
+
+def models(
+    run: Path = typer.Argument(help="Directory of a finished run."),
+    out: Path = typer.Option(..., help="Folder for the models, one file for each participant."),
+    client: list[str] = typer.Option([], help="Only this participant's, by name; repeatable."),
+    model: str = MODEL,
+    json: bool = JSON,
+) -> None:
+    """Write every participant's own model of a run, without any further charge.
+
+    A file is named after its client and explains itself: sottovoce predict needs nothing else.
+    """
+    from sottovoce.report.table import Table
+    from sottovoce.simulation.export import write_models
+
+    with progress_over("writing") as progress:
+        written = write_models(run, out, clients=client, module=model, progress=progress)
+    if json:
+        as_json({"models": written})
+        return
+    rows = [[row["client"], epsilon(row["epsilon"])] for row in written]
+    stdout.print(Table(["client", "ε"], rows, count(len(rows), "model")).terminal())
+    stdout.print(f"in {escape(str(out))}, each named after its client", soft_wrap=True, highlight=False)
 
 
 def predict(

@@ -37,10 +37,10 @@ SETTINGS = typer.Argument(
     autocompletion=complete_setting,
 )
 DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.", autocompletion=lambda: ["cpu", "cuda"])
-DATA = typer.Option(..., help="The client's records, an .npz with x (and y).")
-MODEL_OUT = typer.Option(..., help="Where to write the model, a safetensors state dict.")
+DATA = typer.Option(..., help="The client's records: .csv, .parquet or .npz; targets are optional.")
+MODEL_OUT = typer.Option(..., help="Where to write the model, a .safetensors file that explains itself.")
 LEDGER = typer.Option(
-    None, help="The client's own ledger; by default NAME.ledger.sqlite beside NAME.npz, the records."
+    None, help="The client's own ledger; by default NAME.ledger.sqlite beside NAME.csv, the records."
 )
 CLIENT = typer.Option(None, help="The client's name in its ledger; by default that of the file of records.")
 EPSILON = typer.Option(

@@ -15,6 +15,7 @@ from sottovoce.data.dataset import Records
 from sottovoce.data.encoding import read_site
 from sottovoce.data.facts import Facts
 from sottovoce.data.own import DataError, read_npz
+from sottovoce.data.tables import column_names
 
 
 def read_client(
@@ -45,3 +46,9 @@ def read_client(
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
     return Records(facts.normalize(own.x), own.y)
+
+
+def has_target(path: Path, facts: Facts) -> bool:
+    """Whether a client's file has a place for what is to be predicted; it may still be empty."""
+    agreed, names = description.of(facts), set(column_names(path))
+    return "y" in names or (agreed is not None and names.issuperset(agreed.target.sources))

@@ -118,6 +118,12 @@ def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
             return {field: file[field] for field in fields if field in file}
 
 
+def array_names(path: Path) -> list[str]:
+    """What the arrays of an `.npz` are called."""
+    with explained(path), np.load(path, allow_pickle=False) as file:
+        return list(file)
+
+
 def read_array_parts(path: Path, field: str) -> Iterator[Array]:
     """One array of an `.npz`, in parts of bounded size along its first axis and in its order."""
     with explained(path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
-from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.own import DataError, array_names, read_arrays
 
 FORMATS = (".csv", ".parquet", ".npz")
 PART = 2**16
@@ -49,6 +49,18 @@ def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> 
                 wanted = _known(path, names, [*numbers, *texts])
                 for batch in parquet.iter_batches(PART, columns=wanted):
                     yield ArrowColumns(pa.Table.from_batches([batch]), names)
+
+
+def column_names(path: Path) -> list[str]:
+    """What the columns of a file are called: of an npz, its arrays."""
+    with _explained(path):
+        kind = _format(path)
+        if kind == ".npz":
+            return array_names(path)
+        if kind == ".csv":
+            return _header(path)[0]
+        with _parquet(path) as (_, names):
+            return names
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,18 @@ beside other records is refused before anything is charged.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from sottovoce.data.description import random_records
 from sottovoce.data.facts import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients.clipping import refuse_unclippable
 from sottovoce.gradients.stack import stack
-from sottovoce.models import flat_parameters, logits, parameters_at
+from sottovoce.models import flat_parameters, logits, parameters_at, reason
 from sottovoce.seeding import seeded
 from sottovoce.tasks import Task
 
@@ -54,8 +56,9 @@ def check_outputs(module: nn.Module, task: Task) -> None:
         with torch.no_grad():
             outputs = module(x)
     except Exception as error:  # whatever a stranger's forward raises
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SottovoceError(f"{name} fails on records of shape {task.facts.shape}: {reason}") from None
+        raise SottovoceError(
+            f"{_culprit(module, error)} fails on records of shape {task.facts.shape}: {reason(error)}"
+        ) from None
     if not isinstance(outputs, Tensor):
         raise SottovoceError(f"{name} returns {type(outputs).__name__}: return one tensor (records, outputs)")
     task.check_outputs(outputs, name)
@@ -75,6 +78,38 @@ def check_recordwise(module: nn.Module, facts: Facts) -> None:
                 others = random_records(facts, _TRIED, scale=scale)
                 others[0] = records[0]
                 _compare(module, theta, records.to(reference.device), others.to(reference.device))
+        _differentiate(module, reference, random_records(facts, 2).to(reference.device))
+
+
+def _differentiate(module: nn.Module, theta: Tensor, x: Tensor) -> None:
+    """Refuses a module of which torch.func cannot take the gradient of each record by itself."""
+
+    def total(flat: Tensor, xi: Tensor) -> Tensor:
+        views = parameters_at(module, flat)
+        output: Tensor = functional_call(module, views, (xi.unsqueeze(0),), tie_weights=False)
+        return output.sum()
+
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that something is slower than it might be
+            vmap(grad(total), in_dims=(None, 0))(theta, x)
+    except Exception as error:
+        raise SottovoceError(
+            f"torch.func cannot differentiate {_culprit(module, error)} record by record, and no clipping "
+            f"bounds anything else ({reason(error)}): replace it, or give what it computes as records"
+        ) from None
+
+
+def _culprit(module: nn.Module, error: BaseException) -> str:
+    """The innermost layer of a module that was running when it failed."""
+    names = {id(layer): name for name, layer in module.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        running = trace.tb_frame.f_locals.get("self")
+        if isinstance(running, nn.Module) and names.get(id(running)):
+            found = f"layer '{names[id(running)]}' ({type(running).__name__})"
+        trace = trace.tb_next
+    return found or type(module).__name__
 
 
 def _compare(module: nn.Module, theta: Tensor, records: Tensor, others: Tensor) -> None:

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords
+from sottovoce.data import ClientRecords, Records
+from sottovoce.data.client_file import has_target
+from sottovoce.data.findings import UnusableFile
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
@@ -82,7 +83,7 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
     uses_labels = plan.uses_future_labels
     model = server.context_model()
     needed = blueprint.context_size(None) if plan.releases_context else 0
-    records = described_client(source, plan, blueprint.facts, needed=needed, labels=uses_labels)
+    records, labelled = _read(source, blueprint, needed)
     records = records.of_units(torch.arange(records.units))
     first = records.rows_of(needed)
     split = ClientRecords(records[:0], records[first:], records[:first])
@@ -126,7 +127,7 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         accounting=budget.accounting,
     )
     write_atomically(Path(out), model_file)
-    labelled = _labelled(source) and bool(split.held_out)
+    judged = labelled and len(split.held_out) > 0
     return {
         "model": str(out),
         "ledger": str(ledger_file),
@@ -138,11 +139,17 @@ def obtain_model(server: Reached, records_file: str | Path, out: str | Path, ter
         "context": plan.context,
         "context_bytes": len(message),
         "uses_labels": uses_labels,
-        "accuracy": client.evaluate(coefficients).accuracy if labelled else None,
+        "accuracy": client.evaluate(coefficients).accuracy if judged else None,
     }
 
 
-def _labelled(path: Path) -> bool:
-    """Whether an .npz says what class its records are of."""
-    with np.load(path, allow_pickle=False) as file:
-        return "y" in file
+def _read(source: Path, blueprint: Blueprint, needed: int) -> tuple[Records, bool]:
+    """The records of a future client, and whether they say what is to be predicted, so that it is judged."""
+    plan, facts = blueprint.plan, blueprint.facts
+    if has_target(source, facts.source or facts):
+        try:
+            return described_client(source, plan, facts, needed=needed), True
+        except UnusableFile:
+            if plan.uses_future_labels:
+                raise
+    return described_client(source, plan, facts, needed=needed, labels=plan.uses_future_labels), False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
@@ -28,8 +28,9 @@ from sottovoce.files import kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.onboarding.contexts import Contexts
 from sottovoce.onboarding.specification import BUCKET, NAME, Specification
-from sottovoce.server import Server, check_state
+from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory
+from sottovoce.simulation.export import open_server
 
 KEY_FILE = "service.key"
 CONTEXTS_FILE = "contexts.sqlite"
@@ -61,19 +62,13 @@ class FinishedRun:
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
         # A future client's records are real even where the run was a simulation: its noise is never seeded.
-        blueprint = draw(plan.replace(seeded=False, repeat=0), file.facts, module, file.sizes)
-        if file.reference != blueprint.reference_digest:
-            raise SottovoceError(
-                f"{directory} was trained with another model than model={plan.model} gives: "
-                "pass its own module"
-            )
-        check_state(blueprint, file.state)
-        server = Server(blueprint)
-        server.load_state(file.state)
+        server = open_server(replace(file, plan=plan.replace(seeded=False, repeat=0)), module)
         key_file = Path(directory) / KEY_FILE
         # A run that was never served has no key to keep: whoever reads this one is the client itself.
         unserved = hashlib.sha256(b"sottovoce unserved run:" + file.run.encode()).digest()
-        return cls(file.run, blueprint, server, kept_secret(key_file) if key_file.exists() else unserved)
+        return cls(
+            file.run, server.blueprint, server, kept_secret(key_file) if key_file.exists() else unserved
+        )
 
     def context_model(self) -> Tensor | None:
         """The shared coefficients behind contexts that use a model, None for other statistics."""

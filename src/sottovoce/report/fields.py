@@ -109,6 +109,21 @@ class Fields:
         }
         return kind(**{key: readers[wanted](key) for key, wanted in kind.__annotations__.items()})
 
+    def maybe_section(self, key: str) -> Fields:
+        """An object that older results lack: empty where it is missing."""
+        return self.section(key) if key in self._values else Fields(self.path, {}, f"{self._prefix}{key}.")
+
+    def rows(self, key: str) -> list[Fields]:
+        """A list of objects that older results lack."""
+        found = self.names(key) if key in self._values else []
+        if not all(isinstance(row, dict) for row in found):
+            raise self._wrong(key, "a list of objects")
+        return [Fields(self.path, row, f"{self._prefix}{key}[{i}].") for i, row in enumerate(found)]
+
+    def maybe_per_client(self, key: str) -> PerClient:
+        """Numbers by name, where there are some."""
+        return self.per_client(key) if key in self._values else {}
+
     def section(self, key: str) -> Fields:
         return Fields(self.path, self._object(key), f"{self._prefix}{key}.")
 

@@ -29,6 +29,15 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Site:
+    """What one client averages over, and the noise that follows from it; a future client has no σ."""
+
+    name: str
+    size: int
+    sigma: float | None
+
+
+@dataclass(frozen=True)
 class Epsilon:
     """Privacy spent by participants, and what the context of one future client costs."""
 
@@ -85,6 +94,13 @@ class ReportedRun:
     downlink_bits: float | None
     seconds: float
     confusion: dict[str, list[list[int]]]
+    metric: str
+    """What accuracies are, on a scale of 100."""
+    metrics: dict[str, PerClient]
+    """Means of all metrics, by role."""
+    unit: str
+    """What privacy protects one of."""
+    sites: dict[str, Site]
     rounds: list[ReportedRound]
     plan: dict[str, str]
 
@@ -143,6 +159,10 @@ def read_run(directory: Path) -> ReportedRun:
         downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
         confusion=result.matrices("confusion"),
+        metric=result.maybe_text("metric") or "accuracy",
+        metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
+        unit=result.maybe_text("unit") or "record",
+        sites={row.text("name"): row.read(Site) for row in result.rows("clients")},
         rounds=_rounds(directory / "rounds.jsonl"),
         plan=_plan(directory / "plan.toml"),
     )

@@ -10,7 +10,18 @@ from sottovoce.plan import Plan
 from sottovoce.report import page, run_figures
 from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.numbers import UNKNOWN, count, data_size, duration, equals, number, percent
+from sottovoce.report.numbers import (
+    UNKNOWN,
+    count,
+    counted,
+    data_size,
+    duration,
+    equals,
+    label,
+    measure,
+    number,
+    percent,
+)
 from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
 from sottovoce.report.table import Table, TableEntry
 from sottovoce.report.words import promise, warning, without_noise
@@ -38,11 +49,11 @@ def render(run: ReportedRun) -> Html:
         tag(
             "main",
             page.cards(*_cards(run)),
-            page.section("Accuracy", page.grid(*run_figures.accuracy(run))),
+            page.section("Accuracy", page.grid(*run_figures.accuracy(run)), _metrics_table(run)),
             page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
             page.section("Signal and noise", page.grid(*run_figures.noise(run))),
             page.section("Communication", page.grid(*run_figures.communication(run))),
-            page.section("Confusion", confusion(run.confusion, _groups(run))),
+            page.section("Confusion", confusion(run.confusion, _groups(run))) if run.confusion else Html(),
             page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
         ),
         tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. ", _ended(run)),
@@ -77,10 +88,12 @@ def _cards(run: ReportedRun) -> list[Html]:
     future = f"{count(counts['future_clients'], 'client')}, {labels}" if counts["future_clients"] else "none"
     ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
     return [
-        _accuracy_card("seen", "Participants’ accuracy", run.seen, count(counts["participants"], "client")),
+        _accuracy_card(
+            "seen", f"Participants’ {label(run.metric)}", run.seen, count(counts["participants"], "client")
+        ),
         _accuracy_card(
             "future",
-            "Future clients’ accuracy",
+            f"Future clients’ {label(run.metric)}",
             run.future,
             future,
         ),
@@ -122,14 +135,32 @@ def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:
     ]
 
 
+def _metrics_table(run: ReportedRun) -> Html:
+    """The task's other metrics, means over clients."""
+    seen, future = run.metrics["seen"], run.metrics["future"]
+    if not seen:
+        return Html()
+    rows = [
+        [label(name), measure(name, seen[name]), measure(name, future.get(name))]
+        for name in seen
+        if name != "accuracy"
+    ]
+    return Table(
+        ["Metric", "Participants", "Future clients"], rows, "Other metrics, means over clients"
+    ).html()
+
+
 def _clients_table(run: ReportedRun) -> Html:
     rows = []
     for role, accuracy in (("participant", run.seen), ("future", run.future)):
         for name in sorted(accuracy.per_client, key=natural):
             spent = run.epsilon.per_client.get(name) if accuracy is run.seen else run.epsilon.future_context
             values = [accuracy.per_client[name], accuracy.masked_per_client.get(name)]
-            rows.append([name, role, *map(percent, values), number(spent, 4, zeros=True)])
-    names = ["Client", "Role", "Accuracy", "Masked", "ε"]
+            site = run.sites.get(name)
+            sizes = [] if site is None else [number(site.size), number(site.sigma)]
+            rows.append([name, role, *sizes, *map(percent, values), number(spent, 4, zeros=True)])
+    sized = [counted(run.unit).capitalize(), "σ"] if run.sites else []
+    names = ["Client", "Role", *sized, label(run.metric).capitalize(), "Masked", "ε"]
     return page.folded(Table(names, rows, f"Every client ({len(rows)})", words=2))
 
 

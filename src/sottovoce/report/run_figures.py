@@ -11,7 +11,7 @@ from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, Format
 from sottovoce.report.fields import PerClient
 from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
-from sottovoce.report.numbers import data_size, equals, number, percent
+from sottovoce.report.numbers import data_size, equals, label, number, percent
 from sottovoce.report.reading import ReportedRun
 
 _from_zero = partial(linear, zero=True)
@@ -32,10 +32,11 @@ def accuracy(run: ReportedRun) -> list[Chart]:
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
     clients = "A dot is a client; boxes span the middle half, lines mark the median."
-    x = linear(values or [0.0, 100.0], bounds=(0, 100))
+    bounds = (0.0, 100.0) if run.metric == "accuracy" else (-math.inf, 100.0)
+    x, name = linear(values or [0.0, 100.0], bounds=bounds), f"{label(run.metric)} at the end"
     return [
-        _over_rounds("Over rounds", note, over_rounds, partial(_from_zero, bounds=(0, 100)), percent_tick),
-        strip("Client by client", clients, groups, x=x, x_name="accuracy at the end", show=percent_tick),
+        _over_rounds("Over rounds", note, over_rounds, partial(_from_zero, bounds=bounds), percent_tick),
+        strip("Client by client", clients, groups, x=x, x_name=name, show=percent_tick),
     ]
 
 

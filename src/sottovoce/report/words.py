@@ -7,6 +7,7 @@ were used, and when a run protects nobody.
 from __future__ import annotations
 
 import math
+import re
 
 from sottovoce.catalog import CONTEXTS
 from sottovoce.report.markup import Html, join, tag
@@ -65,7 +66,7 @@ def _participants(run: ReportedRun) -> str:
         once = "one context, one confusion of classes" if confusion else "one context"
         releases = f"{once} and {releases}"
     factor = join("e", tag("sup", "ε"))
-    noise = f"every one bounded and carrying Gaussian noise ({equals('σ', run.sigma)} in each coordinate"
+    noise = f"every one bounded and carrying Gaussian noise ({_sigma(run)} in each coordinate"
     seen = "its decoded releases, or in any model made from them"
     if noise_at_server(run):
         noise = (
@@ -74,15 +75,35 @@ def _participants(run: ReportedRun) -> str:
         )
         seen = "any generator or model (but not in a release)"
     counted = _ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)
+    unit, other = unit_word(run.unit), "any other"
+    what = "one record"
+    if run.unit != "record":
+        what, other = f"all records of one {unit}", "any others, of another or of none"
     return join(
-        f"Each participant released {releases}, {noise}{_context_sigma(run)}). If one record of one "
-        f"participant were replaced by any other, the probability of anything that can be seen in {seen}, "
+        f"Each participant released {releases}, {noise}{_context_sigma(run)}). If {what} of one "
+        f"participant were replaced by {other}, the probability of anything that can be seen in {seen}, "
         "would change by a factor of at most ",
         factor,
         f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, of a "
-        f"target of {number(run.epsilon.target)}, at {equals('δ', run.delta)}. This is record-level "
+        f"target of {number(run.epsilon.target)}, at {equals('δ', run.delta)}. This is {unit}-level "
         f"differential privacy; it was counted by {counted}.",
     )
+
+
+def unit_word(unit: str) -> str:
+    """What a protected unit is called in a sentence, from the column that tells units apart.
+
+    >>> unit_word("patient_id"), unit_word("record")
+    ('patient', 'record')
+    """
+    return re.sub(r"[ _-]?(id|nr|no|number|key|code)$", "", unit.strip(), flags=re.IGNORECASE) or unit
+
+
+def _sigma(run: ReportedRun) -> str:
+    sigmas = [site.sigma for site in run.sites.values() if site.sigma is not None]
+    if len(set(sigmas)) < 2:
+        return equals("σ", run.sigma)
+    return f"σ from {number(min(sigmas))} to {number(max(sigmas))}, by the size of each participant,"
 
 
 def noise_at_server(run: ReportedRun) -> bool:
