@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables test test-slow test-federation soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -16,6 +16,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 quickstart: .venv/installed
 	$(BIN)/sottovoce quickstart
+
+quickstart-tables: .venv/installed
+	$(BIN)/sottovoce quickstart tables
 
 test: .venv/installed
 	$(BIN)/ruff check .
