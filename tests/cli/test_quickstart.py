@@ -22,8 +22,7 @@ runner = CliRunner()
 def test_the_story_of_tables_runs_from_check_to_personalize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = ["rounds=3", "channel=direct"]  # kernels are compiled in tests of their own
-    monkeypatch.setattr(quickstart, "SETTINGS", [*quickstart.SETTINGS, *few])
+    monkeypatch.setattr(quickstart, "SETTINGS", [*quickstart.SETTINGS, "rounds=3"])
     out = tmp_path / "story"
     answer = runner.invoke(app, ["quickstart", "tables", "--out", str(out)])
     assert answer.exit_code == 0, answer.output

@@ -17,7 +17,8 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan
 
 STORIES = ("pictures", "tables")
-SETTINGS = ["epsilon=4", "future_clients=west"]
+SETTINGS = ["epsilon=4", "future_clients=west", "channel=direct"]
+"""A message of 68 numbers is small uncoded, and a story should not wait until a coder is compiled."""
 SOME = 20
 """Records of the file that is predicted."""
 
