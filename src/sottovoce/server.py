@@ -316,31 +316,5 @@ class Server:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)
 
 
-def check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
-    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
-    plan, size = blueprint.plan, blueprint.statistic.size
-    with torch.device("meta"):
-        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
-        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
-    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
-    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
-    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
-    if "confusion" in state:  # files of version 0.1 have none
-        classes = blueprint.facts.classes
-        shapes.update(confusion=(classes, classes), confused=(plan.participants,))
-    own = {name for name in state if name.startswith("generator.own.")}
-    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
-        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
-    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
-    for name, shape in shapes.items():
-        flags = {"known": torch.bool, "confused": torch.bool, "round": torch.int64}
-        dtype = flags.get(name, torch.float32)
-        found = state.get(name)
-        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
-            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
-        if not bool(torch.isfinite(found).all()):
-            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
-
-
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
