@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-slow test-federation soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables test test-slow test-federation soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -16,6 +16,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 quickstart: .venv/installed
 	$(BIN)/sottovoce quickstart
+
+quickstart-tables: .venv/installed
+	$(BIN)/sottovoce quickstart tables
 
 test: .venv/installed
 	$(BIN)/ruff check .
@@ -34,9 +37,11 @@ test-federation: .venv/installed
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
-# Hours for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'.
+# An hour or two for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'. Continues where it
+# was stopped, and tries survivors again.
 mutants: .venv/installed
-	$(BIN)/python tools/mutants.py $(MUTANTS)
+	mkdir -p build
+	$(BIN)/python tools/mutants.py --out build/mutants.jsonl $(MUTANTS)
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from pyarrow.csv import read_csv, write_csv
+from pyarrow.parquet import write_table
 
 from sottovoce.blueprint import draw
 from sottovoce.data import Description
@@ -59,15 +62,10 @@ def write_model(path: Path) -> None:
 def write_records(path: Path, rows: int) -> None:
     """A CSV file of made-up records, a hundredth of one column missing."""
     rng = np.random.default_rng(0)
-    head = [*(f"n{i}" for i in range(NUMBERS)), *CATEGORIES]
-    with path.open("w") as file:
-        file.write(",".join(head) + "\n")
-        for start in range(0, rows, 50_000):
-            count = min(50_000, rows - start)
-            texts = np.char.mod("%.3f", rng.standard_normal((count, NUMBERS)))
-            texts[rng.random(count) < 0.01, 0] = ""
-            drawn = [rng.choice(values, count) for values in CATEGORIES.values()]
-            file.writelines(",".join(row) + "\n" for row in np.column_stack([texts, *drawn]).tolist())
+    columns = {f"n{i}": rng.standard_normal(rows).round(3) for i in range(NUMBERS)}
+    table = pa.table({**columns, **{name: rng.choice(values, rows) for name, values in CATEGORIES.items()}})
+    missing = pa.array(table.column("n0").to_numpy(), mask=rng.random(rows) < 0.01)
+    write_csv(table.set_column(0, "n0", missing), path)
 
 
 def measured(model: Path, records: Path, out: Path) -> dict[str, float]:
@@ -108,9 +106,6 @@ def run(rows: int = 1_000_000) -> dict[str, Any]:
         figures["csv"] = measured(model, whole, Path(folder) / "out.csv")
         figures["csv, a tenth"] = measured(model, part, Path(folder) / "out.csv")
         parquet = whole.with_suffix(".parquet")
-        from pyarrow.csv import read_csv
-        from pyarrow.parquet import write_table
-
         write_table(read_csv(whole), parquet)
         figures["parquet"] = measured(model, parquet, Path(folder) / "out.parquet")
     return figures

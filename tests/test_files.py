@@ -8,12 +8,28 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import Database, FileError, kept_secret, locked, write_atomically
+from sottovoce.files import (
+    Database,
+    FileError,
+    kept_secret,
+    locked,
+    private_folder,
+    replaced,
+    write_atomically,
+)
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
 
 def mode(path: Path) -> int:
@@ -34,6 +50,79 @@ def test_a_write_that_fails_leaves_the_old_bytes_and_nothing_else(
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_new_bytes_are_on_the_disk_before_they_replace_the_old_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, done = tmp_path / "file", list[str]()
+    sync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        done.append("folder" if path.is_dir() else f"file with {len(path.read_bytes())} bytes")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replaced"), replace(*paths)))
+    write_atomically(file, b"new")
+    assert done == ["file with 3 bytes", "replaced", "folder"]
+
+
+def test_a_block_that_raises_leaves_the_old_bytes_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_atomically(file, b"old")
+
+    def interrupted() -> None:
+        with replaced(file) as new:
+            new.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_ordinary_file_is_written_by_its_owner_only(tmp_path: Path, no_umask: None) -> None:
+    write_atomically(tmp_path / "whole", b"")
+    with replaced(tmp_path / "block"):
+        pass
+    assert {mode(path) for path in tmp_path.iterdir()} == {0o644}
+
+
+def test_a_private_folder_and_those_made_for_it_are_their_owners(tmp_path: Path, no_umask: None) -> None:
+    tmp_path.chmod(0o755)
+    private_folder(tmp_path / "outer" / "inner")
+    assert mode(tmp_path / "outer") == mode(tmp_path / "outer" / "inner") == 0o700
+    (tmp_path / "outer").chmod(0o750)
+    private_folder(tmp_path / "outer")
+    assert mode(tmp_path / "outer") == 0o750
+    assert mode(tmp_path) == 0o755
+
+
+def test_two_processes_may_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, is_dir = tmp_path / "folder", Path.is_dir
+
+    def slow(path: Path) -> bool:
+        there = is_dir(path)
+        os.makedirs(folder, exist_ok=True)  # by the other one, after this one has looked
+        return there
+
+    monkeypatch.setattr(Path, "is_dir", slow)
+    private_folder(folder)
+
+
+def test_writing_leaves_no_file_open(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    for _ in range(5):
+        write_atomically(tmp_path / "file", b"")
+        with locked(tmp_path / "lock"):
+            pass
+    assert opened() == before
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Mutants of the safety core: small faults put into the code one by one, each of which a test must notice.
 
-    python tools/mutants.py [--module NAME …] [--most N] [--seed S] [--jobs J]
+    python tools/mutants.py [--module NAME …] [--most N] [--seed S] [--jobs J] [--out FILE.jsonl]
 
 For every module of `CORE` the tool parses the source, makes mutants (comparisons and arithmetic turned,
-constants changed, statements and context managers dropped, arguments swapped, words of SQL exchanged), writes
-each into a temporary copy of the repository and runs the tests that answer for the module there, until the
-first failure. It prints a score and the survivors. Those in `mutants.toml` beside this file are known, each
-with the reason why no test can or should notice it, and count as equivalent.
+conditions negated, constants changed, statements and context managers dropped, arguments swapped, words of
+SQL exchanged) and tries each in a copy of the repository, with the quickest tests that reach its line, until
+the first failure (`trials.py` beside this file). It prints a score and the survivors. Those in `mutants.toml`
+are known, each with the reason why no test can or should notice it, and count as equivalent. With `--out`
+every trial is kept: what was killed stays killed while its function stays as it is; survivors are tried
+again.
 """
 
 from __future__ import annotations
@@ -14,53 +16,78 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import multiprocessing
+import hashlib
+import json
 import os
 import queue
 import random
-import shutil
 import sys
-import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-SOURCE = "src/sottovoce"
-FEDERATION = ("federation/test_store.py", "federation/test_sealing.py", "federation/test_coordinator.py")
-LEDGER = ("privacy/test_ledger.py", "privacy/test_ledger_file.py")
-GRADIENTS = ("gradients/test_sensitivity.py", "gradients/test_mean.py", "gradients/test_recordwise.py")
-CLIENT = ("test_client.py", "test_release.py")
-ONBOARDING = ("onboarding",)
+from trials import Bench
 
-CORE: dict[str, tuple[str, ...]] = {
-    "privacy/accounting": ("privacy/test_accounting.py", "privacy/test_privacy.py"),
-    "privacy/schedule": ("privacy/test_schedule.py",),
-    "privacy/ledger": LEDGER,
-    "privacy/ledger_file": LEDGER,
-    "gradients/clipping": GRADIENTS,
-    "gradients/sums": GRADIENTS,
-    "gradients/mean": GRADIENTS,
-    "gradients/recordwise": ("gradients/test_recordwise.py", *CLIENT),
-    "context": ("test_context.py", "test_client.py"),
-    "client": ("test_client.py", "federation/test_sealing.py"),
-    "release": CLIENT,
-    "channel/wire": ("channel/test_wire.py",),
-    "channel/randomness": ("channel/test_randomness.py",),
-    "files": ("federation/test_store.py", *LEDGER),
-    "federation/store": FEDERATION[:2],
-    "federation/sealing": ("federation/test_sealing.py",),
-    "federation/coordinator": (*FEDERATION[1:], "federation/test_restored.py"),
-    "federation/node": (*FEDERATION[1:], "federation/test_restored.py"),
-    "federation/roster": ("federation/test_coordinator.py",),
-    "onboarding/future_client": ONBOARDING,
-    "onboarding/contexts": ONBOARDING,
-    "onboarding/tokens": ONBOARDING,
+ROOT = Path(__file__).parents[1]
+TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("privacy", "cli/test_ledger.py"): (
+        "privacy/accounting",
+        "privacy/budgets",
+        "privacy/charge",
+        "privacy/ledger",
+        "privacy/ledger_file",
+        "privacy/past",
+        "privacy/schedule",
+        "privacy/terms",
+        "privacy/witness",
+    ),
+    ("gradients", "test_context.py", "test_client.py", "test_release.py"): (
+        "gradients/clipping",
+        "gradients/sums",
+        "gradients/mean",
+        "gradients/recordwise",
+        "context",
+    ),
+    ("test_client.py", "test_release.py", "simulation/test_cost.py"): ("client", "release"),
+    ("test_foreign_files.py", "onboarding/test_specification.py"): ("foreign", "onboarding/specification"),
+    ("test_files.py", "test_seeding.py", "privacy/test_ledger_file.py"): ("files", "seeding"),
+    ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
+    ("channel/test_channel.py",): ("channel/base",),
+    ("federation",): (
+        "federation/agreement",
+        "federation/client_files",
+        "federation/coordinator",
+        "federation/enrolment",
+        "federation/keys",
+        "federation/node",
+        "federation/own_ledger",
+        "federation/padding",
+        "federation/rollback",
+        "federation/roster",
+        "federation/sealing",
+        "federation/store",
+    ),
+    ("onboarding",): (
+        "onboarding/batches",
+        "onboarding/connections",
+        "onboarding/contexts",
+        "onboarding/endpoint",
+        "onboarding/future_client",
+        "onboarding/gate",
+        "onboarding/keys",
+        "onboarding/remote",
+        "onboarding/server",
+        "onboarding/service",
+        "onboarding/tokens",
+    ),
 }
-"""Modules of the safety core, and the tests that answer for each."""
+"""Tests, and the modules of the safety core for which they answer."""
+CORE = [module for modules in TESTS.values() for module in modules]
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -106,63 +133,109 @@ SPOKEN = ("log", "_journal", "warnings")
 """What is only said to people is not mutated."""
 
 
+Step = tuple[str, int | None]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands: its steps from the module down, the names around it, the outermost function (its
+    name and first line) and the lines of its statement. Without a function it is executed at import."""
+
+    steps: tuple[Step, ...]
+    names: str
+    function: tuple[str, int] | None
+    span: Span
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: where it is, what stood there and what stands there now, and the whole module with it."""
+    """One fault: where it is, what stood there and what stands there now."""
 
     module: str
-    place: str
+    place: Place
     line: int
     before: str
     after: str
-    source: str
+    again: str  # " #2" for the second of equal ones in a function
+    around: str  # digest of the function as it was, or of the module where there is none
+    original: ast.Module
+    new: list[ast.AST]
 
     @property
     def key(self) -> str:
         """Finds it again in `mutants.toml`, whatever moves around it."""
-        return f"{self.module}:{self.place}: {self.before} -> {self.after}"
+        return f"{self.module}:{self.place.names}: {self.before} -> {self.after}{self.again}"
+
+    def tree(self) -> ast.Module:
+        """The whole module with the fault in it."""
+        mutated = copy.deepcopy(self.original)
+        _put(mutated, self.place.steps, *self.new)
+        return ast.fix_missing_locations(mutated)
 
 
-Change = Callable[[ast.AST], None]
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def mutants(module: str, text: str) -> Iterator[Mutant]:
     """All mutants of a module, in the order of its lines."""
     tree = ast.parse(text)
-    for path, place in _places(tree):
-        node = _at(tree, path)
+    functions = {_first_line(node): node for node in ast.walk(tree) if isinstance(node, FUNCTION)}
+    around = {line: _digest(ast.unparse(node)) for line, node in functions.items()}
+    around[0] = _digest(ast.unparse(tree))
+    seen: Counter[str] = Counter()
+    for place in _places(tree, Place((), "", None, (1, 1))):
+        node = _at(tree, place.steps)
+        before = ast.unparse(node).splitlines()[0]
         for after, change in _changes(node):
-            mutated = copy.deepcopy(tree)
-            if isinstance(change, ast.AST):
-                _put(mutated, path, change)
-            elif isinstance(change, list):
-                _put(mutated, path, *change)
-            source = ast.unparse(ast.fix_missing_locations(mutated))
-            yield Mutant(module, place, node.lineno, ast.unparse(node).splitlines()[0], after, source)
+            key = f"{place.names}: {before} -> {after}"
+            seen[key] += 1
+            yield Mutant(
+                *(module, place, node.lineno, before, after),
+                again=f" #{seen[key]}" if seen[key] > 1 else "",
+                around=around[place.function[1] if place.function else 0],
+                original=tree,
+                new=change if isinstance(change, list) else [change],
+            )
 
 
-Step = tuple[str, int | None]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[tuple[Step, ...], str]]:
-    """Where a node may be changed, with the name of the function or class it stands in."""
+def _places(node: ast.AST, place: Place) -> Iterator[Place]:
+    """The places below a node at which something may be changed."""
+    names, span = place.names, _span(node) or place.span
+    if isinstance(node, FUNCTION | ast.ClassDef):
+        names = f"{names}.{node.name}" if names else node.name
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "type_params", "bases"):
+            continue
+        function = place.function
+        if isinstance(node, FUNCTION) and name == "body" and function is None:
+            function = (names, _first_line(node))
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not _spoken(child):
+                inner = Place((*place.steps, (name, index)), names, function, _span(child) or span)
+                if isinstance(child, ast.expr | ast.stmt):
+                    yield inner
+                if not isinstance(child, ast.Raise | ast.JoinedStr):
+                    yield from _places(child, inner)
 
-    def walk(node: ast.AST, path: tuple[Step, ...], place: str) -> Iterator[tuple[tuple[Step, ...], str]]:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            place = f"{place}.{node.name}" if place else node.name
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "type_params", "bases"):
-                continue
-            children = enumerate(value) if isinstance(value, list) else [(None, value)]
-            for index, child in children:
-                if isinstance(child, ast.AST) and not _spoken(child):
-                    step = (*path, (name, index))
-                    if isinstance(child, ast.expr | ast.stmt):
-                        yield step, place
-                    if not isinstance(child, ast.Raise | ast.JoinedStr):
-                        yield from walk(child, step, place)
 
-    yield from walk(tree, (), "")
+def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+
+
+def _span(node: ast.AST) -> Span | None:
+    """The lines of a statement, of its head where it has a body."""
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno, max(node.pattern.lineno, node.body[0].lineno - 1)
+    if not isinstance(node, ast.stmt | ast.ExceptHandler):
+        return None
+    body = getattr(node, "body", None) or [case.pattern for case in getattr(node, "cases", ())]
+    last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+    return node.lineno, last
 
 
 def _spoken(node: ast.AST) -> bool:
@@ -201,6 +274,10 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[tuple[str, ast.AST | list[as
         yield "pass", ast.Pass()
     if isinstance(node, ast.With) and all(item.optional_vars is None for item in node.items):
         yield "without its context", list(copy.deepcopy(node.body))
+    if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Name | ast.Attribute | ast.Call):
+        turned = copy.deepcopy(node)
+        turned.test = ast.UnaryOp(ast.Not(), turned.test)
+        yield ast.unparse(turned).splitlines()[0], turned
     for new in _expressions(node):
         yield ast.unparse(new).splitlines()[0], new
 
@@ -224,13 +301,14 @@ def _expressions(node: ast.expr | ast.stmt) -> Iterator[ast.expr]:
         yield ast.IfExp(copy.deepcopy(node.test), copy.deepcopy(node.orelse), copy.deepcopy(node.body))
     elif isinstance(node, ast.Constant):
         yield from (ast.Constant(value) for value in _constants(node.value))
-    elif isinstance(node, ast.Call) and len(node.args) > 1 and not any(_starred(a) for a in node.args[:2]):
+    elif isinstance(node, ast.Call) and len(node.args) > 1 and not _symmetric(node):
         first, second, *rest = (copy.deepcopy(argument) for argument in node.args)
         yield ast.Call(copy.deepcopy(node.func), [second, first, *rest], copy.deepcopy(node.keywords))
 
 
-def _starred(node: ast.expr) -> bool:
-    return isinstance(node, ast.Starred)
+def _symmetric(call: ast.Call) -> bool:
+    """Whether its first two arguments may be exchanged, or are not known to be two."""
+    return ast.unparse(call.func) in ("min", "max") or any(isinstance(a, ast.Starred) for a in call.args[:2])
 
 
 def _constants(value: object) -> Iterator[bool | int | float | str]:
@@ -244,65 +322,80 @@ def _constants(value: object) -> Iterator[bool | int | float | str]:
         yield from (value.replace(word, other) for word, other in WORDS.items() if word in value)
 
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["torch", "torch.func", "numpy", "scipy.stats", "numba", "cryptography", "pytest"]
-)
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended; one line of `--out`."""
+
+    key: str
+    around: str
+    line: int
+    outcome: str  # killed, timeout, survived, unreached
+    by: str = ""  # the test that killed it
+
+    @property
+    def killed(self) -> bool:
+        return self.outcome in ("killed", "timeout")
 
 
-def _test(folder: str, tests: tuple[str, ...]) -> None:
-    """Runs tests in a copy of the repository and ends this process, which has imported nothing of ours."""
-    assert "sottovoce" not in sys.modules
-    os.chdir(folder)
-    os.environ.update(
-        PYTHONPATH=f"{folder}/src", OMP_NUM_THREADS="1", NUMBA_CACHE_DIR=f"{folder}/kernels", TMPDIR=folder
-    )
-    sys.dont_write_bytecode = True
-    sys.path[:0] = [f"{folder}/src", folder]
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    import pytest
-    import torch
-
-    torch.set_num_threads(1)
-    command = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not network"]
-    command += ["--basetemp", f"{folder}/temporary", *(f"tests/{test}" for test in tests)]
-    sys.exit(int(pytest.main(command)))
+def _kept(path: Path | None) -> set[tuple[str, str]]:
+    """What earlier trials killed."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    found = [Outcome(**json.loads(line)) for line in lines]
+    return {(outcome.key, outcome.around) for outcome in found if outcome.killed}
 
 
-class Bench:
-    """A copy of the repository in which one mutant at a time is tried."""
+class Trials:
+    """Trials of the modules for which the same tests answer, on as many benches as there are jobs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name in ("src", "tests", "benchmarks", "tools", "docs", "deploy", "examples"):
-            if (ROOT / name).exists():
-                ignored = shutil.ignore_patterns("__pycache__", "*.nb[ic]")
-                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        for file in ROOT.iterdir():
-            if file.is_file() and file.suffix in (".toml", ".md", ""):
-                shutil.copy2(file, folder)
+    def __init__(
+        self, benches: list[Bench], modules: list[str], tests: tuple[str, ...], seconds: float
+    ) -> None:
+        self.benches, self.seconds = benches, seconds
+        self.free: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+        with ThreadPoolExecutor(len(benches)) as pool:
+            list(pool.map(lambda bench: bench.open(modules, tests), benches))
+            parts = pool.map(lambda i: benches[i].tests(i, len(benches)), range(len(benches)))
+            self.tests = [test for part in parts for test in part]
+        for bench in benches:
+            self.free.put(bench)
+        self.kills: Counter[str] = Counter()
 
-    def passes(self, tests: tuple[str, ...], seconds: float) -> bool:
-        """Whether the tests pass, in time."""
-        process = PROCESSES.Process(target=_test, args=(str(self.folder), tests))
-        process.start()
-        process.join(seconds)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        return process.exitcode == 0
+    def close(self) -> None:
+        for bench in self.benches:
+            bench.close()
 
-    def survives(self, mutant: Mutant, seconds: float) -> bool:
-        """Whether the tests of its module pass with the mutant in place."""
-        file = self.folder / SOURCE / f"{mutant.module}.py"
-        original = file.read_bytes()
-        try:
-            file.write_text(mutant.source)
-            return self.passes(CORE[mutant.module], seconds)
-        finally:
-            file.write_bytes(original)
+    def run(self, chosen: list[Mutant], out: Path | None) -> list[Outcome]:
+        """The outcomes of these mutants."""
+
+        def tried(mutant: Mutant) -> Outcome:
+            bench = self.free.get()
+            try:
+                outcome = self._try(bench, mutant)
+            finally:
+                self.free.put(bench)
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+            return outcome
+
+        with ThreadPoolExecutor(len(self.benches)) as pool:
+            return list(pool.map(tried, chosen))
+
+    def _try(self, bench: Bench, mutant: Mutant) -> Outcome:
+        module, place = mutant.module, mutant.place
+        tests = [test for test in self.tests if place.function is None or test.reaches(module, *place.span)]
+        tests.sort(key=lambda test: test.seconds / (1 + self.kills[test.name]))
+        total = list(accumulate(test.seconds for test in tests))
+        tests = [
+            test
+            for test, until in zip(tests, total, strict=True)
+            if until <= self.seconds or until == total[0]
+        ]
+        tree = mutant.tree()
+        executed = place.function or tree.body[place.steps[0][1] or 0]
+        verdict, by = bench.verdict(module, tree, executed, tests)
+        self.kills[by] += verdict == "killed"
+        return Outcome(mutant.key, mutant.around, mutant.line, verdict, by)
 
 
 def main() -> int:
@@ -311,46 +404,47 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=0, help="a random sample of so many a module; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tried at once")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of processor for each, quickest tests first"
+    )
+    parser.add_argument("--out", type=Path, help="file of trials, to continue from and to add to")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/mutants", help="of the copies")
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the first process imports numpy
     with (ROOT / "tools" / "mutants.toml").open("rb") as file:
         known: dict[str, str] = tomllib.load(file)["equivalent"]
-    survivors, tried = [], 0
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(options.jobs) as pool:
-        benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
-        for number in range(options.jobs):
-            benches.put(Bench(Path(folder, str(number))))
-
-        def survives(mutant: Mutant, seconds: float) -> bool:
-            bench = benches.get()
-            try:
-                return bench.survives(mutant, seconds)
-            finally:
-                benches.put(bench)
-
-        for module in options.module or CORE:
-            everything = list(mutants(module, (ROOT / SOURCE / f"{module}.py").read_text()))
-            chosen = [mutant for mutant in everything if mutant.key not in known]
+    kept = _kept(options.out)
+    survivors, tried = 0, 0
+    benches = [Bench(ROOT, options.folder / str(number)) for number in range(options.jobs)]
+    for tests, modules in TESTS.items():
+        trials: Trials | None = None
+        for module in modules:
+            if options.module and module not in options.module:
+                continue
+            start = time.monotonic()
+            all_ = list(mutants(module, benches[0].source(module)))
+            chosen = [mutant for mutant in all_ if mutant.key not in known]
             if options.most and options.most < len(chosen):
                 chosen = random.Random(f"{options.seed}:{module}").sample(chosen, options.most)
-            bench, start = benches.get(), time.monotonic()
-            sound = bench.passes(CORE[module], 1800.0)
-            benches.put(bench)
-            if not sound:
-                print(f"{module}: its tests fail without any mutant")
-                return 2
-            seconds = 60.0 + 5 * (time.monotonic() - start)
-            alive = list(pool.map(survives, chosen, [seconds] * len(chosen)))
-            mine = [mutant for mutant, lives in zip(chosen, alive, strict=True) if lives]
+            fresh = [mutant for mutant in chosen if (mutant.key, mutant.around) not in kept]
+            if fresh and trials is None:
+                trials = Trials(benches, list(modules), tests, options.seconds)
+            found = trials.run(fresh, options.out) if trials is not None else []
+            alive = [outcome for outcome in found if not outcome.killed]
+            late = sum(outcome.outcome == "timeout" for outcome in found)
             print(
-                f"{module}: {len(chosen) - len(mine)} of {len(chosen)} killed, {len(everything)} in all",
+                f"{module}: {len(chosen) - len(alive)} of {len(chosen)} killed ({late} by time), "
+                f"{len(all_) - len(chosen)} equivalent or left out, {time.monotonic() - start:.0f} s",
                 flush=True,
             )
-            for mutant in mine:
-                print(f"  line {mutant.line}: {mutant.key}", flush=True)
-            survivors += mine
+            for outcome in alive:
+                print(f"  line {outcome.line}, {outcome.outcome}: {outcome.key}", flush=True)
+            survivors += len(alive)
             tried += len(chosen)
-    score = 100.0 * (tried - len(survivors)) / max(1, tried)
-    print(f"{tried - len(survivors)} of {tried} killed: {score:.1f} %")
+        if trials is not None:
+            trials.close()
+    score = 100.0 * (tried - survivors) / max(1, tried)
+    print(f"{tried - survivors} of {tried} killed: {score:.1f} %")
     return 1 if survivors else 0
 
 

@@ -16,34 +16,46 @@ if TYPE_CHECKING:
     from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
+    from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
+    from sottovoce.prediction import predict
     from sottovoce.privacy.terms import Terms
+    from sottovoce.simulation.comparison import compare
+    from sottovoce.simulation.export import write_models
     from sottovoce.simulation.training import evaluate
 
 __version__ = "0.1.0"
 __all__ = [
     "Dataset",
+    "PersonalModel",
     "Plan",
     "SottovoceError",
     "Terms",
+    "compare",
     "evaluate",
     "from_torch",
     "load",
     "personalize",
+    "predict",
     "train",
+    "write_models",
 ]
 
 _HOME = {
     "Dataset": "data",
+    "PersonalModel": "modelfile",
     "Plan": "plan",
     "SottovoceError": "errors",
     "Terms": "privacy.terms",
+    "compare": "simulation.comparison",
     "evaluate": "simulation.training",
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",
+    "predict": "prediction",
     "train": "api",
+    "write_models": "simulation.export",
 }
 
 

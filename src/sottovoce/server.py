@@ -74,7 +74,7 @@ class Server:
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
-        self._confused = 0
+        self._confused = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -146,7 +146,12 @@ class Server:
     def receive_confusion(self, participant: int, confusion: np.ndarray) -> None:
         """Adds one decoded confusion, counting as much as its client's records."""
         self._confusion += self._weights[participant] * self._tensor(confusion).view_as(self._confusion)
-        self._confused += 1
+        self._confused[participant] = True
+
+    @property
+    def confused(self) -> bool:
+        """Whether any confusion was received."""
+        return bool(self._confused.any())
 
     # Coefficients
 
@@ -181,11 +186,12 @@ class Server:
 
     def _label_shift(self) -> LabelShift | None:
         """How class shares differ among participants, and how the shared model confuses classes."""
-        if not self._confused:
+        if not self.confused:
             return None
         blueprint = self.blueprint
         sigmas = [blueprint.releases_of(i)["confusion"].sigma for i in range(blueprint.plan.participants)]
-        noise = float(self._weights.cpu().double().mul(torch.tensor(sigmas)).norm())
+        weighted = self._weights.cpu().double().mul(torch.tensor(sigmas))[self._confused.cpu()]
+        noise = float(weighted.norm())
         return LabelShift.of(self._contexts[self._known], blueprint.sigma_context, self._confusion, noise)
 
     # Rounds
@@ -279,7 +285,7 @@ class Server:
             scale=self._scale,
             snapshot=self._snapshot,
             confusion=self._confusion,
-            confused=torch.tensor(self._confused),
+            confused=self._confused,
             round=torch.tensor(self.round),
         )
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -298,7 +304,7 @@ class Server:
             self.round = int(state["round"])
             if "confusion" in state:  # files of version 0.1 have none
                 self._confusion = state["confusion"].to(self._device)
-                self._confused = int(state["confused"])
+                self._confused = state["confused"].to(self._device)
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average.") for name in state)
         except (KeyError, RuntimeError) as error:
@@ -308,28 +314,6 @@ class Server:
 
     def _tensor(self, vector: np.ndarray) -> Tensor:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)
-
-
-def check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
-    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
-    plan, size = blueprint.plan, blueprint.statistic.size
-    with torch.device("meta"):
-        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
-        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
-    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
-    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
-    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
-    own = {name for name in state if name.startswith("generator.own.")}
-    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
-        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
-    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
-    for name, shape in shapes.items():
-        dtype = {"known": torch.bool, "round": torch.int64}.get(name, torch.float32)
-        found = state.get(name)
-        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
-            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
-        if not bool(torch.isfinite(found).all()):
-            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -55,7 +55,9 @@ def complete(*words: str) -> list[str]:
 
 def test_a_shell_completes_keys_of_a_plan_and_their_values() -> None:
     assert complete("train", "clients_") == ["clients_per_round="]
-    assert complete("plan", "preset=") == ["preset=paper", "preset=tuned", "preset=best"]
+    assert complete("plan", "preset=") == [
+        "preset=paper", "preset=tuned", "preset=best", "preset=central",
+    ]  # fmt: skip
     assert complete("plan", "seeded", "=", "f") == ["false"]  # bash breaks words at =
     assert "cifar10" in complete("plan", "dataset", "=")
     assert complete("reproduce", "main") == ["main-table"]
@@ -71,7 +73,17 @@ def test_help_says_what_an_argument_is() -> None:
 
 
 def test_help_teaches_by_example() -> None:
-    for command in ("quickstart", "plan", "train", "evaluate", "personalize", "report"):
+    for command in (
+        "quickstart",
+        "plan",
+        "train",
+        "evaluate",
+        "personalize",
+        "report",
+        "compare",
+        "models",
+        "predict",
+    ):
         assert f"sottovoce {command}" in runner.invoke(app, [command, "--help"]).stdout
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
 from sottovoce.onboarding.tokens import new_token
 
 from .conftest import Failing
@@ -40,3 +41,30 @@ def test_the_command_serves_nothing_unencrypted_to_the_world(tmp_path: Path) -> 
         result = CliRunner().invoke(app, ["serve", str(tmp_path), *options])
         assert isinstance(result.exception, SottovoceError)
         assert reason in str(result.exception)
+
+
+RECORDS = """
+task = "classes"
+[target]
+column = "ill"
+values = ["no", "yes"]
+[columns.age]
+kind = "number"
+low = 0
+high = 120
+"""
+
+
+def test_an_app_is_written_from_a_plan_and_records_toml_without_a_record(tmp_path: Path) -> None:
+    (tmp_path / "records.toml").write_text(RECORDS)
+    app_, words = tmp_path / "app", ["model=linear", "context=public", "coefficients=4", "participants=2"]
+    words += ["clients_per_round=2", "future_clients=0", "context_records=0"]
+    files = ["--records", str(tmp_path / "records.toml"), "--out", str(app_)]
+    result = CliRunner().invoke(app, ["federate", *words, *files, "--json"])
+    assert result.exit_code == 0, result.output
+    agreement = Agreement.load(app_ / "sottovoce_app" / "agreement.toml")
+    assert agreement.open
+    assert agreement.facts.class_names == ("no", "yes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "records.toml"]
+    again = CliRunner().invoke(app, ["federate", *words, *files, "--deal", str(tmp_path / "clients")])
+    assert "omit one of them" in str(again.exception)

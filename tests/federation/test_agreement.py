@@ -45,12 +45,32 @@ def test_a_missing_agreement_says_whom_to_ask(tmp_path: Path) -> None:
         Agreement.load(tmp_path / "none.toml")
 
 
-def test_a_federation_needs_noise_and_a_number_of_records() -> None:
+def test_a_federation_needs_noise() -> None:
     agreement = agree(federated_plan())
     with pytest.raises(AgreementError, match="simulator only"):
         replace(agreement, plan=agreement.plan.replace(epsilon=float("inf")))
-    with pytest.raises(AgreementError, match="every client can give"):
-        replace(agreement, plan=agreement.plan.replace(gradient_records=0))
+
+
+def test_features_travel_by_name_and_must_be_those_of_the_plan() -> None:
+    plan = federated_plan(features="scattering", feature_size=200, model="linear", coefficients=2010)
+    agreement = agree(plan)
+    assert agreement.facts.shape == (200,)
+    assert agreement.facts.source is not None
+    assert agreement.facts.source.shape == (1, 28, 28)
+    text = agreement.to_toml()
+    assert Agreement.parse(text, simulation=True) == agreement
+    for change in (
+        ('features = "scattering"', 'features = "none"'),
+        ('features = "scattering"', 'features = "os:system"'),
+        ("feature_size = 200", "feature_size = 100"),
+        ("shape = [1, 28, 28]", "shape = [1, 8192, 8192]"),
+        ("shape = [1, 28, 28]", "shape = [784]"),
+    ):
+        assert change[0] in text
+        with pytest.raises(SottovoceError):
+            Agreement.parse(text.replace(*change), simulation=True)
+    with pytest.raises(SottovoceError, match="does not fit"):
+        Agreement.parse(text.split("[records.source]")[0], simulation=True)
 
 
 def test_agreements_of_version_0_1_keep_their_digest() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from sottovoce.channel.randomness import SystemRandomness
+from sottovoce.data import Dataset, load
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
+from sottovoce.features import kept
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
@@ -361,3 +366,110 @@ def test_diagnostics_are_off_unless_both_ends_want_them(tmp_path: Path) -> None:
     for values in line["uncharged_diagnostics"].values():
         assert values["bytes"] > 0
         assert values["accuracy"] is None
+
+
+SHARES: Fields = {
+    "model": "linear",
+    "basis": "structured",
+    "coefficients": 7850,
+    "method": "blend",
+    "context": "shares",
+    "context_share": 0.05,
+    "prior": "context",
+    "averaging": 0.5,
+    "rounds": 2,
+}
+
+
+def pictures(count: int) -> Dataset:
+    """The first of the shipped digits: few enough to describe them in a second."""
+    whole = load("mnist-small")
+    return replace(whole, x=whole.x[:count], y=whole.y[:count])
+
+
+def test_class_shares_confusions_and_priors_are_the_simulators_bit_for_bit(tmp_path: Path) -> None:
+    world = World(tmp_path, **SHARES)
+    world.enrol_all()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+    assert simulated["confused"].all()
+    assert everyone_paid(world)
+    for index in range(3):
+        assert charged(world, index)[0] == ("confusion", 0)
+        with ledger(world, index) as book:
+            assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= world.agreement.plan.epsilon
+
+
+def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    described = {"features": "scattering", "feature_size": 100, "coefficients": 1010}
+    small = {"records_per_client": 40, "context_records": 20}
+    few = pictures(160)
+    world = World(tmp_path, dataset=few, **{**SHARES, **described, **small})
+    computed: list[int] = []
+    computing = kept._computed
+
+    def counting(dataset: Dataset, *rest: Any) -> Tensor:
+        computed.append(len(dataset))
+        return computing(dataset, *rest)
+
+    monkeypatch.setattr(kept, "_computed", counting)
+    world.enrol_all()  # everything is tried once before a client enrols, features included
+    world.finish()
+    world.hand_out()
+    assert computed == [40, 40, 40]  # once for each client, over all its releases
+    train(world.agreement.plan, tmp_path / "simulated", dataset=few)
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+    for file in (tmp_path / "cache" / "features").glob("*.npy"):
+        assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_confusion_that_was_lost_or_whose_server_was_killed_is_charged_once(tmp_path: Path) -> None:
+    calm, killed = World(tmp_path / "calm", **SHARES), World(tmp_path / "killed", **SHARES)
+    for world in (calm, killed):
+        world.enrol_all()
+        while world.coordinator.server.round < 2:
+            world.step()
+        assert not world.coordinator.done
+        assert world.coordinator.missing() == dict.fromkeys(range(3), "confusion")
+    calm.finish()
+    lost = killed.answer(0)
+    assert killed.answer(0) == lost
+    for participant in range(3):
+        killed.coordinator.accept(participant, killed.answer(participant))
+        killed.kill()
+        killed.start()
+    killed.coordinator.accept(0, lost)  # twice: dropped
+    killed.coordinator.advance()
+    assert killed.coordinator.done
+    killed.kill()
+    killed.start()
+    assert killed.coordinator.done
+    assert same(calm.coordinator.server.state(), killed.coordinator.server.state())
+    assert everyone_paid(killed)
+
+
+def test_a_confusion_before_its_time_is_refused_and_one_that_never_comes_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, **SHARES, options=Options(patience=0.0))
+    world.enrol_all()
+    with pytest.raises(SottovoceError, match="not asked for"):
+        world.coordinator.accept(0, {"kind": "confusion", "round": 0, "release": bytes(200)})
+    while world.coordinator.server.round < 2:
+        world.step()
+    request = world.coordinator.request(0, "confusion")
+    del request["coefficients"]
+    with pytest.raises(Declined, match="not due"):
+        world.node(0).release(request)
+    for participant in (0, 1):
+        world.coordinator.accept(participant, world.answer(participant))
+    world.coordinator.advance()
+    assert world.coordinator.done
+    assert world.coordinator.server.state()["confused"].tolist() == [True, True, False]
+    assert world.store.query("SELECT * FROM seal") == []

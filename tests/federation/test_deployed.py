@@ -87,8 +87,9 @@ def test_a_short_federation_with_a_killed_node_equals_the_simulator(tmp_path: Pa
         processes.wait("the first client process", lambda: bool(processes.children("flwr-clientapp")))
         processes.kill("supernode-1")
         processes.start_supernode(1)
-        model = tmp_path / "run" / "result.json"
-        processes.wait("two rounds", model.exists)
+        processes.wait("two rounds", (tmp_path / "run" / "result.json").exists)
+        models = [tmp_path / "clients" / f"client-{index}.personal.safetensors" for index in range(2)]
+        processes.wait("everybody's model", lambda: all(model.exists() for model in models))
     check(tmp_path, agreement)
 
 

@@ -62,7 +62,9 @@ def test_every_command_of_the_page_works_in_order(tmp_path: Path) -> None:
                     check=False,
                 )
                 assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
-        assert len(load_file(tmp_path / "model.safetensors")) == 10
+        for model in ("west/model", "north/personal", "south/personal"):
+            assert len(load_file(tmp_path / f"{model}.safetensors")) == 2, model
+        assert len((tmp_path / "north" / "predictions.csv").read_text().splitlines()) == 301
         assert (tmp_path / "superlink.db").stat().st_mode & 0o077 == 0
         assert "round 3 of 3" in (tmp_path / "run" / "federation.log").read_text()
     finally:

@@ -9,12 +9,14 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.result import write_run
+from sottovoce.modelfile import GeneratorFile
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
-from sottovoce.simulation.training import evaluate
+from sottovoce.simulation.training import evaluate, train
 
-from .world import World
+from .test_coordinator import SHARES
+from .world import World, ledger, same
 
 
 def test_a_federation_reports_the_epsilon_that_its_members_were_charged(tmp_path: Path) -> None:
@@ -41,5 +43,31 @@ def test_its_model_serves_future_clients_and_only_its_clients_can_evaluate_it(tm
     assert answer["epsilon"] > 0
     with pytest.raises(SottovoceError, match="keep their records"):
         evaluate(tmp_path / "run")
-    with pytest.raises(SottovoceError, match="simulated run"):
-        write_report(tmp_path / "run")
+
+
+def test_its_report_says_what_a_server_knows_and_nothing_else(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    world.finish()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    text = write_report(tmp_path / "run").read_text()
+    for shown in ("Privacy spent", "Time of each round", "client-2", "Trusted server.", "The resolved plan"):
+        assert shown in text, shown
+    for unknown in ("accuracy</", "Bytes of each round", "Noise against signal", "NaN"):
+        assert unknown not in text, unknown
+
+
+def test_a_future_client_without_labels_gets_the_simulators_corrected_prior(tmp_path: Path) -> None:
+    world = World(tmp_path, **SHARES)
+    world.enrol_all()
+    world.finish()
+    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    assert not result["uses_future_labels"]
+    with ledger(world, 0) as book:
+        charged = book.epsilon(OWN_RECORDS, result["delta"], "exact")
+    assert result["epsilon"]["per_client"]["client-0"] == pytest.approx(charged)  # the confusion too
+    train(world.agreement.plan, tmp_path / "simulated")
+    one, other = (GeneratorFile.read(tmp_path / run / "model.safetensors") for run in ("run", "simulated"))
+    assert same(dict(one.state), dict(other.state))
+    answer = personalize(tmp_path / "run", tmp_path / "clients" / "future-0.npz", tmp_path / "model")
+    assert answer["epsilon"] == pytest.approx(world.agreement.plan.epsilon, rel=1e-3)

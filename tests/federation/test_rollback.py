@@ -16,6 +16,7 @@ from sottovoce.federation.rollback import Footprint
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Budget, Charge, Ledger
 
+from .test_coordinator import SHARES
 from .world import World, charged, everyone_paid
 
 Restore = Callable[[Path, Path], None]
@@ -251,3 +252,18 @@ def test_the_clients_own_log_says_what_happened_and_nothing_about_records(tmp_pa
     assert "ERROR refused the gradient of round 2: the ledger was restored" in text
     assert "the server refused this client: the federation is full" in text
     assert (mine / "client.log").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("restore", RESTORES)
+def test_a_confusion_that_may_have_left_before_the_restore_is_charged_and_left_out(
+    tmp_path: Path, restore: Restore
+) -> None:
+    world = World(tmp_path, **{**SHARES, "seeded": False})
+    world.enrol_all()
+    while world.coordinator.server.round < 2:
+        world.step()
+    shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
+    world.answer(0)  # lost on its way
+    restore(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    assert left_out(world.answer(0))
+    assert ("confusion", 0) in charged(world, 0)

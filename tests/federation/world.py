@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.channel.wire import Stream
+from sottovoce.data import Dataset
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
@@ -23,10 +24,12 @@ from tests.small import federated_plan
 class World:
     """Client files and directories in one folder, and a coordinator that can be killed and started again."""
 
-    def __init__(self, folder: Path, *, options: Options | None = None, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, *, options: Options | None = None, dataset: Dataset | None = None, **changes: Any
+    ) -> None:
         self.folder = folder
-        self.agreement = agree(federated_plan(**changes))
-        self.files = write_client_files(self.agreement, folder / "clients")
+        self.agreement = agree(federated_plan(**changes), dataset)
+        self.files = write_client_files(self.agreement, folder / "clients", dataset)
         self._options = options
         self.start()
 
@@ -59,7 +62,8 @@ class World:
     def answer(self, participant: int) -> Fields:
         """What the member answers to the request that is open for it."""
         kind = self.coordinator.missing()[participant]
-        return self.node(participant).release(self.coordinator.request(participant, kind))
+        request, node = self.coordinator.request(participant, kind), self.node(participant)
+        return node.keep_model(request) if kind == "model" else node.release(request)
 
     def codeword(self, participant: int, answer: Fields) -> bytes:
         """The channel's message under the seal of an answer; while the server has the key."""
@@ -87,6 +91,15 @@ class World:
     def finish(self) -> None:
         while not self.coordinator.done:
             self.step()
+
+    def hand_out(self) -> None:
+        """Everybody who trained and is there gets their model."""
+        while not self.coordinator.closed:
+            self.step()
+
+    def model(self, index: int) -> Path:
+        """Where a client keeps its own."""
+        return self.folder / "clients" / f"client-{index}" / "personal.safetensors"
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -63,7 +63,7 @@ def test_noise_for_25_and_43_gradients_and_a_context(
             assert found == pytest.approx(sigma, abs=6e-6)
 
 
-@pytest.mark.parametrize("mu", [1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 50.0])
+@pytest.mark.parametrize("mu", [1e-4, 1e-3, 0.01, 0.1, 0.255, 0.5, 1.0, 3.0, 10.0, 30.0, 50.0])
 @pytest.mark.parametrize("delta", DELTAS)
 def test_exact_epsilon_solves_the_gaussian_curve_to_ten_digits(mu: float, delta: float) -> None:
     found = epsilon(mu**2, delta, "exact")

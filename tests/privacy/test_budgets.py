@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.terms import Price
+from sottovoce.privacy.witness import Witness
 
 
 @pytest.fixture
@@ -70,3 +73,29 @@ def test_a_price_is_stated_at_the_clients_own_delta() -> None:
     price = Price("this release", 1.0, 0.0, Budget(epsilon=8.0, delta=1e-5, accounting="exact"))
     assert price.epsilon == pytest.approx(4.377, abs=1e-3)  # at δ = 0.9 the same release costs ε = 0
     assert str(price) == "this release: ε 4.38, together 4.38 of 8 at δ = 1e-5"
+
+
+def test_whoever_raises_a_budget_before_setting_one_keeps_the_usual_delta(ledger: Ledger) -> None:
+    assert ledger.raise_budget(20.0) == Budget(20.0, 1e-5, "exact") == ledger.budget
+
+
+def test_the_largest_delta_that_is_a_promise_is_one_in_a_hundred(ledger: Ledger) -> None:
+    assert ledger.willing(1.0, 1e-2).delta == 1e-2
+    with pytest.raises(SottovoceError, match="promises little"):
+        ledger.raise_budget(1.0, 1.001e-2)
+
+
+def test_nobody_else_writes_the_ledger_while_its_witness_is_told_of_a_budget(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def note(witness: Witness, name: str, scope: str, totals: object, budget: object) -> None:
+        other = sqlite3.connect(ledger.path, timeout=0)
+        with closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        told.append(budget)
+
+    monkeypatch.setattr(Witness, "note", note)
+    ledger.willing(4.0)
+    assert told == [(4.0, 1e-5, "exact")]

@@ -24,6 +24,7 @@ from sottovoce.privacy.ledger import (
     Ledger,
     LedgerError,
     Overspent,
+    StreamReused,
     Total,
     client_scope,
 )
@@ -383,6 +384,52 @@ def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns
     finally:
         os.umask(before)
     assert synced == [str(Witness(path).path)]
+
+
+def test_a_total_exceeds_another_by_releases_or_by_spending_beyond_rounding() -> None:
+    known = Total("mine", "run", 2, 1.0)
+    assert Total("mine", "run", 3, 1.0).exceeds(known)
+    assert Total("mine", "run", 3, 0.5).exceeds(known)
+    assert Total("mine", "run", 1, 1.001).exceeds(known)
+    assert not Total("mine", "run", 2, 1.0 + SLACK / 2).exceeds(known)
+    assert not Total("mine", "run", 1, 0.5).exceeds(known)
+    assert not Total("mine", "run", 0, 0.0).exceeds(Total("mine", "run", 0, 0.0))
+
+
+def test_a_ledger_that_is_refused_is_not_left_open(path: Path, tmp_path: Path) -> None:
+    release(path, "a", 1)
+    other = tmp_path / "other.ledger.sqlite"
+    release(other, "a", 1)
+    restore(other, path)
+    with pytest.raises(LedgerError) as refused:  # which holds on to everything in the frames it passed
+        Ledger.open(path, scope=MINE)
+    assert "is not the ledger" in str(refused.value)
+    assert str(path) not in {
+        os.path.realpath(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd")
+    }
+
+
+def recovered(*rounds: int) -> list[Charge]:
+    return [Charge("a", OWN_RECORDS, "gradient", number, sensitivity=0.5, sigma=1.0) for number in rounds]
+
+
+def test_releases_are_recovered_all_or_none(path: Path) -> None:
+    release(path, "a", 2)
+    with Ledger.open(path, scope=MINE) as ledger:
+        with pytest.raises(StreamReused):
+            ledger.recover(recovered(1, 2), "a")
+        assert ledger.releases(OWN_RECORDS) == 1
+        assert ledger.stored("a", OWN_RECORDS, "gradient", 1) is None
+
+
+def test_what_was_recovered_is_known_to_the_witness(path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.recover(recovered(1, 2), "a")
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(0.5)
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5)]
 
 
 def at_server(run: str, number: int) -> Charge:

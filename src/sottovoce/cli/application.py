@@ -10,7 +10,18 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import bench, check, datasets, federation, ledger, models, reproduce, runs
+from sottovoce.cli import (
+    bench,
+    check,
+    compare,
+    datasets,
+    federation,
+    ledger,
+    models,
+    quickstart,
+    reproduce,
+    runs,
+)
 
 
 class Commands(TyperGroup):
@@ -33,8 +44,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+quickstart.register(app)
 runs.register(app)
 check.register(app)
+compare.register(app)
 models.register(app)
 reproduce.register(app)
 federation.register(app)

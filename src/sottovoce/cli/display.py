@@ -36,6 +36,16 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
         out.print(escape(text), soft_wrap=True, highlight=False)
 
 
+@contextmanager
+def hidden(quiet: bool) -> Iterator[None]:
+    """Standard output of our own shows nothing inside, if `quiet`."""
+    before, out.quiet = out.quiet, quiet
+    try:
+        yield
+    finally:
+        out.quiet = before
+
+
 def facts(title: str, rows: Mapping[str, str]) -> None:
     """Names and values, aligned."""
     from sottovoce.report.table import Table

@@ -39,6 +39,9 @@ def register(app: typer.Typer) -> None:
 def federate(
     settings: list[str] = SETTINGS,
     plan: Path = typer.Option(None, help="The plan of the federation, a TOML file."),
+    records: Path = typer.Option(
+        None, help="records.toml: what a record is. Nobody's records are read; clients declare their numbers."
+    ),
     out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
     run_directory: Path = typer.Option(
         Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
@@ -59,8 +62,12 @@ def federate(
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
     json: bool = JSON,
 ) -> None:
-    """Write a Flower app for a plan, or run one until it is finished, through crashes."""
+    """Write a Flower app for a plan, or run one until it is finished, through crashes.
+
+    With --records the server needs no data: clients bring files that are as records.toml says.
+    """
     from sottovoce import data
+    from sottovoce.features.kept import described_facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Options
@@ -75,9 +82,16 @@ def federate(
         return
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
-    chosen = plan_of([*([str(plan)] if plan is not None else []), *(settings or [])])
-    if deal is None and chosen.gradient_records:
-        agreement = Agreement(chosen, data.load(chosen.dataset).facts, model=chosen.model)
+    about = [f"dataset={records.name}"] if records is not None else []
+    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])])
+    if records is not None:
+        if deal is not None:
+            raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
+        facts = described_facts(data.Description.load(records).facts(), chosen)
+        agreement = Agreement(chosen, facts, model=chosen.model)
+    elif deal is None and chosen.gradient_records:
+        facts = described_facts(data.load(chosen.dataset).facts, chosen)
+        agreement = Agreement(chosen, facts, model=chosen.model)
     else:
         agreement = agree(chosen)
     if deal is not None:

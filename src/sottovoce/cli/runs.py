@@ -1,4 +1,4 @@
-"""The commands around a run: quickstart, plan, train, evaluate, personalize, report."""
+"""The commands around a run: plan, train, evaluate, personalize, report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ LEDGER = typer.Option(None, help="Ledger shared by several runs on the same reco
 
 
 EXAMPLES = {
-    "quickstart": "quickstart --out runs/first",
     "plan": "plan preset=paper dataset=cifar10 epsilon=16",
     "train": "train preset=tuned dataset=mnist epsilon=16 --out runs/mnist",
     "evaluate": "evaluate runs/mnist --json",
@@ -42,18 +41,8 @@ EXAMPLES = {
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (quickstart, plan, train, evaluate, personalize, report):
+    for command in (plan, train, evaluate, personalize, report):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
-
-
-def quickstart(
-    out: Path = typer.Option(Path("runs/quickstart"), help="Directory of the run."),
-    json: bool = JSON,
-) -> None:
-    """Train a private federation on the shipped data, in about a minute, and write its report."""
-    if out == Path("runs/quickstart"):
-        out = _unused(out)
-    _train(Plan.load(overrides={"preset": "best"}), out, None, resume=False, device="cpu", json=json)
 
 
 def plan(
@@ -123,7 +112,9 @@ def train(
         torch.set_num_threads(threads)
     _check_device(device)
     chosen = RunDirectory(out).plan() if resume and not settings else plan_of(settings)
-    _train(chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard)
+    run_plan(
+        chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard
+    )
 
 
 def evaluate(
@@ -212,17 +203,18 @@ def plan_of(settings: list[str] | None) -> Plan:
     return Plan.load(files[0] if files else None, [word for word in words if "=" in word])
 
 
-def _train(
+def run_plan(
     plan: Plan,
     directory: Path,
-    ledger: Path | None,
+    ledger: Path | None = None,
     *,
-    resume: bool,
-    device: str,
+    resume: bool = False,
+    device: str = "cpu",
     json: bool,
     cache: bool = True,
     tensorboard: Path | None = None,
 ) -> None:
+    """Trains a plan with progress, writes its report and shows its result."""
     from sottovoce.api import train as train_run
     from sottovoce.report.tensorboard import round_scalars
 
@@ -318,14 +310,3 @@ def _future(result: dict[str, Any]) -> str:
     return (
         f"{percent(result['accuracy']['future'], 2)} on {result['future_clients']} clients never seen{labels}"
     )
-
-
-def _unused(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3`, … where earlier runs lie."""
-    from sottovoce.simulation.directory import RunDirectory
-
-    count, candidate = 1, path
-    while RunDirectory(candidate).plan_file.exists():
-        count += 1
-        candidate = path.with_name(f"{path.name}-{count}")
-    return candidate

@@ -24,16 +24,19 @@ def read_client(
     facts: Facts,
     needed: int,
     labels: bool = True,
+    raw: bool = False,
 ) -> Records:
     """At least `needed` records of a file, normalized with the run's constants, in the file's order.
 
     CSV and Parquet are read, and an .npz too, by the `records.toml` in the run's facts where there is one.
+    `raw` records are not normalized, only on the scale from 0 to 1 if they were bytes: for feature maps.
     """
+    normalize = (Facts(facts.shape, facts.classes) if raw else facts).normalize
     agreed = description.of(facts)
     if agreed is not None:
         site = read_site(path, agreed, target=labels)
         unit = None if site.unit is None else torch.from_numpy(site.unit)
-        records = Records(facts.normalize(torch.from_numpy(site.x)), torch.from_numpy(site.y), unit)
+        records = Records(normalize(torch.from_numpy(site.x)), torch.from_numpy(site.y), unit)
         if records.units < needed:
             what = "records" if agreed.unit is None else f"units ({agreed.unit})"
             raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")
@@ -45,7 +48,7 @@ def read_client(
         raise DataError(f"{path} has label {int(own.y.max())}, the run knows 0 to {facts.classes - 1}")
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
-    return Records(facts.normalize(own.x), own.y)
+    return Records(normalize(own.x), own.y)
 
 
 def has_target(path: Path, facts: Facts) -> bool:

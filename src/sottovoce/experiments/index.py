@@ -162,6 +162,9 @@ def _deviation(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _trajectory(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """A gain at round 1 and every `GAIN_EVERY` rounds, mean over seeds; old runs recorded ‖h‖² only."""
+    """A gain at round 1 and every `GAIN_EVERY` rounds, mean over seeds.
+
+    Old runs recorded ‖h‖² only, and with noise at the server nothing is said of the releases' effect.
+    """
     series = zip(*(line.get(key, []) for line in lines), strict=False)
-    return [round(statistics.fmean(values), 3) for values in series]
+    return [round(statistics.fmean(values), 3) for values in series if None not in values]

@@ -71,13 +71,16 @@ def described_facts(facts: Facts, plan: Plan) -> Facts:
 
 
 def described_client(path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True) -> Records:
-    """A client's own file, as the run's model sees it; `facts` are those of the run."""
-    features = None if facts.source is None else feature_map(plan, facts.source)
-    if features is None:
+    """A client's own file, as the run's model sees it; `facts` are those of the run.
+
+    Its features are computed once and kept on this machine, as everywhere.
+    """
+    if facts.source is None:
         return read_client(path, facts=facts, needed=needed, labels=labels)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
-    pictures = read_client(path, facts=Facts(features.shape, facts.classes), needed=needed, labels=labels)
-    return replace(pictures, x=features(pictures.x).half().float())
+    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True)
+    kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan)
+    return replace(own, x=kept.x.float())
 
 
 def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:

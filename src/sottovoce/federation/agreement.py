@@ -1,7 +1,9 @@
 """The agreement: the plan and the public facts about records that server and clients hold alike.
 
 It is one TOML file, the resolved plan with a table `[records]`, given to every operator before anything is
-released. Each end keeps its own copy and refuses to work with an end whose copy differs.
+released. Each end keeps its own copy and refuses to work with an end whose copy differs. Where the plan
+leaves numbers of records to the clients, the agreement is open: each client declares its own at enrolment,
+and when all have, the server freezes them into it.
 
 It comes from another party: it is checked (`foreign`) before anything is built from it, and no name in it is
 imported unless this machine's owner has given the same name. Only a simulation may be seeded.
@@ -12,16 +14,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
+from sottovoce.features.kept import described_facts
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
+
+MOST_PIXELS = 2**18
+"""Of a picture whose features a stranger's plan may ask for."""
+MOST_RECORDS = 2**31
 
 
 class AgreementError(SottovoceError):
@@ -38,17 +47,14 @@ class Agreement:
     """Clients are played by this machine, on a public dataset: its noise may be seeded."""
     model: str | None = field(default=None, compare=False)
     """The model that this machine's owner has named, not in the file; it may be code of their own."""
+    sizes: tuple[int, ...] = ()
+    """Training records (units) of each participant, where the plan leaves that to them; none before."""
 
     def __post_init__(self) -> None:
         if self.plan.seeded and not self.simulation:
             raise AgreementError(
                 "seeded=true draws noise that anybody can subtract: it is for simulations only, agree on "
                 "seeded=false"
-            )
-        if not self.plan.gradient_records:
-            raise AgreementError(
-                "gradient_records=0 means all records of a simulation: in a federation set the number that "
-                "every client can give"
             )
         if self.plan.shift != "none":
             raise AgreementError(
@@ -86,12 +92,14 @@ class Agreement:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise AgreementError(f"that is not TOML ({shown(error)}): ask for the file again") from None
-        records = values.pop("records", None)
+        records, sizes = values.pop("records", None), values.pop("sizes", [])
         if not isinstance(records, dict):
             raise AgreementError("the table [records] is missing: ask for the file again")
         facts, plan = Facts.parse(records), foreign_plan(values, model=model)
         check_sizes(plan, facts, model=model)
-        return cls(plan, facts, simulation, model)
+        _check_features(plan, facts)
+        agreement = cls(plan, facts, simulation, model)
+        return agreement.frozen(sizes) if sizes else agreement
 
     def to_toml(self) -> str:
         """The file; `load` of it gives the same agreement back."""
@@ -101,7 +109,43 @@ class Agreement:
         if source is not None:
             lines += ["", "[records.source]"]
             lines += [f"{name} = {json.dumps(value)}" for name, value in source.items()]
-        return self.plan.to_toml() + "\n[records]\n" + "\n".join(lines) + "\n"
+        sizes = f"sizes = {list(self.sizes)}\n" if self.sizes else ""
+        return self.plan.to_toml() + sizes + "\n[records]\n" + "\n".join(lines) + "\n"
+
+    @property
+    def open(self) -> bool:
+        """Whether participants have yet to say how many records they have."""
+        plan = self.plan
+        counts = plan.gradient_records and (plan.context_records or not plan.releases_context)
+        return not counts and not self.sizes
+
+    def frozen(self, sizes: Sequence[int]) -> Agreement:
+        """The agreement with the training records of every participant, as they declared them."""
+        plan = self.plan
+        if len(sizes) != plan.participants or not all(
+            type(m) is int and 1 <= m <= MOST_RECORDS for m in sizes
+        ):
+            raise AgreementError(
+                f"an agreement is frozen with the training records of its {plan.participants} participants"
+            )
+        least = min(sizes)
+        if max(plan.gradient_records, plan.context_records) > least:
+            raise AgreementError(
+                f"the smallest participant has {least} training records, fewer than the plan's "
+                "gradient_records or context_records: lower them"
+            )
+        alike = least if len(set(sizes)) == 1 else 0
+        resolved = plan.replace(
+            gradient_records=plan.gradient_records or alike, context_records=plan.context_records or alike
+        )
+        return replace(self, plan=resolved, sizes=tuple(sizes))
+
+    def alone(self, records: int) -> Agreement:
+        """The agreement as it would be if all participants had as many training records as this one.
+
+        A client's own releases and their price follow from its own number alone.
+        """
+        return self.frozen([records] * self.plan.participants) if self.open else self
 
     def digest(self) -> str:
         """A fingerprint: equal agreements and only equal agreements share it, under later versions too."""
@@ -118,7 +162,9 @@ class Agreement:
 
     def blueprint(self) -> Blueprint:
         """Everything that follows from the agreement."""
-        return draw(self.plan, self.facts, self.model)
+        if self.open:
+            raise AgreementError("the participants have not declared their records yet: wait until all have")
+        return draw(self.plan, self.facts, self.model, self.sizes)
 
     def _values(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.plan), **self._facts()}
@@ -128,4 +174,18 @@ class Agreement:
         later = {"source": None, "task": "classes", "class_names": (), "columns": ""}
         given = {name: getattr(self.facts, name) for name in later}
         fields = self.facts.fields()
-        return {**facts, **{name: fields[name] for name in later if given[name] != later[name]}}
+        frozen = {"sizes": list(self.sizes)} if self.sizes else {}
+        return {**facts, **{name: fields[name] for name in later if given[name] != later[name]}, **frozen}
+
+
+def _check_features(plan: Plan, facts: Facts) -> None:
+    """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
+    source = facts.source
+    if source is None and plan.features == "none":
+        return
+    if source is None or plan.features == "none" or math.prod(source.shape) > MOST_PIXELS:
+        raise AgreementError(
+            f"features={plan.features} does not fit what a record is said to be: ask for the file again"
+        )
+    if described_facts(source, plan) != facts:
+        raise AgreementError("the agreement's features are not those of its plan: ask for the file again")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.data import Dataset, division, load, resolve
+from sottovoce.features.kept import described_facts
 from sottovoce.federation.agreement import Agreement
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.plan import Plan
@@ -24,7 +25,8 @@ def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
     """
     records = load(plan.dataset) if dataset is None else dataset
     sizes = [len(index) for index in division(records, plan)[: plan.participants]]
-    return Agreement(resolve(plan, [min(sizes)]), records.facts, plan.seeded, plan.model)
+    facts = described_facts(records.facts, plan)
+    return Agreement(resolve(plan, [min(sizes)]), facts, plan.seeded, plan.model)
 
 
 def write_client_files(

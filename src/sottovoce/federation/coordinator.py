@@ -12,17 +12,20 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
+from sottovoce.federation.handout import Handout
+from sottovoce.federation.intake import Implausible, Intake
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
-from sottovoce.federation.sealing import SEAL_BYTES, unseal
+from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
@@ -32,6 +35,9 @@ log = logging.getLogger("sottovoce.federation")
 
 Fields = dict[str, Any]
 """A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
+
+Phase = Literal["enrolment", "contexts", "round", "confusions", "over"]
+"""What is open: enrolment until the agreement is frozen, contexts, a round, confusions, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,14 @@ class Options:
 
 
 class Coordinator:
-    """A federation in progress: `missing` says what to ask, `accept` takes it, `advance` closes rounds."""
+    """A federation in progress: `missing` says what to ask, `accept` takes it, `advance` closes rounds.
+
+    When all releases are in (`done`), everybody who made some is due a model, until `closed`.
+    """
 
     def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
         self.agreement = agreement
         self.options = options or Options()
-        self.blueprint = agreement.blueprint()
-        if agreement.plan.features != "none" or agreement.plan.context_traits.predicted_for_future:
-            raise SottovoceError(
-                "a federation cannot describe records by features nor ask for a confusion of classes yet: "
-                "set features=none and context=labels"
-            )
-        self._digest = agreement.digest()
-        self.server = Server(self.blueprint)
         self._store = store
         self._roster = Roster(agreement, store)
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
@@ -67,13 +68,30 @@ class Coordinator:
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, bytes] = {}
-        state = store.state()
+        self._phase: Phase = "enrolment"
+        self._deadline = time.monotonic() + self.options.patience
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Leaves enrolment, if everybody's number of records is known or stated by the plan."""
+        if self.agreement.open:
+            sizes = self._roster.sizes()
+            if sizes is None:
+                return
+            self.agreement = self.agreement.frozen(sizes)
+            log.info("all clients have declared their records: the agreement is frozen")
+        self.blueprint = self.agreement.blueprint()
+        self._digest = self.agreement.digest()
+        self.server = Server(self.blueprint)
+        self._intake = Intake(self.blueprint, self._store, self._roster, self.options.bucket)
+        self._handout = Handout(self.server, self._store, self._roster)
+        state = self._store.state()
         if state is not None:
             self.server.load_state(state)
-            log.info("resumed after round %d of %d", self.server.round, agreement.plan.rounds)
-        for participant, kind, round_number, message in store.waiting():
-            self._decoded[participant, kind] = self._decode(participant, kind, round_number, message)
-        self._begin()
+            log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
+        for participant, kind, round_number, message in self._store.waiting():
+            self._decoded[participant, kind] = self._intake.decode(participant, kind, round_number, message)
+        self._begin(self._phase_after(None))
 
     @property
     def run(self) -> str:
@@ -81,13 +99,29 @@ class Coordinator:
         return self._store.run
 
     @property
+    def round(self) -> int:
+        """Rounds applied so far."""
+        return 0 if self._phase == "enrolment" else self.server.round
+
+    @property
     def done(self) -> bool:
-        return self.server.round >= self.agreement.plan.rounds
+        """Whether every release that the plan asks for was made, or given up."""
+        return self._phase == "over"
+
+    @property
+    def closed(self) -> bool:
+        """Whether everybody has their model, too, or patience with those who do not come is over."""
+        return self.done and (not self._handout.waiting() or time.monotonic() >= self._deadline)
 
     @property
     def enrolled(self) -> set[int]:
         """Participants whose keys are known."""
         return self._roster.enrolled
+
+    @property
+    def names(self) -> list[str]:
+        """What the participants are called."""
+        return self._roster.names()
 
     def batch(self) -> AbstractContextManager[None]:
         """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
@@ -105,44 +139,49 @@ class Coordinator:
         """Where the engine last reached each participant; what comes from there is checked all the same."""
         return self._store.addresses()
 
-    def missing(self) -> dict[int, Kind]:
-        """The release that is still to come from each participant; asking again is always harmless."""
-        if self.done:
+    def missing(self) -> dict[int, Kind | Literal["model"]]:
+        """What is still to come from each participant, or go to it; asking again is always harmless."""
+        if self._phase == "enrolment":
             return {}
-        due: dict[int, Kind]
-        if self._contexts_open:
-            everyone = range(self.agreement.plan.participants)
-            due = {participant: "context" for participant in everyone if self._lacks_context(participant)}
-        else:
-            due = {
-                # Who came too late for the contexts releases its own before its first gradient.
-                participant: "context" if self._lacks_context(participant) else "gradient"
-                for participant in self._coefficients
-                if (participant, "gradient") not in self._decoded
-            }
+        if self.done:
+            return dict.fromkeys(self._handout.waiting(), MODEL)
         return {
             participant: kind
-            for participant, kind in due.items()
-            if (participant, kind) not in self._left_out
+            for participant, kind in self._due().items()
+            if (participant, kind) not in self._decoded and (participant, kind) not in self._left_out
         }
 
-    def request(self, participant: int, kind: Kind) -> Fields:
-        """The request for a missing release, to be delivered to the participant.
+    def _due(self) -> dict[int, Kind]:
+        everyone = range(self.agreement.plan.participants)
+        if self._phase == "contexts":
+            return {participant: "context" for participant in everyone if self._lacks_context(participant)}
+        if self._phase == "confusions":
+            return {participant: "confusion" for participant in everyone if self.server.knows(participant)}
+        # Who came too late for the contexts releases its own before its first gradient.
+        return {
+            participant: "context" if self._lacks_context(participant) else "gradient"
+            for participant in self._coefficients
+            if (participant, "gradient") not in self._decoded
+        }
+
+    def request(self, participant: int, kind: Kind | Literal["model"]) -> Fields:
+        """The request for a missing release, or the model that is due, to be delivered to the participant.
 
         It says what the participant was asked for before, which a client with a restored backup must take
         for released.
         """
+        frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
+        if kind == MODEL:
+            return {**self._handout.message(participant), **frozen}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
             "run": self.run,
-            "agreement": self._digest,
+            **frozen,
             "kind": kind,
             "round": self._round_of(kind),
-            "received_context": any(kind == "context" for kind, _ in received),
-            "received_rounds": [number for kind, number in received if kind == "gradient"],
-            "asked_context": any(kind == "context" for kind, _ in asked),
-            "asked_rounds": [number for kind, number in asked if kind == "gradient"],
+            **_known("received", received),
+            **_known("asked", asked),
             "seal": public_key(key),
             "bucket": self.options.bucket,
             "diagnostics": self.options.diagnostics,
@@ -150,9 +189,13 @@ class Coordinator:
         }
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
-        elif (vector := self.server.open_contexts()) is not None:
+        elif (vector := self._model_of(kind)) is not None:
             fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
+
+    def _model_of(self, kind: Kind) -> Tensor | None:
+        """The shared coefficients that contexts or confusions are made with, if any."""
+        return self.server.open_contexts() if kind == "context" else self.server.shared_coefficients()
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
@@ -170,7 +213,13 @@ class Coordinator:
 
     def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
-        if kind not in self.blueprint.releases or not (isinstance(body, bytes) or answer.get("left_out")):
+        if self._phase == "enrolment":
+            raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
+        if kind == MODEL:
+            self._handout.accept(participant, answer)
+            return
+        releases = self.blueprint.releases_of(participant)
+        if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
             raise SottovoceError(f"{participant_name(participant)} sent something other than a release")
         if self.done or round_number != self._round_of(kind):
             raise SottovoceError(
@@ -185,28 +234,30 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        release = self.blueprint.releases[kind]
-        if len(body) > SEAL_BYTES + release.largest_message + self.options.bucket:
-            raise SottovoceError(
-                f"{participant_name(participant)} sent {len(body)} bytes for {release.size} numbers: "
-                "refused unread"
-            )
+        self._intake.check_size(participant, kind, body)
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        decoded = self._decode(participant, kind, round_number, body)
-        if not release.plausible(decoded):
-            self._left_out.add((participant, kind))  # it would only be sent again
-            raise SottovoceError(
-                f"{participant_name(participant)} sent a {kind} of a norm that its clipping and noise do not "
-                f"reach ({release.largest_norm:.3g}): refused"
-            )
+        decoded = self._intake.decode(participant, kind, round_number, body)
+        try:
+            self._intake.check_plausible(participant, kind, decoded)
+        except Implausible:
+            self._left_out.add((participant, kind))
+            raise
         self._store.receive(participant, kind, round_number, body)
         self._decoded[participant, kind] = decoded
         self._diagnose(participant, kind, body, decoded, answer)
 
     def advance(self) -> Fields | None:
-        """Closes the contexts or the round if all have come or patience is over; a closed round's line."""
+        """Closes what is open if all have come or patience is over; the line of a round that is closed."""
+        if self._phase == "enrolment":
+            self._freeze()
+            if self._phase == "enrolment" and time.monotonic() >= self._deadline:
+                self._deadline = time.monotonic() + self.options.patience
+                absent = set(range(self.agreement.plan.participants)) - self.enrolled
+                names = ", ".join(participant_name(participant) for participant in sorted(absent))
+                log.warning("nothing begins before all have declared their records: waiting for %s", names)
+            return None
         if self.done:
             return None
         missing = self.missing()
@@ -214,22 +265,30 @@ class Coordinator:
             if time.monotonic() < self._deadline:
                 return None
             names = ", ".join(participant_name(participant) for participant in missing)
-            what = "contexts of" if self._contexts_open else f"round {self.server.round + 1} without"
+            what = f"{self._phase} of"
+            if self._phase == "round":
+                what = f"round {self.server.round + 1} without"
             log.warning("patience is over, continuing: %s %s", what, names)
-        line = None if self._contexts_open else self._close_round()
-        contexts = {p: vector for (p, kind), vector in self._decoded.items() if kind == "context"}
-        for participant in sorted(contexts):
-            self.server.receive_context(participant, contexts[participant])
-        if self._contexts_open:
+        line = self._close_round() if self._phase == "round" else None
+        for participant, context in sorted(self._released("context").items()):
+            self.server.receive_context(participant, context)
+        if self._phase == "contexts":
             self.server.close_contexts()
-        self._store.apply(self.server.state(), line, last=self.done)
+        for participant, confusion in sorted(self._released("confusion").items()):
+            self.server.receive_confusion(participant, confusion)
+        following = self._phase_after(self._phase)
+        self._store.apply(self.server.state(), line, last=following == "over")
         self._decoded.clear()
         self._diagnostics.clear()
-        self._begin(contexts_closed=self._contexts_open)
+        self._begin(following)
         return line
 
+    def _released(self, kind: Kind) -> dict[int, np.ndarray]:
+        """What came of a kind since something was closed last, by participant."""
+        return {participant: vector for (participant, of), vector in self._decoded.items() if of == kind}
+
     def _close_round(self) -> Fields:
-        releases = {p: vector for (p, kind), vector in self._decoded.items() if kind == "gradient"}
+        releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
         effective = None
         if self.agreement.plan.noise_at_server:
@@ -252,34 +311,36 @@ class Coordinator:
             line["uncharged_diagnostics"] = dict(self._diagnostics)
         return line
 
-    def _begin(self, *, contexts_closed: bool = False) -> None:
-        """Opens what comes next: the contexts, in the round before which they are due, or that round."""
-        current, due = self.server.round, self.blueprint.contexts_after
-        self._contexts_open = current == due and self.server.contexts_due and not contexts_closed
+    def _phase_after(self, closed: Phase | None) -> Phase:
+        """What comes next: contexts in the round before which they are due, rounds, confusions, nothing."""
+        current, plan = self.server.round, self.agreement.plan
+        if current < plan.rounds:
+            due = current == self.blueprint.contexts_after and self.server.contexts_due
+            return "contexts" if due and closed != "contexts" else "round"
+        confusions = plan.context_traits.predicted_for_future and not self.server.confused
+        return "confusions" if confusions and closed != "confusions" else "over"
+
+    def _begin(self, phase: Phase) -> None:
+        """Opens a phase."""
+        self._phase = phase
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
-        if not self._contexts_open and not self.done:
-            chosen = [int(index) for index in self.blueprint.schedule[current]]
+        if phase == "round":
+            chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
             messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
             self._coefficients = dict(zip(chosen, messages, strict=True))
+        elif phase != "contexts":
+            self.server.finish()
 
     def _round_of(self, kind: Kind) -> int:
-        return 0 if kind == "context" else self.server.round + 1
+        return self.server.round + 1 if kind == "gradient" else 0
 
     def _lacks_context(self, participant: int) -> bool:
         releases = self.agreement.plan.releases_context and self.server.contexts_due
         return (
             releases and not self.server.knows(participant) and (participant, "context") not in self._decoded
         )
-
-    def _decode(self, participant: int, kind: Kind, round_number: int, sealed: bytes) -> np.ndarray:
-        release, key = self.blueprint.releases[kind], self._store.seal_key(participant, kind)
-        if key is None:
-            raise SottovoceError(f"{participant_name(participant)} sent a {kind} that it was not asked for")
-        stream = release.stream(self.run, participant_name(participant), round_number)
-        message = unseal(sealed, stream, private=key, agreed=self._roster.agreed(participant))
-        return release.decode(message, secret=self._roster.secret(participant), stream=stream)
 
     def _diagnose(
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
@@ -292,3 +353,11 @@ class Coordinator:
                 "norm": float(np.linalg.norm(decoded)),
                 "accuracy": answer.get("accuracy"),
             }
+
+
+def _known(what: str, releases: list[tuple[Kind, int]]) -> Fields:
+    """The releases that the server has "received" or "asked" for, as a request states them."""
+    return {
+        f"{what}_rounds": [number for kind, number in releases if kind == "gradient"],
+        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ("context", "confusion")},
+    }

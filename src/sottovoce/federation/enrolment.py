@@ -27,6 +27,10 @@ class Enrolment:
     secret: str
     ledger: str = ""
     """The name of the ledger that this client enrolled with; version 0.1 did not note it."""
+    records: int = 0
+    """Training records that this client has declared; 0 where the plan states a number."""
+    frozen: str = ""
+    """The digest of the agreement with everybody's numbers, once the server has frozen it."""
 
     @staticmethod
     def file(directory: Path, run: str) -> Path:

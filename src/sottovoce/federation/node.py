@@ -13,15 +13,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, read_client, split_participant, split_seeds
-from sottovoce.downlink import BadCoefficients
+from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
+from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import ClientLog, shown
 from sottovoce.federation.enrolment import Enrolment
@@ -34,15 +38,25 @@ from sottovoce.federation.keys import (
     public_key,
 )
 from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
+from sottovoce.federation.recovery import Past
 from sottovoce.federation.rollback import Footprint, trace_file
-from sottovoce.federation.sealing import seal, sealed_for
-from sottovoce.files import PRIVATE, locked
-from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
+from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
+from sottovoce.files import PRIVATE, locked, write_atomically
+from sottovoce.modelfile import personal_model
+from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
+from sottovoce.simulation.dry_run import dry_client
 
 
 class Declined(SottovoceError):
     """The request is not one that this client answers; says nothing about its records."""
+
+
+class NotReady(EnrolmentError):
+    """All that a server hears of a client whose records or model cannot be used as agreed."""
+
+    def __init__(self) -> None:
+        super().__init__("this client is not ready: its own log says why")
 
 
 class Node:
@@ -79,7 +93,7 @@ class Node:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
         with self._locked(), self._client_log.refusals(f"to enrol in run {shown(offer.get('run'))}"):
             run, server_key = str(offer["run"]), bytes(offer["key"])
-            self._check_agreement(offer)
+            self._check_agreement(offer, self._agreement)
             enrolment = Enrolment.read(self._directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
@@ -92,6 +106,8 @@ class Node:
             "key": bytes.fromhex(enrolment.key),
             "agreement": self._agreement.digest(),
             "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
+            "records": enrolment.records,
+            "name": self._own.client,
         }
 
     def refused(self, run: str, reason: str) -> None:
@@ -111,26 +127,49 @@ class Node:
         except (LedgerBehind, AlreadyDelivered) as error:
             return {"kind": request["kind"], "round": int(request["round"]), "left_out": str(error)}
 
+    def keep_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the model that the server's last message brings, beside the ledger; nothing is charged."""
+        with self._locked(), self._client_log.refusals("its model"):
+            enrolment = self._enrolment(request)
+            blueprint = self._frozen(request, enrolment).blueprint()
+            stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
+            sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
+            sent = unseal_downward(sealed, stream, agreed=agreed)
+            coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
+            with self._own.open() as ledger:
+                budget, spent = self._own.budget(ledger), ledger.spent(OWN_RECORDS)
+            model = personal_model(
+                blueprint,
+                coefficients,
+                run=enrolment.run,
+                client=self._own.client,
+                epsilon=budget.price(spent),
+                delta=budget.delta,
+                accounting=budget.accounting,
+            )
+            path = self._own.model_file
+            write_atomically(path, model, mode=PRIVATE)
+            self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
+        return {"kind": MODEL, "kept": True}
+
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._client_log.refusals(what):
-            self._check_agreement(request)
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
-            enrolment = Enrolment.read(self._directory, str(request["run"]))
-            if enrolment is None:
-                raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
-            blueprint = self._agreement.blueprint()
+            enrolment = self._enrolment(request)
+            blueprint = self._frozen(request, enrolment).blueprint()
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     raise EnrolmentError(
                         f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
                     )
-                self._catch_up(ledger, blueprint, request)
+                past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
+                past.catch_up(blueprint.releases_of(enrolment.participant), request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
-                self._note(ledger, enrolment.run)
+                past.note()
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
@@ -145,13 +184,10 @@ class Node:
         kind, round_number = request["kind"], int(request["round"])
         coefficients = None
         if "coefficients" in request:
-            try:
-                coefficients = blueprint.downlink(kind).decode(bytes(request["coefficients"]))
-            except BadCoefficients as error:
-                raise Declined(str(error)) from None
+            coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            self._records(enrolment.participant),
+            self._records(enrolment.participant, blueprint),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -170,6 +206,8 @@ class Node:
         )
         if kind == "context":
             message = client.release_context(coefficients)
+        elif kind == "confusion" and coefficients is not None:
+            message = client.release_confusion(coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
@@ -184,91 +222,66 @@ class Node:
             answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
 
-    def _catch_up(self, ledger: Ledger, blueprint: Blueprint, request: Mapping[str, Any]) -> None:
-        """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
-        run, due = str(request["run"]), (request["kind"], int(request["round"]))
-        unknown = self._unknown(ledger, request, "received")
-        if (
-            unknown
-            or ledger.copied
-            or not self._trace(ledger, run).follows(Footprint.read(trace_file(self._directory, run)))
-        ):
-            # What the server asked for may have left and been lost on its way.
-            unknown += [stream for stream in self._unknown(ledger, request, "asked") if stream not in unknown]
-            ledger.recover(
-                [blueprint.releases[kind].charge(run, OWN_RECORDS, number) for kind, number in unknown], run
-            )
-            ledger.vouch()
-            self._client_log.note(
-                "this directory or its ledger was restored from a backup: charged for "
-                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
-                level=logging.WARNING,
-            )
-            self._note(ledger, run)
-        if request["received_context"] or not self._agreement.plan.releases_context:
-            ledger.forget(run, before_round=due[1])
-        if ledger.stored(run, OWN_RECORDS, *due) == b"":
-            raise LedgerBehind(
-                "the ledger was restored from a backup and this release may have left before: it was "
-                "charged, and is left out since a stream is used once for ever"
-            )
-
-    def _unknown(self, ledger: Ledger, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
-        """Releases that the server has "received" or "asked" for and the ledger does not know."""
-        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
-        if request[f"{what}_context"]:
-            streams.insert(0, ("context", 0))
-        run = str(request["run"])
-        return [(kind, number) for kind, number in streams if not _charged(ledger, run, kind, number)]
-
-    def _trace(self, ledger: Ledger, run: str) -> Footprint:
-        total = ledger.total_in(run)
-        return Footprint.of(self._lock_file, ledger.releases(OWN_RECORDS, run=run), total.spent, total.server)
-
-    def _note(self, ledger: Ledger, run: str) -> None:
-        """Makes the run's note true, before anything leaves; also where a killed process could not."""
-        trace, file = self._trace(ledger, run), trace_file(self._directory, run)
-        if trace != Footprint.read(file):
-            trace.write(file)
+    def _enrolment(self, request: Mapping[str, Any]) -> Enrolment:
+        enrolment = Enrolment.read(self._directory, str(request["run"]))
+        if enrolment is None:
+            raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
+        return enrolment
 
     def _not_chosen(self, blueprint: Blueprint, participant: int, round_number: int) -> bool:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int) -> ClientRecords:
-        agreement, plan = self._agreement, self._agreement.plan
-        records = read_client(
-            self._records_file,
-            facts=agreement.facts,
-            needed=-(-plan.gradient_records * 5 // 4),
-        )
+    def _records(self, participant: int, blueprint: Blueprint) -> ClientRecords:
+        plan = blueprint.plan
+        needed = -(-blueprint.sizes[participant] * 5 // 4)
+        records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-        return split_participant(records, plan.context_records, seeds[participant])
+        return split_participant(records, blueprint.context_size(participant), seeds[participant])
 
-    def _check_agreement(self, fields: Mapping[str, Any]) -> None:
-        if (self._agreement.plan.seeded or not self._agreement.plan.private) and not self._simulated:
+    def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
+        if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
             raise EnrolmentError(
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if self._agreement.plan.noise_at_server and not self._trusts_server:
+        if mine.plan.noise_at_server and not self._trusts_server:
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"
             )
-        if fields.get("agreement") != self._agreement.digest():
+        if fields.get("agreement") != mine.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
                 "both agreement.toml"
             )
 
+    def _frozen(self, request: Mapping[str, Any], enrolment: Enrolment) -> Agreement:
+        """The agreement of a request: this client's own, with all numbers of records once it was open.
+
+        The first one that the server froze holds for ever, and holds what this client has declared.
+        """
+        agreement = self._agreement
+        if agreement.open:
+            sizes = [int(size) for size in request.get("sizes", ())]
+            agreement = agreement.frozen(sizes)
+            if sizes[enrolment.participant] != enrolment.records:
+                raise EnrolmentError("the server states another number of records than this client declared")
+        self._check_agreement(request, agreement)
+        if self._agreement.open and enrolment.frozen != agreement.digest():
+            if enrolment.frozen:
+                raise EnrolmentError("the server has frozen the agreement twice: nothing is released")
+            replace(enrolment, frozen=agreement.digest()).write(self._directory)
+        return agreement
+
     def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
         participant = proposal if self._wish is None else self._wish
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
+        declared, blueprint = self._dry_run(participant)
         with self._own.open() as ledger:
             ledger.check_genuine()
-            price, name = self._own.price(ledger, self._agreement.blueprint(), participant), ledger.name
+            price, name = self._own.price(ledger, blueprint, participant), ledger.name
             if not price.affordable:
                 self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
@@ -284,11 +297,34 @@ class Node:
             key=public_key(private).hex(),
             secret=secret.hex(),
             ledger=name,
+            records=declared,
         )
         Footprint.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
+
+    def _dry_run(self, participant: int) -> tuple[int, Blueprint]:
+        """The training records to declare, and the blueprint they have been tried with; charges nothing.
+
+        Whatever fails is told to their owner alone; the server hears a fixed "not ready".
+        """
+        agreement, declared = self._agreement, 0
+        if not 0 <= participant < agreement.plan.participants:
+            count = agreement.plan.participants
+            raise EnrolmentError(f"there is no participant {participant}: the agreement has {count}")
+        try:
+            if agreement.open:
+                records = described_client(self._records_file, agreement.plan, agreement.facts, needed=2)
+                declared = training_size(records.units)
+                agreement = agreement.alone(declared)
+            blueprint = agreement.blueprint()
+            dry_client(self._own.client, self._records(participant, blueprint), blueprint, participant)
+        except Exception as error:  # it may be about records
+            why = str(error) if isinstance(error, SottovoceError) else repr(error)
+            self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
+            raise NotReady from None
+        return declared, blueprint
 
     def _released(self, run: str) -> bool:
         if not self._own.exists:
@@ -310,8 +346,9 @@ class Node:
             yield
 
 
-def _charged(ledger: Ledger, run: str, kind: Kind, round_number: int) -> bool:
+def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:
+    """Coefficients (k,) in the server's bytes."""
     try:
-        return ledger.stored(run, OWN_RECORDS, kind, round_number) is not None
-    except AlreadyDelivered:
-        return True
+        return downlink.decode(bytes(sent))
+    except BadCoefficients as error:
+        raise Declined(str(error)) from None

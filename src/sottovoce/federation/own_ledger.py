@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.rollback import traces
 from sottovoce.files import locked
 from sottovoce.privacy import schedule
@@ -43,6 +42,18 @@ class OwnLedger:
         return self._terms.ledger_file(self._records)
 
     @property
+    def client(self) -> str:
+        """What the client is called."""
+        return self._terms.client or self._records.stem
+
+    @property
+    def model_file(self) -> Path:
+        """Where the personal model goes: beside the ledger, under the client's name where it is not alone."""
+        alone = not any(other != self.path for other in self.path.parent.glob("*.ledger.sqlite"))
+        name = "personal.safetensors" if alone else f"{self.client}.personal.safetensors"
+        return self.path.with_name(name)
+
+    @property
     def exists(self) -> bool:
         """Whether anything was ever charged in it, or may have been."""
         return self.path.exists() or Witness(self.path).path.exists() or bool(traces(self._directory))
@@ -67,7 +78,6 @@ class OwnLedger:
     def price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
         """What a whole run costs a participant's records."""
         calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
-        if not 0 <= participant < len(calls):
-            raise EnrolmentError(f"there is no participant {participant}: the agreement has {len(calls)}")
-        cost = spending(blueprint.releases, blueprint.participant_counts(int(calls[participant])))
+        counts = blueprint.participant_counts(int(calls[participant]))
+        cost = spending(blueprint.releases_of(participant), counts)
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self.budget(ledger))

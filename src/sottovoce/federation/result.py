@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ def write_run(
     directory = RunDirectory(path)
     private_folder(directory.path)
     write_atomically(directory.plan_file, agreement.plan.to_toml().encode(), PRIVATE)
-    lines = store.lines()
+    names = {participant_name(index): name for index, name in enumerate(coordinator.names)}
+    lines = [{**line, "clients": [names[client] for client in line["clients"]]} for line in store.lines()]
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(directory.rounds_file, rounds, PRIVATE)
-    server.finish()
-    GeneratorFile.of(coordinator.blueprint, store.run, server.state()).write(directory.model_file)
+    file = GeneratorFile.of(coordinator.blueprint, store.run, server.state(), coordinator.names)
+    file.write(directory.model_file)
     directory.model_file.chmod(PRIVATE)
     result = {**_result(coordinator, store, lines), "engine": engine}
     write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
@@ -48,9 +50,10 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
     spent = {}
     for participant in sorted(coordinator.enrolled):
         counts = Counter(kind for kind, _ in store.received(participant))
-        spent[participant_name(participant)] = blueprint.epsilon(counts)
+        spent[coordinator.names[participant]] = blueprint.epsilon(counts, participant)
     return {
         **description(blueprint),
+        "future_clients": plan.future_clients,
         "rounds": len(lines),
         "releases": sum(len(line["clients"]) for line in lines),
         "releases_max": blueprint.releases_max,
@@ -66,4 +69,5 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
         "sigma_context": blueprint.sigma_context,
         "downlink": downlink(blueprint, lines),
         "seconds": sum(line["seconds"] for line in lines),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.blueprint import participant_name
-from sottovoce.federation.agreement import Agreement
+from sottovoce.data.folder import CLIENT
+from sottovoce.federation.agreement import MOST_RECORDS, Agreement
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import (
     KEY_BYTES,
@@ -74,11 +75,28 @@ class Roster:
             raise EnrolmentError("the enrolment is incomplete: update the client")
         if not secrets.compare_digest(proven, proof(self._agreed(participant, key), self._nonce)):
             raise EnrolmentError("the enrolment does not prove its key: enrol again")
-        if self._store.enrol(participant, key):
-            log.info("%s enrolled", participant_name(participant))
+        records = answer.get("records", 0)
+        if type(records) is not int or not (1 if self._agreement.open else 0) <= records <= MOST_RECORDS:
+            raise EnrolmentError("the client does not declare how many records it trains on: update it")
+        name = answer.get("name")
+        if not isinstance(name, str) or not CLIENT.fullmatch(name) or name in self._store.names().values():
+            name = ""
+        if self._store.enrol(participant, key, records, name):
+            log.info("%s enrolled%s", participant_name(participant), f" as {name}" if name else "")
         self._keys[participant] = key
         self._store.reached(participant, address)
         return participant
+
+    def names(self) -> list[str]:
+        """What the participants are called, in their order: by themselves, or participant-0, …"""
+        named, count = self._store.names(), self._agreement.plan.participants
+        return [named.get(index, participant_name(index)) for index in range(count)]
+
+    def sizes(self) -> list[int] | None:
+        """What all participants have declared, in their order; None while somebody is missing."""
+        declared = self._store.declared()
+        everyone = range(self._agreement.plan.participants)
+        return [declared[p] for p in everyone] if all(p in declared for p in everyone) else None
 
     def secret(self, participant: int) -> bytes:
         """What this client's channels and the server's have in common."""

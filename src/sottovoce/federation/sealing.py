@@ -9,11 +9,14 @@ release is applied, and with it every copy of the message, wherever one was kept
     padded message, under HKDF-SHA256 of the X25519 exchange with the secret of the enrolment as salt
 
 The salt means that a stranger who passes a key of his own off as the server's cannot read the answer either.
+What goes the other way, a client's final coefficients, is sealed with the secret of the enrolment alone.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
+from typing import Literal
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -29,6 +32,8 @@ _HEADER = struct.Struct(f">{KEY_BYTES}s{KEY_BYTES}sI")
 _TAG_BYTES = 16
 SEAL_BYTES = _HEADER.size + _TAG_BYTES
 """By how much a seal makes a padded message longer."""
+MODEL: Literal["model"] = "model"
+"""The purpose of the one message under seal that goes to a client."""
 _NONCE = bytes(12)  # every key seals one message
 
 
@@ -61,6 +66,33 @@ def unseal(sealed: bytes, stream: Stream, *, private: bytes, agreed: bytes) -> b
         raise ChannelError(
             "message does not match its seal: it is damaged, or of another client, release or key"
         ) from None
+
+
+def seal_downward(message: bytes, stream: Stream, *, agreed: bytes) -> bytes:
+    """What the server sends to one client alone: sealed with the secret of its enrolment, and a fresh salt.
+
+    >>> sealed = seal_downward(b"model", ("run", "participant-3", "model", 0), agreed=bytes(32))
+    >>> unseal_downward(sealed, ("run", "participant-3", "model", 0), agreed=bytes(32))
+    b'model'
+    """
+    salt = secrets.token_bytes(KEY_BYTES)
+    return salt + ChaCha20Poly1305(_downward(salt, agreed, stream)).encrypt(_NONCE, message, salt)
+
+
+def unseal_downward(sealed: bytes, stream: Stream, *, agreed: bytes) -> bytes:
+    """The message inside; a ChannelError where it is not this server's, for this client."""
+    salt, body = sealed[:KEY_BYTES], sealed[KEY_BYTES:]
+    try:
+        return ChaCha20Poly1305(_downward(salt, agreed, stream)).decrypt(_NONCE, body, salt)
+    except InvalidTag:
+        raise ChannelError(
+            "message does not match its seal: it is damaged, or for another client or run"
+        ) from None
+
+
+def _downward(salt: bytes, agreed: bytes, stream: Stream) -> bytes:
+    info = b"sottovoce sealed model:" + stream_bytes(stream)
+    return HKDF(SHA256(), length=32, salt=salt, info=info).derive(agreed)
 
 
 def sealed_for(sealed: bytes) -> bytes:

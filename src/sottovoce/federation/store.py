@@ -32,12 +32,18 @@ from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger("sottovoce.federation")
 
-_FORMAT = 2
+_FORMAT = 3
 _CHECKPOINT_MILLISECONDS = 5000  # how long to wait for one that reads what is to be forgotten
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
-CREATE TABLE client (participant INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, enrolled TEXT NOT NULL);
+CREATE TABLE client (
+    participant INTEGER PRIMARY KEY,
+    key BLOB NOT NULL UNIQUE,
+    enrolled TEXT NOT NULL,
+    records INTEGER NOT NULL,
+    name TEXT NOT NULL
+);
 CREATE TABLE address (participant INTEGER PRIMARY KEY, address TEXT NOT NULL);
 CREATE TABLE release (
     participant INTEGER NOT NULL,
@@ -59,6 +65,7 @@ CREATE TABLE seal (
     PRIMARY KEY (participant, kind)
 ) WITHOUT ROWID;
 CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
+CREATE TABLE kept (participant INTEGER PRIMARY KEY);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 
@@ -121,8 +128,11 @@ class Store(Database):
 
     # Clients
 
-    def enrol(self, participant: int, key: bytes) -> bool:
-        """Remembers a client's public key for ever; False if it was known, an error if another one is."""
+    def enrol(self, participant: int, key: bytes, records: int = 0, name: str = "") -> bool:
+        """Remembers a client's public key, the number of its training records and its name for ever.
+
+        False if the client was known, an error if another one is.
+        """
         known = self.query("SELECT key FROM client WHERE participant = ?", participant)
         if known:
             if known[0][0] != key:
@@ -135,12 +145,20 @@ class Store(Database):
             raise EnrolmentError("this key is enrolled as another participant: use one directory per client")
         with self.transaction():
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.query("INSERT INTO client VALUES (?, ?, ?)", participant, key, now)
+            self.query("INSERT INTO client VALUES (?, ?, ?, ?, ?)", participant, key, now, records, name)
         return True
 
     def keys(self) -> dict[int, bytes]:
         """Public keys of all enrolled participants."""
         return dict(self.query("SELECT participant, key FROM client"))
+
+    def declared(self) -> dict[int, int]:
+        """Training records of all enrolled participants, as they declared them; 0: they were not asked."""
+        return dict(self.query("SELECT participant, records FROM client"))
+
+    def names(self) -> dict[int, str]:
+        """What enrolled participants call themselves."""
+        return dict(self.query("SELECT participant, name FROM client WHERE name != ''"))
 
     def addresses(self) -> dict[int, str]:
         """Where the engine last reached each participant."""
@@ -150,6 +168,15 @@ class Store(Database):
         """Remembers where a participant was reached."""
         with self.transaction():
             self.query("INSERT OR REPLACE INTO address VALUES (?, ?)", participant, address)
+
+    def keep_model(self, participant: int) -> None:
+        """Remembers that a participant has its final model."""
+        with self.transaction():
+            self.query("INSERT OR IGNORE INTO kept VALUES (?)", participant)
+
+    def kept(self) -> set[int]:
+        """Participants who have their final model."""
+        return {participant for (participant,) in self.query("SELECT participant FROM kept")}
 
     # Releases
 

@@ -123,7 +123,8 @@ class Onboarding:
 
     def __init__(self, run: str | Path, model: str | None = None) -> None:
         directory = Path(run)
-        if GeneratorFile.read(RunDirectory(directory).model_file, model=model).plan.seeded:
+        file = GeneratorFile.read(RunDirectory(directory).model_file, model=model)
+        if file.plan.seeded:
             raise SottovoceError(
                 f"{run} was a seeded simulation, whose noise protects nobody: serve a run with seeded=false"
             )
@@ -132,7 +133,7 @@ class Onboarding:
         self._run = FinishedRun.load(directory, model)
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
-        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model)
+        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model, sizes=file.sizes)
         self.specification = Specification(self._run.run, agreement, self._run.key)
 
     @property

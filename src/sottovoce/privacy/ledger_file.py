@@ -133,7 +133,7 @@ class LedgerFile(Database):
                 if scope is None:
                     raise LedgerError(f"there is no ledger at {path}: check the path")
                 _create(path, scope, name)
-            whole = path.stat().st_size % _PAGE == 0 or log_of(path).exists()
+            whole = path.is_dir() or path.stat().st_size % _PAGE == 0 or log_of(path).exists()
         except OSError as error:
             raise _explain(path, error) from error
         if not whole:

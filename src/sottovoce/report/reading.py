@@ -103,6 +103,8 @@ class ReportedRun:
     sites: dict[str, Site]
     rounds: list[ReportedRound]
     plan: dict[str, str]
+    engine: str | None = None
+    """What carried the messages of a federation, whose server learns no accuracies, norms and bytes."""
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -115,6 +117,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
+_UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
 _FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
 _COUNTS = (
     "seed",
@@ -137,34 +140,31 @@ def read_run(directory: Path) -> ReportedRun:
             f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version of sottovoce that wrote it"
         )
-    if result.maybe_text("engine") is not None:
-        raise SottovoceError(
-            f"{directory} is the server's side of a federation, which learns no accuracies and byte counts: "
-            "a report needs a simulated run"
-        )
-    accuracy = result.section("accuracy")
+    engine = result.maybe_text("engine")
+    accuracy = None if engine is not None else result.section("accuracy")
     return ReportedRun(
         facts={key: result.maybe_text(key) for key in _FACTS},
         counts={key: result.whole(key) for key in _COUNTS},
         seeded=result.flag("seeded"),
         uses_future_labels=result.flag("uses_future_labels"),
-        seen=_accuracy(accuracy, "seen"),
-        future=_accuracy(accuracy, "future"),
+        seen=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "seen"),
+        future=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "future"),
         epsilon=result.section("epsilon").read(Epsilon),
         delta=result.number("delta"),
         sigma=result.maybe_number("sigma"),
         sigma_context=result.maybe_number("sigma_context"),
-        uplink=result.section("uplink").read(Uplink),
+        uplink=Uplink(0, 0, None, 0, 0) if engine is not None else result.section("uplink").read(Uplink),
         downlink_bytes=result.section("downlink").number("bytes"),
         downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
-        confusion=result.matrices("confusion"),
+        confusion={} if engine is not None else result.matrices("confusion"),
         metric=result.maybe_text("metric") or "accuracy",
         metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
         unit=result.maybe_text("unit") or "record",
         sites={row.text("name"): row.read(Site) for row in result.rows("clients")},
-        rounds=_rounds(directory / "rounds.jsonl"),
+        rounds=_rounds(directory / "rounds.jsonl", {} if engine is None else _UNKNOWN_TO_A_SERVER),
         plan=_plan(directory / "plan.toml"),
+        engine=engine,
     )
 
 
@@ -177,9 +177,9 @@ def _accuracy(fields: Fields, group: str) -> Accuracy:
     )
 
 
-def _rounds(path: Path) -> list[ReportedRound]:
+def _rounds(path: Path, unknown: Mapping[str, Any]) -> list[ReportedRound]:
     return [
-        Fields(path, read_object(path, line, number), f"line {number}: ").read(ReportedRound)
+        Fields(path, {**unknown, **read_object(path, line, number)}, f"line {number}: ").read(ReportedRound)
         for number, line in enumerate(read_text(path).splitlines(), start=1)
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.report import page, run_figures
+from sottovoce.report import federation, page, run_figures
 from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import (
@@ -46,18 +46,30 @@ def render(run: ReportedRun) -> Html:
         f"{title} – Sottovoce",
         page.header(title, _facts(run), "Sottovoce · run report"),
         tag("p", alert, class_="alert", role="note") if alert else Html(),
-        tag(
-            "main",
-            page.cards(*_cards(run)),
-            page.section("Accuracy", page.grid(*run_figures.accuracy(run)), _metrics_table(run)),
-            page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
-            page.section("Signal and noise", page.grid(*run_figures.noise(run))),
-            page.section("Communication", page.grid(*run_figures.communication(run))),
-            page.section("Confusion", confusion(run.confusion, _groups(run))) if run.confusion else Html(),
-            page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
-        ),
+        tag("main", *(_simulated(run, words) if run.engine is None else _federated(run, words))),
         tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. ", _ended(run)),
     )
+
+
+def _simulated(run: ReportedRun, words: Html) -> list[Html]:
+    return [
+        page.cards(*_cards(run)),
+        page.section("Accuracy", page.grid(*run_figures.accuracy(run)), _metrics_table(run)),
+        page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
+        page.section("Signal and noise", page.grid(*run_figures.noise(run))),
+        page.section("Communication", page.grid(*run_figures.communication(run))),
+        page.section("Confusion", confusion(run.confusion, _groups(run))) if run.confusion else Html(),
+        page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
+    ]
+
+
+def _federated(run: ReportedRun, words: Html) -> list[Html]:
+    return [
+        page.cards(_epsilon_card(run), *federation.cards(run)),
+        page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
+        *federation.sections(run),
+        page.section("The plan", _plan_table(run)),
+    ]
 
 
 def _facts(run: ReportedRun) -> list[str]:

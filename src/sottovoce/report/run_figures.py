@@ -11,7 +11,7 @@ from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, Format
 from sottovoce.report.fields import PerClient
 from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
-from sottovoce.report.numbers import data_size, equals, label, number, percent
+from sottovoce.report.numbers import data_size, duration, equals, label, number, percent
 from sottovoce.report.reading import ReportedRun
 
 _from_zero = partial(linear, zero=True)
@@ -72,6 +72,25 @@ def noise(run: ReportedRun) -> list[Chart]:
             "Effective: how far the whole step moved them along the releases."
         )
         charts.append(_over_rounds("Gain of the generator", note, gains, _from_zero, number))
+    return charts
+
+
+def progress(run: ReportedRun) -> list[Chart]:
+    """How long each round of a federation took, and the generator's gain where it has one."""
+    took = [line_of("Time", "gray", ((r.round, r.seconds) for r in run.rounds), dots=False)]
+    charts = [
+        _over_rounds(
+            "Time of each round",
+            "From the first request to the last release that was waited for.",
+            took,
+            _from_zero,
+            duration,
+        )
+    ]
+    gain = line_of("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds), dots=False)
+    if gain.x:
+        note = "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients."
+        charts.append(_over_rounds("Gain of the generator", note, [gain], _from_zero, number))
     return charts
 
 

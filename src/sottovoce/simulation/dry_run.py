@@ -24,18 +24,24 @@ def dry_run(blueprint: Blueprint, federation: FederatedDataset, *, own: bool) ->
     roles = ((federation.names, federation.participants), (federation.future_names, federation.future))
     for role, (names, clients) in enumerate(roles):
         for i, name in enumerate(names if own else names[:1]):
-            records = clients[i]
-            if own:
-                for part in (records.train, records.context, records.held_out):
-                    _check_usable(name, part, blueprint)
-            try:
-                _try(records, blueprint, i if role == 0 else None)
-            except SottovoceError as error:
-                raise SottovoceError(f"{name}: {error}") from None
-            except Exception as error:  # whatever a stranger's forward raises
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                model = type(blueprint.module).__name__
-                raise SottovoceError(f"{name}: {model} fails on its records: {reason}") from None
+            dry_client(name, clients[i], blueprint, i if role == 0 else None, own=own)
+
+
+def dry_client(
+    name: str, records: ClientRecords, blueprint: Blueprint, participant: int | None, *, own: bool = True
+) -> None:
+    """The same for one client, a participant or a future one (None)."""
+    if own:
+        for part in (records.train, records.context, records.held_out):
+            _check_usable(name, part, blueprint)
+    try:
+        _try(records, blueprint, participant)
+    except SottovoceError as error:
+        raise SottovoceError(f"{name}: {error}") from None
+    except Exception as error:  # whatever a stranger's forward raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        model = type(blueprint.module).__name__
+        raise SottovoceError(f"{name}: {model} fails on its records: {reason}") from None
 
 
 def _try(records: ClientRecords, blueprint: Blueprint, participant: int | None) -> None:

@@ -7,17 +7,19 @@ it again gives the same. A class prior is in the coefficients: it sits on the mo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from sottovoce.blueprint import draw, participant_name
+from sottovoce.blueprint import Blueprint, draw, participant_name
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import write_atomically
+from sottovoce.generator import open_generator
 from sottovoce.modelfile import GeneratorFile, personal_model
-from sottovoce.server import Server, check_state
+from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory
 
 Progress = Callable[[str, int], None]
@@ -33,10 +35,36 @@ def open_server(file: GeneratorFile, module: nn.Module | str | None = None) -> S
         raise SottovoceError(
             f"the run was trained with another model than model={file.plan.model} gives: pass its own module"
         )
-    check_state(blueprint, file.state)
+    _check_state(blueprint, file.state)
     server = Server(blueprint)
     server.load_state(file.state)
     return server
+
+
+def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
+    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
+    plan, size = blueprint.plan, blueprint.statistic.size
+    with torch.device("meta"):
+        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
+        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
+    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
+    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
+    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
+    if "confusion" in state:  # files of version 0.1 have none
+        classes = blueprint.facts.classes
+        shapes.update(confusion=(classes, classes), confused=(plan.participants,))
+    own = {name for name in state if name.startswith("generator.own.")}
+    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
+        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
+    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
+    for name, shape in shapes.items():
+        flags = {"known": torch.bool, "confused": torch.bool, "round": torch.int64}
+        dtype = flags.get(name, torch.float32)
+        found = state.get(name)
+        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
+            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
+        if not bool(torch.isfinite(found).all()):
+            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
 
 
 def write_models(

@@ -116,7 +116,10 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path)
-    Conductor(Network(world, seed), world.coordinator, retry=0.001).conduct()
+    conductor = Conductor(Network(world, seed), world.coordinator, retry=0.001)
+    conductor.conduct()
+    conductor.hand_out()
+    assert len(list((tmp_path / "clients").glob("*personal.safetensors"))) == 3
     train(world.agreement.plan, tmp_path / "simulated")
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())

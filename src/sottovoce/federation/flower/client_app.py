@@ -33,7 +33,7 @@ TOLD = (EnrolmentError, Declined, Overspent)
 
 
 def client_app() -> ClientApp:
-    """A ClientApp that enrols and releases."""
+    """A ClientApp that enrols, releases, and keeps its model at the end."""
     app = ClientApp()
     show_log()
 
@@ -52,6 +52,10 @@ def client_app() -> ClientApp:
     @app.train("release")
     def release(message: Message, context: Context) -> Message:
         return _answered(message, lambda fields: node_of(context).release(fields))
+
+    @app.query("model")
+    def model(message: Message, context: Context) -> Message:
+        return _answered(message, lambda fields: node_of(context).keep_model(fields))
 
     return app
 

@@ -17,6 +17,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
@@ -24,6 +25,7 @@ from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.result import write_run
+from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder
 
@@ -59,8 +61,10 @@ def server_app(agreement_file: Path) -> ServerApp:
         store = Store.open(directory / "server.sqlite", agreement)
         try:
             coordinator = Coordinator(agreement, store, options)
-            Conductor(grid, coordinator, retry=float(config["retry"])).conduct()
+            conductor = Conductor(grid, coordinator, retry=float(config["retry"]))
+            conductor.conduct()
             write_run(directory, coordinator, store)
+            conductor.hand_out()
         finally:
             store.close()
 
@@ -95,7 +99,7 @@ class Pause:
 
 
 class Conductor:
-    """Carries messages for a coordinator until its last round is closed."""
+    """Carries messages for a coordinator until its last round is closed and everybody has their model."""
 
     def __init__(self, grid: Grid, coordinator: Coordinator, *, retry: float) -> None:
         self._grid = grid
@@ -110,14 +114,26 @@ class Conductor:
     def conduct(self) -> None:
         """Trains to the end."""
         while not self._coordinator.done:
-            self._look_for_nodes()
-            self._ask()
-            self._collect()
+            self._exchange()
             line = self._coordinator.advance()
             if line is not None:
                 log.info("round %d of %d", line["round"], self._coordinator.agreement.plan.rounds)
             elif not self._coordinator.done:
                 time.sleep(POLL_SECONDS)
+
+    def hand_out(self) -> None:
+        """Brings their models to all who trained, also to those who come back while there is patience."""
+        while not self._coordinator.closed:
+            self._exchange()
+            time.sleep(POLL_SECONDS)
+        absent = ", ".join(participant_name(participant) for participant in self._coordinator.missing())
+        if absent:
+            log.warning("no model yet for %s: they get it when this app runs again", absent)
+
+    def _exchange(self) -> None:
+        self._look_for_nodes()
+        self._ask()
+        self._collect()
 
     def _look_for_nodes(self) -> None:
         now = time.monotonic()
@@ -148,8 +164,10 @@ class Conductor:
                 messages.append(self._message(node, "query.enrol", self._coordinator.offer()))
             elif known[node] in missing:
                 participant = known[node]
-                request = self._coordinator.request(participant, missing[participant])
-                messages.append(self._message(node, "train.release", request))
+                kind = missing[participant]
+                request = self._coordinator.request(participant, kind)
+                what = "query.model" if kind == MODEL else "train.release"
+                messages.append(self._message(node, what, request))
             else:
                 continue
             pause.seconds = min(max(2 * pause.seconds, self._retry), LONGEST_PAUSE * self._retry)
@@ -211,6 +229,4 @@ class Conductor:
 
     def _message(self, node: int, kind: str, fields: Fields) -> Message:
         content = RecordDict({RECORD: ConfigRecord(fields)})
-        return Message(
-            content, node, kind, ttl=LIFE_SECONDS, group_id=str(self._coordinator.server.round + 1)
-        )
+        return Message(content, node, kind, ttl=LIFE_SECONDS, group_id=str(self._coordinator.round + 1))

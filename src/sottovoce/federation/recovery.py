@@ -1,0 +1,78 @@
+"""A client whose directory or ledger was restored from a backup: charged first for all that may have left.
+
+What the server has received the client can be told; what it was asked for may have left and been lost on its
+way. Both are charged before anything else happens, and a stream that may have been used is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sottovoce.federation.client_log import ClientLog
+from sottovoce.federation.own_ledger import LedgerBehind
+from sottovoce.federation.rollback import Footprint, trace_file
+from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
+from sottovoce.release import Release
+
+
+class Past:
+    """What one client has released in one run: as its ledger, its notes and the server know it."""
+
+    def __init__(self, directory: Path, lock: Path, ledger: Ledger, run: str, client_log: ClientLog) -> None:
+        self._file = trace_file(directory, run)
+        self._lock = lock
+        self._ledger = ledger
+        self._run = run
+        self._client_log = client_log
+
+    def catch_up(self, releases: Mapping[Kind, Release], request: Mapping[str, Any]) -> None:
+        """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
+        ledger, due = self._ledger, (request["kind"], int(request["round"]))
+        unknown = self._unknown(request, "received")
+        if unknown or ledger.copied or not self._trace().follows(Footprint.read(self._file)):
+            # What the server asked for may have left and been lost on its way.
+            unknown += [stream for stream in self._unknown(request, "asked") if stream not in unknown]
+            charges = [releases[kind].charge(self._run, OWN_RECORDS, number) for kind, number in unknown]
+            ledger.recover(charges, self._run)
+            ledger.vouch()
+            self._client_log.note(
+                "this directory or its ledger was restored from a backup: charged for "
+                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
+                level=logging.WARNING,
+            )
+            self.note()
+        if request["received_context"] or "context" not in releases:
+            ledger.forget(self._run, before_round=due[1])
+        if ledger.stored(self._run, OWN_RECORDS, *due) == b"":
+            raise LedgerBehind(
+                "the ledger was restored from a backup and this release may have left before: it was "
+                "charged, and is left out since a stream is used once for ever"
+            )
+
+    def note(self) -> None:
+        """Makes the run's note true, before anything leaves; also where a killed process could not."""
+        trace = self._trace()
+        if trace != Footprint.read(self._file):
+            trace.write(self._file)
+
+    def _trace(self) -> Footprint:
+        released, total = self._ledger.releases(OWN_RECORDS, run=self._run), self._ledger.total_in(self._run)
+        return Footprint.of(self._lock, released, total.spent, total.server)
+
+    def _unknown(self, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
+        """Releases that the server has "received" or "asked" for and the ledger does not know."""
+        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
+        if request[f"{what}_context"]:
+            streams.insert(0, ("context", 0))
+        if request[f"{what}_confusion"]:
+            streams.append(("confusion", 0))
+        return [(kind, number) for kind, number in streams if not self._charged(kind, number)]
+
+    def _charged(self, kind: Kind, round_number: int) -> bool:
+        try:
+            return self._ledger.stored(self._run, OWN_RECORDS, kind, round_number) is not None
+        except AlreadyDelivered:
+            return True

@@ -1,0 +1,280 @@
+"""A federation of tables, from a plan and `records.toml` alone: dry first, and a no costs nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sottovoce.data import Description, division, read_folder
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator, Options
+from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.node import Node
+from sottovoce.federation.result import write_run
+from sottovoce.federation.store import Store
+from sottovoce.modelfile import load_tensors
+from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.simulation.training import train
+
+from .world import World, same
+
+TEXT = """
+task = "classes"
+[target]
+column = "ill"
+values = ["no", "yes"]
+[columns.age]
+kind = "number"
+low = 0
+high = 120
+missing = "middle"
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+"""
+SIZES = {"north": 60, "south": 35, "west": 110}
+PLAN: dict[str, Any] = {
+    "dataset": "records.toml",
+    "partition": "client",
+    "participants": 3,
+    "future_clients": 0,
+    "model": "linear",
+    "method": "blend",
+    "context": "public",
+    "coefficients": 12,
+    "context_records": 0,
+    "rounds": 3,
+    "clients_per_round": 3,
+    "learning_rate": 0.0,
+    "weighting": 1.5,
+    "channel": "direct",
+    "evaluate_every": 0,
+    "seeded": True,
+}
+
+
+def lines(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    ages, sexes = rng.integers(1, 100, count), rng.choice(["f", "m", "x"], count)
+    ill = np.where(ages + rng.normal(0, 20, count) > 50, "yes", "no")
+    return [f"{age},{sex},{what}" for age, sex, what in zip(ages, sexes, ill, strict=True)]
+
+
+def write(path: Path, rows: list[str]) -> None:
+    path.write_text("\n".join(["age,sex,ill", *rows]) + "\n")
+
+
+def store_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "rounds.jsonl").read_text().splitlines()]
+
+
+class Tables(World):
+    """Sites with a table each; the server has a plan and `records.toml`."""
+
+    def __init__(self, folder: Path, *, options: Options | None = None, **changes: Any) -> None:
+        self.folder, self._options = folder, options
+        self.sites = folder / "sites"
+        self.sites.mkdir(parents=True)
+        (self.sites / "records.toml").write_text(TEXT)
+        for seed, (name, count) in enumerate(SIZES.items()):
+            write(self.sites / f"{name}.csv", lines(count, seed))
+        plan = Plan.load(overrides={**PLAN, **changes})
+        facts = Description.load(self.sites / "records.toml").facts()
+        self.agreement = Agreement(plan, facts, simulation=True)
+        self.names = list(SIZES)
+        self.start()
+
+    def node(self, index: int, agreement: Agreement | None = None, directory: str | None = None) -> Node:
+        name = self.names[index]
+        return Node(
+            self.folder / (directory or f"state-{name}"),
+            self.sites / f"{name}.csv",
+            agreement or self.agreement,
+            wish=index,
+            simulated=True,
+        )
+
+    def log(self, index: int) -> str:
+        return (self.folder / f"state-{self.names[index]}" / "client.log").read_text()
+
+    def spent(self, index: int) -> int:
+        path = self.sites / f"{self.names[index]}.ledger.sqlite"
+        if not path.exists():
+            return 0
+        with Ledger.open(path, scope=client_scope(self.names[index])) as book:
+            return book.releases(OWN_RECORDS)
+
+
+def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anything_is_asked(
+    tmp_path: Path,
+) -> None:
+    world = Tables(tmp_path)
+    assert world.agreement.open
+    for index in (0, 1):
+        world.enrol(index)
+    world.coordinator.advance()
+    assert world.coordinator.missing() == {}
+    assert not world.coordinator.done
+    world.kill()
+    world.start()
+    assert world.coordinator.enrolled == {0, 1}
+    world.enrol(2)
+    world.coordinator.advance()
+    assert world.coordinator.agreement.sizes == (48, 28, 88)
+    assert set(world.coordinator.missing()) == {0, 1, 2}
+    sigmas = [world.coordinator.blueprint.releases_of(index)["gradient"].sigma for index in range(3)]
+    assert sigmas[2] < sigmas[0] < sigmas[1]
+    world.finish()
+    world.hand_out()
+    assert len(list(world.sites.glob("*.personal.safetensors"))) == 3
+    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    assert list(result["epsilon"]["per_client"]) == list(SIZES)
+    assert store_lines(tmp_path)[0]["clients"] == list(SIZES)
+    for epsilon in result["epsilon"]["per_client"].values():
+        assert epsilon == pytest.approx(8.0, rel=1e-3)  # each its own noise, and all the same promise
+
+
+def test_tables_of_unlike_size_train_as_in_the_simulator_bit_for_bit(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    dataset = replace(read_folder(world.sites), name="records.toml", clients=())
+    rows = [
+        row for name in sorted(SIZES) for row in (world.sites / f"{name}.csv").read_text().split("\n")[1:-1]
+    ]
+    for index, part in enumerate(division(dataset, world.agreement.plan)):
+        world.names[index] = f"site-{index}"  # the same records in the same order as the simulator's client
+        write(world.sites / f"site-{index}.csv", [rows[row] for row in part.tolist()])
+    world.enrol_all()
+    world.coordinator.advance()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated", dataset=dataset)
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, world.coordinator.server.state())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("age,sex\n50,f\n60,m\n", "no column 'ill'"),
+        ("age,sex,ill\nold,f,no\nyoung,m,yes\nmiddle,f,no\n", "column 'age'"),
+        ("age,sex,ill\n" + "50,f,perhaps\n" * 10, "column 'ill'"),
+        ("age,sex,ill\n50,f,no\n", "holds 1 records"),
+    ],
+)
+def test_what_fails_costs_nothing_and_only_its_owner_reads_why(
+    tmp_path: Path, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = Tables(tmp_path)
+    (world.sites / "north.csv").write_text(text)
+    with pytest.raises(EnrolmentError) as refused:
+        world.node(0).enrol(world.coordinator.offer())
+    assert str(refused.value) == "this client is not ready: its own log says why"
+    assert why in world.log(0)
+    assert world.spent(0) == 0
+    assert not list((tmp_path / "state-north").glob("enrolment-*"))
+    write(world.sites / "north.csv", lines(60, 0))  # corrected: it is ready now
+    assert world.enrol(0) == 0
+
+
+def test_a_budget_that_does_not_reach_the_last_round_is_noticed_before_the_first(tmp_path: Path) -> None:
+    world = Tables(tmp_path, epsilon=9.0)
+    with pytest.raises(EnrolmentError, match="exceed the budget"):
+        world.node(0).enrol(world.coordinator.offer())
+    assert world.spent(0) == 0
+
+
+def test_a_model_that_cannot_take_these_records_is_noticed_before_the_first_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Tables(tmp_path)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("sottovoce.release.clipped_mean", broken)
+    with pytest.raises(EnrolmentError, match="not ready"):
+        world.node(0).enrol(world.coordinator.offer())
+    assert "mat1 and mat2" in world.log(0)
+    assert world.spent(0) == 0
+
+
+def test_the_first_frozen_agreement_holds_and_holds_what_the_client_declared(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    world.enrol_all()
+    world.coordinator.advance()
+    request = world.coordinator.request(0, "gradient")
+    for sizes, why in (
+        ([49, 28, 88], "another number"),
+        ([48, 28], "3 participants"),
+        ([], "3 participants"),
+    ):
+        with pytest.raises(SottovoceError, match=why):
+            world.node(0).release({**request, "sizes": sizes})
+    with pytest.raises(EnrolmentError, match="another agreement"):
+        world.node(0).release({**request, "sizes": [48, 29, 88]})
+    assert world.spent(0) == 0
+    world.node(0).release(request)
+    other = world.agreement.frozen([48, 29, 88])
+    with pytest.raises(EnrolmentError, match="frozen the agreement twice"):
+        world.node(0).release({**request, "sizes": [48, 29, 88], "agreement": other.digest()})
+
+
+def test_records_that_were_added_change_no_denominator_and_too_few_are_refused(tmp_path: Path) -> None:
+    world = Tables(tmp_path, seeded=False)
+    world.enrol_all()
+    world.coordinator.advance()
+    write(world.sites / "north.csv", lines(80, 0))
+    world.step()
+    with Ledger.open(world.sites / "north.ledger.sqlite", scope=client_scope("north")) as book:
+        [entry] = book.charges(OWN_RECORDS)
+    assert entry.charge.sensitivity == pytest.approx(2.0 / 48)
+    write(world.sites / "north.csv", lines(50, 0))
+    with pytest.raises(SottovoceError, match="50 records"):
+        world.answer(0)
+
+
+def test_a_name_that_is_taken_or_could_be_markup_is_replaced_by_a_number(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    answers = [world.node(index).enrol(world.coordinator.offer()) for index in range(3)]
+    for answer, name in zip(answers, ("north", "north", "<b>south</b>"), strict=True):
+        world.coordinator.enrol({**answer, "name": name}, "9")
+    assert world.coordinator.names == ["north", "participant-1", "participant-2"]
+
+
+def test_a_client_that_declares_nothing_is_refused(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    answer = world.node(0).enrol(world.coordinator.offer())
+    for false in (0, -1, 2**40, "48", None, True):
+        with pytest.raises(EnrolmentError, match="declare"):
+            world.coordinator.enrol({**answer, "records": false}, "9")
+    with pytest.raises(SottovoceError, match="before anything was asked"):
+        world.coordinator.accept(0, {"kind": "gradient", "round": 1, "release": b""})
+
+
+def test_who_is_waited_for_is_said_and_nothing_begins_without_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = Tables(tmp_path, options=Options(patience=0.0))
+    world.enrol(1)
+    world.coordinator.advance()
+    assert "waiting for participant-0, participant-2" in caplog.text
+    assert world.coordinator.missing() == {}
+    with pytest.raises(SottovoceError, match="have not declared"):
+        world.agreement.blueprint()
+
+
+def test_a_frozen_agreement_survives_its_file(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    frozen = world.agreement.frozen([48, 28, 88])
+    again = Agreement.parse(frozen.to_toml(), simulation=True)
+    assert again == frozen
+    assert again.digest() == frozen.digest() != world.agreement.digest()
+    assert "sizes" in (world.agreement.difference(frozen) or frozen.difference(world.agreement) or "")
+    other = Coordinator(frozen, Store.open(tmp_path / "other.sqlite", frozen))  # a second run, a year later
+    assert other.missing()
