@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,40 @@ def test_deleted_bytes_are_not_in_the_file_any_more(tmp_path: Path) -> None:
     database.query("DELETE FROM message")
     database.close()
     assert b"private" not in path.read_bytes()
+
+
+def test_a_new_database_is_its_owners_from_the_first_moment(tmp_path: Path, no_umask: None) -> None:
+    database = Database(tmp_path / "file.sqlite", explain)
+    assert mode(database.path) == 0o600
+    database.restrict()  # of files that are not there, nothing is said
+    database.close()
+
+
+def test_a_database_waits_a_minute_in_pages_of_its_own_and_belongs_to_one_thread(tmp_path: Path) -> None:
+    usual = Database(tmp_path / "usual.sqlite", explain)
+    large = Database(tmp_path / "large.sqlite", explain, patience=1.5, page_size=8192, threads=True)
+    assert usual.query("PRAGMA busy_timeout") == [(60_000,)]
+    assert large.query("PRAGMA busy_timeout") == [(1500,)]
+    assert (usual.query("PRAGMA page_size"), large.query("PRAGMA page_size")) == ([(4096,)], [(8192,)])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(large.query, "SELECT 1").result() == [(1,)]
+        with pytest.raises(sqlite3.ProgrammingError, match="thread"):
+            pool.submit(usual.query, "SELECT 1").result()
+
+
+def test_errors_of_the_database_and_of_the_disk_become_ours_and_mistakes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(tmp_path / "file.sqlite", explain)
+    with pytest.raises(SottovoceError, match="no such table"):
+        database.script("DELETE FROM numbers; DELETE FROM words")
+    with pytest.raises(sqlite3.ProgrammingError):
+        database.query("SELECT ?")
+    database.close()
+
+    def refused(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    with pytest.raises(SottovoceError, match="Operation not permitted"):
+        database.restrict()

@@ -26,3 +26,13 @@ def test_what_is_drawn_around_a_seeded_block_is_not_changed_by_it() -> None:
     with seeded(1), seeded(2):
         torch.rand(10)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_seeded_block_draws_what_its_seed_says_whatever_came_before() -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.rand(1)
+        with seeded(seed):
+            drawn.append(torch.rand(3))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

@@ -34,8 +34,10 @@ def test_seeded_normals_are_the_same_on_every_machine() -> None:
     assert digest == "1f0068566350d6a44694bf01f6e598390038db1b3597870fb45281c93a09c5a3"
 
 
-def test_no_draws_are_an_empty_array() -> None:
-    assert SeededRandomness(b"").normal(0).shape == (0,)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 100])
+def test_there_are_as_many_draws_as_asked_for(count: int) -> None:
+    source = SeededRandomness(b"")
+    assert source.normal(count).shape == source.uniform(count).shape == source.words(count).shape == (count,)
 
 
 def test_shared_words_are_the_same_from_any_start() -> None:
@@ -123,6 +125,7 @@ def test_seeded_draws_go_on_and_depend_on_the_whole_seed() -> None:
     assert len(source.bytes(13)) == 13
     words = SeededRandomness(b"a" * 31 + b"b").words(3)
     assert words.astype("<u8").tobytes() == first
+    assert SeededRandomness(b"a" * 31 + b"b").bytes(48) == first + second
 
 
 def test_uniforms_never_reach_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:

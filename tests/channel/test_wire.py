@@ -20,6 +20,13 @@ def _message(**changes: object) -> tuple[bytes, Envelope]:
 def test_a_sealed_payload_opens_again() -> None:
     message, envelope = _message()
     assert envelope.open(message) == b"payload"
+    assert envelope.open(envelope.seal(b"")) == b""
+
+
+@pytest.mark.parametrize("thing", [None, "text", 7, ["a"]])
+def test_a_message_is_bytes(thing: object) -> None:
+    with pytest.raises(ChannelError, match="a message is bytes, not"):
+        _message()[1].open(thing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Overspent, client_scope
-from sottovoce.privacy.terms import Price
+from sottovoce.privacy.terms import Price, Terms
 from sottovoce.privacy.witness import Witness
 
 
@@ -99,3 +99,22 @@ def test_nobody_else_writes_the_ledger_while_its_witness_is_told_of_a_budget(
     monkeypatch.setattr(Witness, "note", note)
     ledger.willing(4.0)
     assert told == [(4.0, 1e-5, "exact")]
+
+
+def test_a_price_is_affordable_together_with_all_that_was_spent_before() -> None:
+    budget = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
+    half = budget.mu_squared / 2
+    assert Price("this release", half, half, budget).affordable
+    assert not Price("this release", 1.01 * half, half, budget).affordable
+
+
+def test_one_ledger_lies_beside_the_records_unless_its_owner_says_where(tmp_path: Path) -> None:
+    records = tmp_path / "north.npz"
+    assert Terms().ledger_file(records) == tmp_path / "north.ledger.sqlite"
+    assert Terms(ledger="elsewhere.sqlite").ledger_file(records) == Path("elsewhere.sqlite")
+    assert Terms().scope(records) == client_scope("north")
+    assert Terms(client="south").scope(records) == client_scope("south")
+
+
+def test_nobody_accepts_noise_at_the_server_without_saying_so() -> None:
+    assert not Terms().noise_at_server

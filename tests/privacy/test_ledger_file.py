@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,17 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
     with Ledger.open(path, scope="records") as ledger:
         assert ledger.clients() == [str(number) for number in range(8)]
     assert sorted(os.listdir(tmp_path)) == ["ledger.sqlite", "ledger.sqlite.lock", "ledger.sqlite.witness"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO budget (epsilon, delta, accounting, raised, time) VALUES (NULL, 1e-5, 'rdp', 0, 'now')",
+        "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time)"
+        " VALUES ('a', 'run', 'context', 0, 1.0, NULL, 'now')",
+        "INSERT INTO lost (client, run, releases, spent, time) VALUES ('a', 'run', 1, NULL, 'now')",
+    ],
+)
+def test_a_row_without_one_of_its_numbers_is_refused_by_the_file_itself(path: Path, statement: str) -> None:
+    with closing(LedgerFile.open(path, None)) as file, pytest.raises(LedgerError, match="NOT NULL"):
+        file.query(statement)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -187,10 +188,11 @@ def test_a_process_killed_between_charge_and_note_is_charged_once(
     assert release(path, "a") == pytest.approx(spent)
 
 
-def test_a_line_cut_off_by_a_crash_is_no_past(path: Path) -> None:
+@pytest.mark.parametrize("half", ["{", '{"ledger": "half a li'])
+def test_a_line_cut_off_by_a_crash_is_no_past(path: Path, half: str) -> None:
     spent = release(path, "a", 1)
     with Witness(path).path.open("a") as file:
-        file.write('{"ledger": "half a li')
+        file.write(half)
     assert release(path, "a") == spent
     assert release(path, "a", 2) == pytest.approx(2 * spent)
     with Ledger.open(path, scope=MINE) as ledger:
@@ -465,3 +467,61 @@ def test_a_ledger_of_format_2_has_all_its_noise_at_the_client(path: Path) -> Non
         assert ledger.at_server(OWN_RECORDS) == 0
         assert [entry.charge.place for entry in ledger.charges()] == ["client", "client"]
     assert release(path, "a", 3) == pytest.approx(0.75)
+
+
+def test_what_was_lost_at_the_server_is_counted_apart_from_what_is_still_known(
+    path: Path, tmp_path: Path
+) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.commit(at_server("a", 1), b"", PLENTY)
+    shutil.copy(path, tmp_path / "backup")
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.commit_many([(at_server("a", number), b"") for number in (2, 3)], PLENTY)
+    restore(tmp_path / "backup", path)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=2)]
+        assert ledger.at_server(OWN_RECORDS) == 3
+
+
+def refuses_others(path: Path) -> None:
+    """Another process cannot write to the ledger now."""
+    other = sqlite3.connect(path, timeout=0)
+    with closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+
+
+def test_nobody_else_writes_the_ledger_while_its_witness_is_told_or_a_loss_is_charged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    with Ledger.open(path, scope=MINE) as ledger:
+        monkeypatch.setattr(Witness, "note", lambda *_: calls.append(refuses_others(path)))
+        monkeypatch.setattr(Ledger, "_lose", lambda *_: calls.append(refuses_others(path)))
+        ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
+        ledger.expect(Total(OWN_RECORDS, "a", 5, 9.0))
+    assert len(calls) == 2
+
+
+def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Ledger.open(path, scope=MINE) as ledger:
+        monkeypatch.setattr(Witness, "note", broken)
+        with pytest.raises(LedgerError, match="Input/output error"):
+            ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
+
+
+def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> None:
+    release(path, "a", 1, 2)
+    file = Witness(path).path
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line.pop("server", None)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for part in files(path):
+        part.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=0)]

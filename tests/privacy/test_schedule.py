@@ -83,3 +83,25 @@ def test_many_clients_cost_a_round_no_more_than_few(draw: Draw) -> None:
 def test_an_impossible_schedule_is_refused(draw: Draw, clients: int, per_round: int, rounds: int) -> None:
     with pytest.raises(SottovoceError, match="choose"):
         draw(clients, per_round, rounds, 41)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("random", [[3, 5, 6], [0, 5, 1], [0, 6, 2], [3, 2, 0], [5, 4, 2]]),
+        ("balanced", [[1, 0, 2], [3, 4, 5], [6, 5, 4], [6, 3, 2], [0, 1, 6]]),
+    ],
+)
+def test_both_ends_draw_the_same_schedule_in_every_version(name: str, expected: list[list[int]]) -> None:
+    found = schedule.open_schedule(name, clients=7, per_round=3, rounds=5, seed=41)
+    assert found.tolist() == expected
+
+
+def test_a_schedule_of_an_unknown_name_is_refused() -> None:
+    with pytest.raises(SottovoceError, match="no schedule is called 'balance'"):
+        schedule.open_schedule("balance", clients=7, per_round=3, rounds=5, seed=41)
+
+
+@BOTH
+def test_one_round_is_a_schedule(draw: Draw) -> None:
+    assert draw(3, 2, 1, 41).shape == (1, 2)
