@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PEERS = {  # what to import, and what to install where that fails
     "opacus": ("opacus", "opacus>=1.5"),
     "pfl": ("pfl.model.pytorch", "pfl[pytorch]>=0.6,<0.7"),
-    "flower": ("flwr, ray", "flwr[simulation]>=1.41,<1.42"),
+    "flower": ("flwr, ray", "flwr[simulation]>=1.41"),
 }
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 

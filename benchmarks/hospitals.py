@@ -50,7 +50,10 @@ RESULTS = Path(__file__).parents[1] / "results" / "hospitals.json"
 
 @dataclass(frozen=True)
 class Judged:
-    """Records in the hands of clients, and fresh ones (x, y) of each, by which its model is judged."""
+    """Records in the hands of clients, and fresh ones (x, y) of each, by which its model is judged.
+
+    Without fresh ones it is judged by the fifth of its records that is held out.
+    """
 
     records: Dataset
     fresh: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -114,7 +117,8 @@ def accuracies(sites: Judged, settings: Mapping[str, Any], seed: int) -> np.ndar
         server.receive_round(releases)
     server.finish()
     task, found = open_task(blueprint.facts), []
-    for i, (x, y) in enumerate(sites.fresh):
+    fresh = sites.fresh or [(mine.held_out.x, mine.held_out.y) for mine in federation.participants]
+    for i, (x, y) in enumerate(fresh):
         theta = blueprint.theta(server.coefficients([i])[0])
         with torch.no_grad():
             found.append(task.score(logits(blueprint.module, theta, x), y))

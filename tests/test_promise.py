@@ -1,4 +1,4 @@
-"""Figures that people decide by, in the pages about the promise, are what the accounting says."""
+"""Figures that people decide by, in the pages about the promise and its price, are the accounting's."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def test_runs_on_the_same_records_cost_together_what_the_page_says() -> None:
             assert float(cost) == pytest.approx(composed(int(runs), each), abs=0.005)
     [four_years] = re.findall(r"four years at ε = 2, the budget is ([\d.]+)", page)
     assert float(four_years) == pytest.approx(composed(4, 2), abs=0.005)
+
+
+def test_noise_and_records_are_exchanged_as_the_page_says() -> None:
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    signals, records = rows("choosing.md", "ε (δ = 10⁻⁵)")
+
+    def mu(budget: float, delta: float = DELTA) -> float:
+        return math.sqrt(mu_squared(budget, delta, "exact"))
+
+    for budget, signal, count in zip((0.5, 1, 2, 4, 8, 16), signals[1:], records[1:], strict=True):
+        assert float(signal) == pytest.approx(mu(budget), abs=0.0006)
+        assert int(count.replace(",", "")) == round(1000 * mu(4) / mu(budget))
+    [more] = re.findall(r"10⁻⁶ costs (\d+) % more noise", page)
+    assert int(more) == round(100 * (mu(4) / mu(4, 1e-6) - 1))

@@ -12,7 +12,7 @@ import hmac
 import operator
 import struct
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from sottovoce.catalog import CHANNELS
 from sottovoce.errors import SottovoceError
@@ -61,7 +61,6 @@ def derive(secret: bytes, purpose: bytes, context: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
-@cache
 def _formats() -> dict[str, int]:
     return {name: number for channel in CHANNELS.values() for name, number in channel.formats.items()}
 
