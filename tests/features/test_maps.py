@@ -10,7 +10,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.features import FeatureMap, open_features
 from sottovoce.features.maps import Projection
 
-MAPS = [name for name in FEATURES if name != "none"]
+MAPS = [name for name in FEATURES if name not in ("none", "auto")]
 
 
 def _opened(

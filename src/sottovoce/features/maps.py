@@ -107,8 +107,9 @@ def open_features(
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    if name not in FEATURES or name == "auto":
-        raise SottovoceError(f"no features '{name}': {nearest(name, FEATURES)}")
+    maps = [known for known in FEATURES if known != "auto"]  # which a plan means, not a map
+    if name not in maps:
+        raise SottovoceError(f"no features '{name}': {nearest(name, maps)}")
     if name == "none":
         return None
     if len(shape) != 3:
