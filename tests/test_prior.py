@@ -147,8 +147,8 @@ def test_every_method_takes_a_prior_and_pays_for_all_of_its_releases(tmp_path, m
     plan = small_plan(**{**SHARES, **rate, "method": method, "context": context, "rounds": 2, "epsilon": 4.0})
     result = train(plan, tmp_path / "run")
     assert 3.99 < result["epsilon"]["spent_max"] <= 4.0
-    with Ledger.open(tmp_path / "run" / "ledger.sqlite") as book:
-        kinds = {entry.charge.kind for entry in book.entries()}
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite", scope=None) as book:
+        kinds = {entry.charge.kind for entry in book.charges()}
     assert kinds == {"gradient", "context"} | ({"confusion"} if context == "shares" else set())
 
 
