@@ -18,7 +18,10 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.result import write_run
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import PersonalModel, load_tensors
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.onboarding.server import Onboarding
+from sottovoce.onboarding.specification import Specification
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.simulation.training import train
@@ -239,6 +242,26 @@ def test_records_that_were_added_change_no_denominator_and_too_few_are_refused(t
         world.answer(0)
 
 
+def test_where_a_person_has_several_records_clients_declare_persons(tmp_path: Path) -> None:
+    world = Tables(tmp_path)
+    text = 'unit = "person"\n' + TEXT
+    for name in SIZES:
+        path = world.sites / f"{name}.csv"
+        header, *rows = path.read_text().splitlines()
+        path.write_text("\n".join([f"{header},person", *(f"{row},{i // 2}" for i, row in enumerate(rows))]))
+    world.kill()
+    world.agreement = replace(world.agreement, facts=Description.parse(text).facts())
+    (tmp_path / "server.sqlite").unlink()
+    world.start()
+    world.enrol_all()
+    world.coordinator.advance()
+    assert world.coordinator.agreement.sizes == (24, 14, 44)
+    world.finish()
+    with Ledger.open(world.sites / "north.ledger.sqlite", scope=client_scope("north")) as book:
+        assert {entry.charge.sensitivity for entry in book.charges(OWN_RECORDS)} == {2.0 / 24}
+    assert write_run(tmp_path / "run", world.coordinator, world.store)["unit"] == "person"
+
+
 def test_a_name_that_is_taken_or_could_be_markup_is_replaced_by_a_number(tmp_path: Path) -> None:
     world = Tables(tmp_path)
     answers = [world.node(index).enrol(world.coordinator.offer()) for index in range(3)]
@@ -278,3 +301,23 @@ def test_a_frozen_agreement_survives_its_file(tmp_path: Path) -> None:
     assert "sizes" in (world.agreement.difference(frozen) or frozen.difference(world.agreement) or "")
     other = Coordinator(frozen, Store.open(tmp_path / "other.sqlite", frozen))  # a second run, a year later
     assert other.missing()
+
+
+def test_a_federation_of_unlike_sites_serves_future_clients(tmp_path: Path) -> None:
+    shares = {"context": "shares", "context_share": 0.05, "prior": "context"}
+    world = Tables(tmp_path, seeded=False, **shares)
+    world.agreement = replace(world.agreement, simulation=False)
+    world.enrol_all()
+    world.coordinator.advance()
+    world.finish()
+    write_run(tmp_path / "run", world.coordinator, world.store)
+    service = Onboarding(tmp_path / "run")
+    fields = json.loads(json.dumps(service.specification.fields(service.blueprint)))
+    told = Specification.parse(fields)
+    assert told.agreement.sizes == (48, 28, 88)
+    told.check(fields, told.agreement.blueprint())
+    (tmp_path / "east").mkdir()
+    write(tmp_path / "east" / "east.csv", lines(40, 9))
+    answer = personalize(tmp_path / "run", tmp_path / "east" / "east.csv", tmp_path / "east" / "model")
+    assert answer["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert PersonalModel.read(tmp_path / "east" / "model").origin.client == "east"

@@ -87,7 +87,8 @@ def plan(
                 if costs["downlink_once_bytes"]
                 else ""
             ),
-            "time": f"about {duration(costs['seconds'])} on this machine",
+            "time": f"about {duration(costs['seconds'])} on this machine; as a federation about "
+            f"{duration(costs['seconds_deployed'])}, at 6 to 10 s a round",
         },
     )
     _show_clients(costs["clients"], costs["unit"])

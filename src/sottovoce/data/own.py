@@ -185,8 +185,8 @@ def _checked_x(name: str, x: Array) -> Array:
     if x.dtype != np.uint8:
         if x.dtype.kind != "f":
             raise DataError(
-                f"{name}: x is {x.dtype}: save pictures as uint8 (0 to 255), numbers as floating point, or put "
-                'tokens into a folder whose records.toml says kind = "tokens"'
+                f"{name}: x is {x.dtype}: save pictures as uint8 (0 to 255), numbers as floating point, "
+                'or put tokens into a folder whose records.toml says kind = "tokens"'
             )
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)

@@ -19,7 +19,7 @@ from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.result import description, downlink
+from sottovoce.simulation.result import description, downlink, protected_unit
 
 
 def write_run(
@@ -47,10 +47,13 @@ def write_run(
 
 def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]]) -> dict[str, Any]:
     blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
-    spent = {}
+    spent, clients = {}, []
     for participant in sorted(coordinator.enrolled):
         counts = Counter(kind for kind, _ in store.received(participant))
-        spent[coordinator.names[participant]] = blueprint.epsilon(counts, participant)
+        name, size = coordinator.names[participant], blueprint.sizes[participant]
+        spent[name] = blueprint.epsilon(counts, participant)
+        sigma = blueprint.releases_of(participant)["gradient"].sigma
+        clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})
     return {
         **description(blueprint),
         "future_clients": plan.future_clients,
@@ -65,6 +68,8 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
             "future_context": blueprint.epsilon(blueprint.future_counts),
         },
         "delta": plan.delta,
+        "clients": clients,
+        "unit": protected_unit(blueprint.facts),
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "downlink": downlink(blueprint, lines),

@@ -46,10 +46,17 @@ def sections(run: ReportedRun) -> list[Html]:
 def _clients(run: ReportedRun) -> Html:
     calls = [name for line in run.rounds for name in line.clients]
     rows = [
-        [name, number(calls.count(name)), number(run.epsilon.per_client[name], 4, zeros=True)]
+        [
+            name,
+            number(run.sites[name].size),
+            number(run.sites[name].sigma),
+            number(calls.count(name)),
+            number(run.epsilon.per_client[name], 4, zeros=True),
+        ]
         for name in sorted(run.epsilon.per_client, key=natural)
     ]
-    return page.folded(Table(["Client", "Gradients", "ε"], rows, f"Every client ({len(rows)})"))
+    names = ["Client", "Averages over", "σ", "Gradients", "ε"]
+    return page.folded(Table(names, rows, f"Every client ({len(rows)})"))
 
 
 def _rounds(run: ReportedRun) -> Html:

@@ -28,6 +28,8 @@ from sottovoce.tasks import open_task
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3
 SENSIBLE_EPSILON = 20.0
+DEPLOYED_ROUND_SECONDS = 8.0
+"""Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
 
 
 def blueprint_for(plan: Plan) -> Blueprint:
@@ -95,6 +97,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "downlink_message_bytes": downlink,
         "downlink_once_bytes": blueprint.once_downlink_bytes,
         "seconds": releases * seconds,
+        "seconds_deployed": resolved.rounds * DEPLOYED_ROUND_SECONDS,
         "unit": protected_unit(blueprint.facts),
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
