@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.six_sets import DEFAULT, GRID, table
+import json
+from pathlib import Path
+
+from benchmarks.six_sets import DEFAULT, GRID, RESULTS, table
 
 
 def test_the_default_is_a_point_of_the_grid() -> None:
@@ -18,3 +21,8 @@ def test_a_set_has_no_say_in_the_point_at_which_it_is_judged() -> None:
     lines = table({"a": common, "b": common, "odd": odd}).splitlines()
     assert lines[-1] == "| odd | 2.8, 0.5 | 50.0 | 50.0 | 99.0 | 49.0 |"
     assert "| 1.4, 1 | 50.0 |" in lines[2]
+
+
+def test_the_documented_table_is_the_measured_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+    assert table(json.loads(RESULTS.read_text(encoding="utf-8"))) in page.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def test_a_run_that_fails_is_named_in_the_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*command, "--epsilon", "8", "--out", str(tmp_path)])
     assert isinstance(result.exception, SottovoceError)
     assert "no-such-data" in str(result.exception)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cluster_without_ray_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    command = ["reproduce", "main-table", "--cluster", "auto", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, SottovoceError)
+    assert "pip install 'sottovoce[cluster]'" in str(result.exception)
 
 
 @pytest.mark.parametrize("seeds", ["x", "45-41", "41,", ""])

@@ -212,6 +212,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_nodes_leave_the_same_runs_also_when_one_of_them_is_lost(
     here: Path, runs: list[CellRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise, clipped_mean, recordwise_logits, sensitivity
 from sottovoce.gradients.stack import stack
 from sottovoce.models import lenet, logits
-from sottovoce.release import open_releases
 from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task
 from tests.small import drawn, small_plan
@@ -121,9 +120,7 @@ def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
     )
     module = Own(lambda h: h - h.mean(0))
     made = drawn(plan, FACTS, module)
-    release = open_releases(
-        plan, made.statistic, made.facts.classes, made.model, records=plan.gradient_records, gradients=1
-    )["context"]
+    release = made.releases_of(0)["context"]
     x, y = models.records((1, 6, 6), 3, 100)
     other = x.clone()
     other[0] = 1e4 * torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(1))
