@@ -106,7 +106,8 @@ def outline(plan: Plan) -> dict[str, Any]:
 
 def doubts(blueprint: Blueprint) -> list[str]:
     """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
-    plan, said = blueprint.plan, []
+    plan = blueprint.plan
+    said: list[str] = []
     smallest = min(blueprint.sizes)
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
     if not plan.private:
