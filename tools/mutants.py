@@ -337,11 +337,11 @@ class Outcome:
         return self.outcome in ("killed", "timeout")
 
 
-def _kept(path: Path | None) -> set[tuple[str, str]]:
-    """What earlier trials killed."""
+def _tried(path: Path | None) -> dict[tuple[str, str], bool]:
+    """What was tried before, and whether it was killed."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     found = [Outcome(**json.loads(line)) for line in lines]
-    return {(outcome.key, outcome.around) for outcome in found if outcome.killed}
+    return {(outcome.key, outcome.around): outcome.killed for outcome in found}
 
 
 class Trials:
@@ -408,12 +408,13 @@ def main() -> int:
         "--seconds", type=float, default=10.0, help="of processor for each, quickest tests first"
     )
     parser.add_argument("--out", type=Path, help="file of trials, to continue from and to add to")
+    parser.add_argument("--again", action="store_true", help="only what was tried before, in that file")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutants", help="of the copies")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # before the first process imports numpy
     with (ROOT / "tools" / "mutants.toml").open("rb") as file:
         known: dict[str, str] = tomllib.load(file)["equivalent"]
-    kept = _kept(options.out)
+    before = _tried(options.out)
     survivors, tried = 0, 0
     benches = [Bench(ROOT, options.folder / str(number)) for number in range(options.jobs)]
     for tests, modules in TESTS.items():
@@ -426,7 +427,9 @@ def main() -> int:
             chosen = [mutant for mutant in all_ if mutant.key not in known]
             if options.most and options.most < len(chosen):
                 chosen = random.Random(f"{options.seed}:{module}").sample(chosen, options.most)
-            fresh = [mutant for mutant in chosen if (mutant.key, mutant.around) not in kept]
+            if options.again:
+                chosen = [mutant for mutant in chosen if (mutant.key, mutant.around) in before]
+            fresh = [mutant for mutant in chosen if not before.get((mutant.key, mutant.around), False)]
             if fresh and trials is None:
                 trials = Trials(benches, list(modules), tests, options.seconds)
             found = trials.run(fresh, options.out) if trials is not None else []

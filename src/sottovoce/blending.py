@@ -22,7 +22,7 @@ Reals = NDArray[np.float64]
 DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
 """What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
 LARGEST_OWN_SHARE = 0.5
-SUMMED_STEP, SUMMED_OWN_SHARE = 300.0, 0.1
+SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
 
@@ -81,7 +81,7 @@ def blending(
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
     elif summed is not None:
-        individual = np.full(len(counts), SUMMED_OWN_SHARE * (1 - plan.generated))
+        individual = np.full(len(counts), LARGEST_OWN_SHARE * (1 - plan.generated))
     else:
         quieter = shared_noise / np.maximum(noise, 1e-300)
         individual = np.minimum(LARGEST_OWN_SHARE, OWN_DRIFT / DRIFT * quieter) * (1 - plan.generated)

@@ -30,8 +30,7 @@ class Handout:
 
     def waiting(self) -> list[int]:
         """Participants whose releases are in the generator and who have not kept their model yet."""
-        kept = self._store.kept()
-        return [p for p in sorted(self._roster.enrolled) if p not in kept and self._store.received(p)]
+        return sorted((self._store.contributors() & self._roster.enrolled) - self._store.kept())
 
     def message(self, participant: int) -> dict[str, Any]:
         """The final coefficients of one participant, under seal."""

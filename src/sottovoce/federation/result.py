@@ -47,10 +47,10 @@ def write_run(
 
 def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]]) -> dict[str, Any]:
     blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
-    spent, clients = {}, []
+    names, spent, clients = coordinator.names, dict[str, float](), []
     for participant in sorted(coordinator.enrolled):
         counts = Counter(kind for kind, _ in store.received(participant))
-        name, size = coordinator.names[participant], blueprint.sizes[participant]
+        name, size = names[participant], blueprint.sizes[participant]
         spent[name] = blueprint.epsilon(counts, participant)
         sigma = blueprint.releases_of(participant)["gradient"].sigma
         clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})

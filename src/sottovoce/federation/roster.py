@@ -33,6 +33,7 @@ class Roster:
         self._store = store
         self._nonce = secrets.token_bytes(16)
         self._keys = store.keys()
+        self._taken = set(store.names().values())
         self._secrets: dict[int, bytes] = {}
         self._proposed = -1
 
@@ -79,9 +80,10 @@ class Roster:
         if type(records) is not int or not (1 if self._agreement.open else 0) <= records <= MOST_RECORDS:
             raise EnrolmentError("the client does not declare how many records it trains on: update it")
         name = answer.get("name")
-        if not isinstance(name, str) or not CLIENT.fullmatch(name) or name in self._store.names().values():
+        if not isinstance(name, str) or not CLIENT.fullmatch(name) or name in self._taken:
             name = ""
         if self._store.enrol(participant, key, records, name):
+            self._taken.add(name)
             log.info("%s enrolled%s", participant_name(participant), f" as {name}" if name else "")
         self._keys[participant] = key
         self._store.reached(participant, address)

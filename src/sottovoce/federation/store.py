@@ -194,6 +194,10 @@ class Store(Database):
             "SELECT kind, round FROM release WHERE participant = ? ORDER BY round, kind", participant
         )
 
+    def contributors(self) -> set[int]:
+        """Participants from whom the server ever had a release."""
+        return {participant for (participant,) in self.query("SELECT DISTINCT participant FROM release")}
+
     def ask(self, participant: int, kind: Kind, round_number: int) -> bytes:
         """Remembers durably that a release is asked for; only then may the request leave.
 
