@@ -217,6 +217,13 @@ def tiny(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, classes))
 
 
+@pytest.mark.parametrize("code", ["utf-16-be", "utf-16-le", "utf-32-be", "latin-1"])
+def test_what_a_service_says_is_utf_8_and_no_other_code(code: str) -> None:
+    assert parsed_json('{"é": 1}'.encode()) == {"é": 1}
+    with pytest.raises(SottovoceError, match="not an onboarding service"):
+        parsed_json('{"é": 1}'.encode(code))
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -73,7 +73,7 @@ def test_three_dimensions_are_gray_images(tmp_path: Path) -> None:
         ({"x": X[:0], "y": Y[:0]}, r"x has shape \(0, 3, 4, 4\)"),
         ({"x": Y}, r"x has shape \(6,\)"),
         ({"x": np.zeros((6, 8, 8, 3), np.uint8)}, r"save x.transpose\(0, 3, 1, 2\)"),
-        ({"x": X.astype(np.int64)}, "uint8 .0 to 255. or as floating point"),
+        ({"x": X.astype(np.int64)}, "uint8 .0 to 255., numbers as floating point"),
         ({"mean": [0.1, 0.2]}, "mean must be one number, or one for each of the 3 channels"),
         ({"mean": ["a"]}, "mean must be one number"),
         ({"std": [0.1, 0.0, 1.0]}, "std is 0.0: give positive"),

@@ -234,7 +234,8 @@ def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Pa
         fields = dict(file)
     fields["x"], fields["y"] = fields["x"][:50], fields["y"][:50]  # 40 to train on
     np.savez(path, **fields)
-    with pytest.raises(SottovoceError, match="holds 50 records: this run needs 63"):
+    with pytest.raises(EnrolmentError, match="not ready"):
         train(Site(world), run(world, "one"), world.agreement)
+    assert "holds 50 records: this run needs 63" in (Site(world).directory / "client.log").read_text()
     assert len(read_client(path, facts=facts, needed=50)) == 50
     assert draw(world.agreement.plan, facts).releases["gradient"].sensitivity == 2 / 50

@@ -63,3 +63,19 @@ def test_the_costs_of_a_folder_are_listed_site_by_site(tmp_path: Path) -> None:
     assert all(client["epsilon"] == pytest.approx(4.0) for client in costs["clients"][:3])
     assert costs["clients"][0]["sigma"] > costs["clients"][2]["sigma"]
     assert costs["clients"][3]["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"delta": 0.5}, "δ = 0.5"),
+        ({"epsilon": 1000}, "100.0 times in 100"),
+        ({"epsilon": 0.01}, "nearly all noise"),
+    ],
+)
+def test_what_nobody_can_mean_is_said_before_anything_is_spent(changes: dict[str, float], word: str) -> None:
+    assert any(word in doubt for doubt in outline(small_plan(**changes))["doubts"])
+
+
+def test_a_usual_plan_raises_no_doubt() -> None:
+    assert outline(small_plan(epsilon=8))["doubts"] == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.markup import escape
 
 from sottovoce.cli.consent import consent
 from sottovoce.cli.display import (
@@ -103,6 +104,8 @@ def plan(
         },
     )
     _show_clients(costs["clients"], costs["unit"])
+    for doubt in costs["doubts"]:
+        out.print(f"[dark_orange]•[/] {escape(doubt)}", soft_wrap=True, highlight=False)
 
 
 def train(

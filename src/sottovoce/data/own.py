@@ -184,7 +184,10 @@ def _checked_x(name: str, x: Array) -> Array:
         )
     if x.dtype != np.uint8:
         if x.dtype.kind != "f":
-            raise DataError(f"{name}: x is {x.dtype}: save it as uint8 (0 to 255) or as floating point")
+            raise DataError(
+                f"{name}: x is {x.dtype}: save pictures as uint8 (0 to 255), numbers as floating point, "
+                'or put tokens into a folder whose records.toml says kind = "tokens"'
+            )
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     return np.ascontiguousarray(x)

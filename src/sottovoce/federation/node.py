@@ -155,11 +155,11 @@ class Node:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._client_log.refusals(what):
+            enrolment = self._enrolment(request)
+            blueprint = self._frozen(request, enrolment).blueprint()
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
-            enrolment = self._enrolment(request)
-            blueprint = self._frozen(request, enrolment).blueprint()
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     raise EnrolmentError(

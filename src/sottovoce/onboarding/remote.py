@@ -198,13 +198,13 @@ def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:
 def parsed_json(body: bytes) -> Any:
     """What a stranger calls JSON."""
     try:
-        return json.loads(body)
+        return json.loads(body.decode())  # UTF-8 and nothing else: json would guess, and import a codec
     except (ValueError, RecursionError):
         raise OnboardingError("that is not an onboarding service: check the URL") from None
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
-        return shown(json.loads(error.read(4096))["error"])
+        return shown(json.loads(error.read(4096).decode())["error"])
     except (ValueError, KeyError, TypeError, OSError, RecursionError, http.client.HTTPException):
         return shown(error.reason)

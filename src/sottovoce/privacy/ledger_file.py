@@ -250,4 +250,4 @@ def _create(path: Path, scope: str, name: str) -> None:
 def _explain(path: Path, error: Exception) -> LedgerError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of an SQLite code is detail
     advice = _ADVICE.get(code, "check that its folder exists and that you may write there")
-    return LedgerError(f"ledger {path} cannot be used ({error}), nothing was charged: {advice}")
+    return LedgerError(f"ledger {path} cannot be used ({error}), nothing more was charged: {advice}")

@@ -7,6 +7,7 @@ right shape, through the real gradients and the real channel, times the number o
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import time
 from typing import Any
@@ -20,11 +21,13 @@ from sottovoce.data.description import random_records
 from sottovoce.features.kept import described_facts, settled
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
+from sottovoce.privacy.accounting import mu_squared
 from sottovoce.simulation.result import protected_unit, site_rows
 from sottovoce.tasks import open_task
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3
+SENSIBLE_EPSILON = 20.0
 DEPLOYED_ROUND_SECONDS = 8.0
 """Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
 
@@ -84,6 +87,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
         "promise": promise(blueprint),
+        "doubts": doubts(blueprint),
         "epsilon": spent(busiest),
         "epsilon_min": spent(idlest),
         "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
@@ -100,6 +104,34 @@ def outline(plan: Plan) -> dict[str, Any]:
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
     }
+
+
+def doubts(blueprint: Blueprint) -> list[str]:
+    """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
+    plan = blueprint.plan
+    said: list[str] = []
+    smallest = min(blueprint.sizes)
+    sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
+    if not plan.private:
+        return said
+    if plan.delta * smallest > 1:
+        said.append(
+            f"δ = {plan.delta:g} is above one over the records of the smallest client, {smallest}: "
+            "somebody's record may be given away whole; 1e-5 is usual"
+        )
+    if plan.epsilon > SENSIBLE_EPSILON:
+        mu = math.sqrt(mu_squared(plan.epsilon, plan.delta, plan.accounting))
+        right = 50 * (1 + math.erf(mu / 2 / math.sqrt(2)))
+        said.append(
+            f"ε = {plan.epsilon:g} promises little: "
+            f"a guess about a record may be right {right:.1f} times in 100"
+        )
+    if sigma > plan.clip and not plan.noise_at_server:
+        said.append(
+            f"σ = {sigma:.3g} is above the clip bound {plan.clip:g}: a release is nearly all noise; "
+            "more records, a larger ε or fewer rounds help"
+        )
+    return said
 
 
 def promise(blueprint: Blueprint) -> str:

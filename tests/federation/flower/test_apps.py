@@ -58,11 +58,15 @@ class Network(Grid):
                 self._deliver(message)
         return keys
 
-    def _deliver(self, message: Message) -> None:
+    def answer(self, message: Message) -> Message:
+        """What the app of a node makes of a message."""
         node = message.metadata.dst_node_id
         config = {"threads": 1, "simulated-clients": str(self._clients)}
         context = Context(1, node, dict(self._configs[node]), RecordDict(), config, 1)
-        reply = self._app(message, context)
+        return self._app(message, context)
+
+    def _deliver(self, message: Message) -> None:
+        reply = self.answer(message)
         fields = dict(reply.content.config_records[RECORD])
         self.told.append(fields)
         fate = self._random.random()
@@ -123,6 +127,56 @@ def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, s
     train(world.agreement.plan, tmp_path / "simulated")
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())
+
+
+class SlowNetwork(Network):
+    """A sound network with a clock of its own; nodes take `seconds` for each message, one after the other."""
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, 1)
+        self._seconds = seconds
+        self._busy: dict[int, float] = {}
+        self._under_way: list[tuple[float, Message]] = []
+        self.now = 0.0
+        self.pushed = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        keys = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            keys.append(message.metadata.message_id)
+            node = message.metadata.dst_node_id
+            self._busy[node] = max(self.now, self._busy.get(node, 0.0)) + self._seconds
+            self._under_way.append((self._busy[node], message))
+            self.pushed += 1
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        done = [message for due, message in self._under_way if due <= self.now]
+        self._under_way = [(due, message) for due, message in self._under_way if due > self.now]
+        return [self.answer(message) for message in done]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._configs)
+
+
+def test_nodes_slower_than_a_retry_are_not_buried_in_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, rounds=4)
+    network = SlowNetwork(world, seconds=40.0)
+    monkeypatch.setattr(server_app, "time", network)
+    monkeypatch.setattr(server_app, "POLL_SECONDS", 1.0)
+    Conductor(network, world.coordinator, retry=15.0).conduct()
+    wanted = 3 * (1 + 1) + sum(len(chosen) for chosen in world.coordinator.blueprint.schedule)
+    assert network.pushed <= 4 * wanted
+    assert network.now <= 40.0 * 4 * wanted / 3
 
 
 def test_a_node_that_is_refused_hears_why_and_the_others_train(

@@ -192,9 +192,9 @@ class Conductor:
         if reply.has_error():
             log.warning("node %d: %s", asked.node, shown(reply.error.reason))
             return
-        self._pauses[asked.node] = Pause()
         fields = dict(reply.content.config_records.get(RECORD, ConfigRecord()))
         if asked.enrolment:
+            self._pauses[asked.node] = Pause()
             self._enrol(asked.node, fields)
         else:
             self._accept(asked.node, fields)
@@ -213,12 +213,16 @@ class Conductor:
     def _accept(self, node: int, fields: Fields) -> None:
         for participant, at in self._nodes.items():
             if at == node:
+                wanted = self._coordinator.missing().get(participant)
                 try:
                     self._coordinator.accept(participant, fields)
                 except SottovoceError as error:
                     log.warning("%s", shown(error))
                 if fields.get("error"):
                     self._rest(node)
+                elif self._coordinator.missing().get(participant) != wanted:
+                    # An answer to a repeated request is no reason to ask again: the node is busy.
+                    self._pauses[node] = Pause()
                 return
         log.warning("node %d answered after another took its place: dropped", node)
 
