@@ -24,7 +24,7 @@ from typing import Any
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import described_facts
+from sottovoce.features.kept import chosen, described_facts
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
 
@@ -180,10 +180,10 @@ class Agreement:
 
 def _check_features(plan: Plan, facts: Facts) -> None:
     """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
-    source = facts.source
-    if source is None and plan.features == "none":
+    source, name = facts.source, chosen(plan, facts)
+    if source is None and name == "none":
         return
-    if source is None or plan.features == "none" or math.prod(source.shape) > MOST_PIXELS:
+    if source is None or name == "none" or math.prod(source.shape) > MOST_PIXELS:
         raise AgreementError(
             f"features={plan.features} does not fit what a record is said to be: ask for the file again"
         )
