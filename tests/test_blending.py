@@ -115,7 +115,7 @@ def test_own_parts_survive_saving_and_loading() -> None:
 @pytest.fixture(scope="module")
 def sites() -> Dataset:
     """Three sites of 400, 200 and 100 records whose rule is shifted from site to site."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(4)
     owner = np.repeat([0, 1, 2], [400, 200, 100])
     z = rng.standard_normal((700, 6))
     y = ((z + rng.standard_normal((3, 6))[owner]) @ rng.standard_normal((6, 3))).argmax(axis=1)

@@ -358,7 +358,8 @@ def test_diagnostics_are_off_unless_both_ends_want_them(tmp_path: Path) -> None:
     quiet = World(tmp_path / "quiet")
     quiet.enrol_all()
     quiet.step()
-    assert set(quiet.step() or {}) == {"round", "clients", "gain", "effective_gain", "seconds"}
+    shown = {"round", "clients", "downlink_bytes", "gain", "effective_gain", "seconds"}
+    assert set(quiet.step() or {}) == shown
     loud = World(tmp_path / "loud", options=Options(diagnostics=True))
     loud.enrol_all()
     loud.step()

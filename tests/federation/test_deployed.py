@@ -59,7 +59,8 @@ def check(folder: Path, agreement: Agreement) -> None:
         train(agreement.plan, folder / "simulated")
     torch.set_num_threads(threads)
     assert codewords
-    databases = [path for path in folder.rglob("*") if ".sqlite" in path.name or ".db" in path.name]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    databases = [path for path in files if ".sqlite" in path.name or ".db" in path.name]
     assert {"superlink.db", "server.sqlite", "client-0.ledger.sqlite"} <= {path.name for path in databases}
     assert found([path for path in databases if "simulated" not in path.parts], codewords) == set()
     simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")

@@ -9,10 +9,6 @@ import pytest
 from safetensors.torch import load_file
 
 from sottovoce import data
-from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_files import agree
-from sottovoce.federation.coordinator import Coordinator
-from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
@@ -44,11 +40,3 @@ def test_a_future_client_without_labels_gets_its_prior(
     assert over_http["epsilon"] == at_home["epsilon"]
     for name in ("home", "away"):
         assert load_file(tmp_path / name)["1.weight"].shape == (10, 64)
-
-
-def test_a_federation_says_that_it_cannot_do_this_yet(tmp_path: Path) -> None:
-    agreement = agree(Plan.load(overrides={**BEST, "seeded": True}))
-    store = Store.open(tmp_path / "server.sqlite", agreement, patience=0.0)
-    with pytest.raises(SottovoceError, match="features=none and context=labels"):
-        Coordinator(agreement, store)
-    store.close()
