@@ -151,7 +151,7 @@ def test_a_run_of_an_own_module_is_used_with_that_module_only(tmp_path, images) 
     np.savez(tmp_path / "mine.npz", x=images.x[:60].numpy(), y=images.y[:60].numpy())
     with pytest.raises(Exception, match="pass it again"):
         evaluate(tmp_path / "run", dataset=images)
-    with pytest.raises(Exception, match="pass its own module"):
+    with pytest.raises(Exception, match="names model=python:Sequential"):
         personalize(tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
     assert not (tmp_path / "mine.ledger.sqlite").exists()
     assert evaluate(tmp_path / "run", dataset=images, module=own)["accuracy"] == result["accuracy"]
