@@ -87,6 +87,7 @@ def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
         ("preset=papers", "did you mean 'paper'"),
         ("channel=polr", "did you mean 'polar'"),
         ("epsilon=0", "above 0"),
+        ("weighting=1e3", "4 or less"),
         ("epsilon=-1", "above 0"),
         ("epsilon=nan", "above 0"),
         ("delta=1", "between 0 and 1"),
