@@ -44,6 +44,7 @@ values = ["f", "m"]
 """
 SIZES = {"north": 60, "south": 35, "west": 110}
 PLAN: dict[str, Any] = {
+    "preset": "tuned",
     "dataset": "records.toml",
     "partition": "client",
     "participants": 3,
