@@ -24,7 +24,7 @@ from typing import Any
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import chosen, described_facts
+from sottovoce.features.kept import chosen, described_facts, settled
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
 
@@ -51,6 +51,8 @@ class Agreement:
     """Training records (units) of each participant, where the plan leaves that to them; none before."""
 
     def __post_init__(self) -> None:
+        # What `auto` means is decided by the facts, once, as the simulator does: one plan, one digest.
+        object.__setattr__(self, "plan", settled(self.plan, self.facts.source or self.facts))
         if self.plan.seeded and not self.simulation:
             raise AgreementError(
                 "seeded=true draws noise that anybody can subtract: it is for simulations only, agree on "
