@@ -19,6 +19,7 @@ THROUGH = {
     "experiments/test_execution.py": "pool work",
     "experiments/test_reproduction.py": "figures",
     "data/test_clients.py": "dataset",
+    "test_plan.py": "plan_rules plan_text",
     "data/test_public.py": "sources",
     "cli/test_application.py": "datasets display options",
     "cli/test_ledger.py": "consent",

@@ -10,45 +10,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS
-from sottovoce.errors import SottovoceError, nearest
+from sottovoce.errors import nearest
+from sottovoce.plan_rules import check
+from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
 from sottovoce.presets import FOLDER, PRESETS, preset_values
 
-CHOICES: dict[str, Collection[str]] = {
-    "preset": PRESETS,
-    "partition": tuple(catalog.PARTITIONS),
-    "basis": catalog.BASES,
-    "method": METHODS,
-    "context": CONTEXTS,
-    "channel": catalog.CHANNELS,
-    "lattice": catalog.LATTICES,
-    "accounting": catalog.ACCOUNTINGS,
-    "schedule": catalog.SCHEDULES,
-    "prior": catalog.PRIORS,
-    "features": catalog.FEATURES,
-    "shift": catalog.SHIFTS,
-    "noise": catalog.NOISES,
-    "mlp_activation": catalog.ACTIVATIONS,
-}
-
-
-_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?")
-
+__all__ = ["Plan", "PlanError", "key", "keys"]
 
 PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
-
-
-class PlanError(SottovoceError):
-    """A plan that cannot be carried out as written."""
 
 
 def key(default: Any, text: str, since: str = "0.1") -> Any:
@@ -154,9 +131,9 @@ class Plan:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             # 8 and 8.0 are one ε: equal plans must have equal digests.
-            value = _coerce(field.name, getattr(self, field.name), type(field.default))
+            value = coerce(field.name, getattr(self, field.name), type(field.default))
             object.__setattr__(self, field.name, value)
-        _check(self)
+        check(self)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -191,15 +168,15 @@ class Plan:
         Where no preset is named it is `best`, or for one of the paper's methods on other records than a
         folder's `tuned`.
         """
-        given = dict(_read_toml(Path(path))) if path is not None else {}
-        given |= _future(given)
-        pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split, overrides)
-        given |= _future(dict(pairs))
+        given = dict(read_toml(Path(path))) if path is not None else {}
+        given |= told_apart(given)
+        pairs = overrides.items() if isinstance(overrides, Mapping) else map(split, overrides)
+        given |= told_apart(dict(pairs))
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
-        given = {name: _coerce(name, value, type(fields[name].default)) for name, value in given.items()}
+        given = {name: coerce(name, value, type(fields[name].default)) for name, value in given.items()}
         dataset = given.get("dataset", cls.dataset)
         folder = Path(dataset).is_dir()
         method = METHODS.get(given.get("method", ""))
@@ -231,7 +208,7 @@ class Plan:
 
     def to_toml(self) -> str:
         """The complete plan as TOML; `Plan.load` of it gives the same plan back."""
-        lines = [f"{name} = {_toml(value)}" for name, value in dataclasses.asdict(self).items()]
+        lines = [f"{name} = {toml(value)}" for name, value in dataclasses.asdict(self).items()]
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
@@ -292,184 +269,4 @@ class Plan:
 
 def keys() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every key, in the order of the file."""
-    return [(f.name, _toml(f.default), f.metadata["help"]) for f in dataclasses.fields(Plan)]
-
-
-def _check(plan: Plan) -> None:
-    for name, valid in CHOICES.items():
-        value = getattr(plan, name)
-        if value not in valid and not (name == "features" and ":" in value):
-            raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
-    method, context = plan.traits, plan.context_traits
-    positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
-    steps = () if method.individual or method.bounded else ("learning_rate",)
-    numbers = () if plan.partition == "client" else ("participants",)
-    for name in (*positive, *numbers, *steps):
-        value = getattr(plan, name)
-        if not (value > 0 and math.isfinite(value)):
-            raise PlanError(f"{name} must be above 0, not {value}")
-    counts = (
-        "seed",
-        "participants",
-        "future_clients",
-        "clients_per_round",
-        "coefficients",
-        "records_per_client",
-        "gradient_records",
-        "context_records",
-        "feature_size",
-        "context_round",
-        "evaluate_every",
-        "repeat",
-    )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
-        if not getattr(plan, name) >= 0:
-            raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
-    if plan.weighting > 4:
-        raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
-    if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
-        raise PlanError(f"downlink_bits must be 32 (float32) or 1 to 7 (coded), not {plan.downlink_bits}")
-    if plan.seed >= 2**63:
-        raise PlanError(f"seed must be below 2^63, not {plan.seed}")
-    names = plan.future_names.split(",") if plan.future_names else []
-    if names and (plan.partition != "client" or len(set(names)) != plan.future_clients):
-        raise PlanError(
-            f"future_clients={plan.future_names} names clients: each once, and with partition=client"
-        )
-    if context.rescaled != "no" and plan.participants == 1:
-        raise PlanError(
-            f"context={plan.context} is scaled by how participants differ: set participants above 1"
-        )
-    if plan.private and plan.budget and not plan.epsilon <= plan.budget < math.inf:
-        raise PlanError(f"budget must be finite and at least epsilon={plan.epsilon:g}, not {plan.budget:g}")
-    if not plan.epsilon > 0:
-        raise PlanError(
-            f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual"
-        )
-    if not 0 < plan.delta < 1:
-        raise PlanError(f"delta must lie between 0 and 1, not {plan.delta}: 1e-5 is usual")
-    if not 0 <= plan.momentum < 1:
-        raise PlanError(f"momentum must be at least 0 and below 1, not {plan.momentum}")
-    if not 0 <= plan.averaging <= 1:
-        raise PlanError(f"averaging is a share of the rounds between 0 and 1, not {plan.averaging}")
-    if plan.clients_per_round > plan.participants > 0:
-        raise PlanError(
-            f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
-            "lower it"
-        )
-    if method.context == "never" and context.released and plan.prior == "none":
-        raise PlanError(f"method={plan.method} uses no context: set context=public, or prior=context")
-    if method.context == "always" and not context.released:
-        raise PlanError(
-            f"method={plan.method} personalizes through a context: choose one, or use method=global"
-        )
-    if plan.generated + max(plan.individual, 0.0) > 1 or plan.individual > 1:
-        raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
-    if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
-        raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
-    if context.predicted_for_future and not plan.context_share:
-        raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
-    if plan.generated and not context.released:
-        raise PlanError("generated says how far a context decides: choose a context, or set generated=0")
-    if plan.prior != "none" and not context.class_shares:
-        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
-    if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
-        raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
-    if method.replays != bool(plan.replay_gains):
-        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
-    if method.replays and not plan.seeded:
-        raise PlanError(
-            f"method={plan.method} reuses gains of another run on the same records: "
-            "simulation only, seeded=true"
-        )
-    if plan.repeat and not plan.seeded:
-        raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
-    if plan.noise_at_server:
-        _check_noise_at_server(plan)
-    if not plan.private and plan.channel != "direct":
-        raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
-    if not plan.private and not plan.seeded:
-        raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
-
-
-def _check_noise_at_server(plan: Plan) -> None:
-    if not plan.traits.bounded:
-        bounded = ", ".join(name for name, method in METHODS.items() if method.bounded)
-        raise PlanError(
-            f"noise=server needs a bound on how far one record moves the generator, and method={plan.method} "
-            f"has none: choose one of {bounded}, or noise=client"
-        )
-    if plan.weighting != 1:
-        raise PlanError(
-            f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
-        )
-    if plan.releases_context and not plan.context_share:
-        raise PlanError(
-            "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"
-        )
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PlanError(f"no plan at {path}: give a TOML file, or key=value pairs alone") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is not a plan: {error}") from None
-
-
-def _split(pair: str) -> tuple[str, str]:
-    name, equals, value = pair.partition("=")
-    if not equals:
-        raise PlanError(f"'{pair}' is neither a plan file nor key=value")
-    return name.strip().replace("-", "_"), value.strip()
-
-
-def _future(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with `future_clients` told apart: a number, or names (a lone number with a comma).
-
-    >>> _future({"future_clients": "west,east"})
-    {'future_clients': 2, 'future_names': 'west,east'}
-    >>> _future({"future_clients": "3"}), _future({"future_clients": "3,"})["future_names"]
-    ({'future_clients': '3', 'future_names': ''}, '3')
-    """
-    if "future_clients" not in given or "future_names" in given:
-        return given
-    value = given["future_clients"]
-    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value) + ","
-    if isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
-        return {**given, "future_names": ""}
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return {**given, "future_clients": len(names), "future_names": ",".join(names)}
-
-
-def _coerce(name: str, value: Any, kind: type) -> Any:
-    """The value as the key's type; strings come from the command line."""
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() in ("true", "false"):
-            return str(value).lower() == "true"
-        raise PlanError(f"{name} is true or false, not '{value}'")
-    if kind is str:
-        if isinstance(value, str):
-            return value
-        raise PlanError(f"{name} is a text, not {value!r}")
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        if kind is int and isinstance(value, float) and value != int(value):
-            raise ValueError
-        return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise PlanError(
-            f"{name} is {'a whole number' if kind is int else 'a number'}, not '{value}'"
-        ) from None
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
+    return [(f.name, toml(f.default), f.metadata["help"]) for f in dataclasses.fields(Plan)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import typer
 
-from sottovoce.plan import CHOICES, keys
+from sottovoce.plan import keys
+from sottovoce.plan_rules import CHOICES
 from sottovoce.presets import TUNED
 
 FLAGS = [name for name, default, _ in keys() if default in ("true", "false")]

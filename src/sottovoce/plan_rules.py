@@ -1,0 +1,148 @@
+"""What a plan must satisfy: known names, sensible numbers, and keys that go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from sottovoce import catalog
+from sottovoce.catalog import CONTEXTS, METHODS
+from sottovoce.errors import nearest
+from sottovoce.plan_text import PlanError
+from sottovoce.presets import PRESETS
+
+if TYPE_CHECKING:
+    from sottovoce.plan import Plan
+
+CHOICES: dict[str, Collection[str]] = {
+    "preset": PRESETS,
+    "partition": tuple(catalog.PARTITIONS),
+    "basis": catalog.BASES,
+    "method": METHODS,
+    "context": CONTEXTS,
+    "channel": catalog.CHANNELS,
+    "lattice": catalog.LATTICES,
+    "accounting": catalog.ACCOUNTINGS,
+    "schedule": catalog.SCHEDULES,
+    "prior": catalog.PRIORS,
+    "features": catalog.FEATURES,
+    "shift": catalog.SHIFTS,
+    "noise": catalog.NOISES,
+    "mlp_activation": catalog.ACTIVATIONS,
+}
+
+
+def check(plan: Plan) -> None:
+    """Raises PlanError, with what to do, for the first rule that a plan breaks."""
+    for name, valid in CHOICES.items():
+        value = getattr(plan, name)
+        if value not in valid and not (name == "features" and ":" in value):
+            raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    method, context = plan.traits, plan.context_traits
+    positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
+    steps = () if method.individual or method.bounded else ("learning_rate",)
+    numbers = () if plan.partition == "client" else ("participants",)
+    for name in (*positive, *numbers, *steps):
+        value = getattr(plan, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise PlanError(f"{name} must be above 0, not {value}")
+    counts = (
+        "seed",
+        "participants",
+        "future_clients",
+        "clients_per_round",
+        "coefficients",
+        "records_per_client",
+        "gradient_records",
+        "context_records",
+        "feature_size",
+        "context_round",
+        "evaluate_every",
+        "repeat",
+    )
+    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
+        if not getattr(plan, name) >= 0:
+            raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if plan.weighting > 4:
+        raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
+    if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
+        raise PlanError(f"downlink_bits must be 32 (float32) or 1 to 7 (coded), not {plan.downlink_bits}")
+    if plan.seed >= 2**63:
+        raise PlanError(f"seed must be below 2^63, not {plan.seed}")
+    names = plan.future_names.split(",") if plan.future_names else []
+    if names and (plan.partition != "client" or len(set(names)) != plan.future_clients):
+        raise PlanError(
+            f"future_clients={plan.future_names} names clients: each once, and with partition=client"
+        )
+    if context.rescaled != "no" and plan.participants == 1:
+        raise PlanError(
+            f"context={plan.context} is scaled by how participants differ: set participants above 1"
+        )
+    if plan.private and plan.budget and not plan.epsilon <= plan.budget < math.inf:
+        raise PlanError(f"budget must be finite and at least epsilon={plan.epsilon:g}, not {plan.budget:g}")
+    if not plan.epsilon > 0:
+        raise PlanError(
+            f"epsilon must be above 0, not {plan.epsilon}: smaller is more private, 1 to 16 is usual"
+        )
+    if not 0 < plan.delta < 1:
+        raise PlanError(f"delta must lie between 0 and 1, not {plan.delta}: 1e-5 is usual")
+    if not 0 <= plan.momentum < 1:
+        raise PlanError(f"momentum must be at least 0 and below 1, not {plan.momentum}")
+    if not 0 <= plan.averaging <= 1:
+        raise PlanError(f"averaging is a share of the rounds between 0 and 1, not {plan.averaging}")
+    if plan.clients_per_round > plan.participants > 0:
+        raise PlanError(
+            f"clients_per_round={plan.clients_per_round} is more than participants={plan.participants}: "
+            "lower it"
+        )
+    if method.context == "never" and context.released and plan.prior == "none":
+        raise PlanError(f"method={plan.method} uses no context: set context=public, or prior=context")
+    if method.context == "always" and not context.released:
+        raise PlanError(
+            f"method={plan.method} personalizes through a context: choose one, or use method=global"
+        )
+    if plan.generated + max(plan.individual, 0.0) > 1 or plan.individual > 1:
+        raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
+    if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
+        raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
+    if context.predicted_for_future and not plan.context_share:
+        raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
+    if plan.generated and not context.released:
+        raise PlanError("generated says how far a context decides: choose a context, or set generated=0")
+    if plan.prior != "none" and not context.class_shares:
+        raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
+    if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
+        raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
+    if method.replays != bool(plan.replay_gains):
+        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
+    if method.replays and not plan.seeded:
+        raise PlanError(
+            f"method={plan.method} reuses gains of another run on the same records: "
+            "simulation only, seeded=true"
+        )
+    if plan.repeat and not plan.seeded:
+        raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
+    if plan.noise_at_server:
+        _check_noise_at_server(plan)
+    if not plan.private and plan.channel != "direct":
+        raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
+    if not plan.private and not plan.seeded:
+        raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
+
+
+def _check_noise_at_server(plan: Plan) -> None:
+    if not plan.traits.bounded:
+        bounded = ", ".join(name for name, method in METHODS.items() if method.bounded)
+        raise PlanError(
+            f"noise=server needs a bound on how far one record moves the generator, and method={plan.method} "
+            f"has none: choose one of {bounded}, or noise=client"
+        )
+    if plan.weighting != 1:
+        raise PlanError(
+            f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
+        )
+    if plan.releases_context and not plan.context_share:
+        raise PlanError(
+            "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"
+        )
