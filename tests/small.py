@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import pytest
 from torch import nn
 
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.data import Facts
 from sottovoce.plan import Plan
 
@@ -50,6 +54,20 @@ FEDERATION = {
 """What processes of their own can train, that know nothing of these tests."""
 
 
+COLUMNS = """
+[columns.age]
+kind = "number"
+low = 0
+high = 120
+missing = "middle"
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+"""
+"""Of `records.toml`: what a small table has beside its target."""
+ILL = 'task = "classes"\n[target]\ncolumn = "ill"\nvalues = ["no", "yes"]\n' + COLUMNS
+
+
 def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A two-layer network for 28×28 images."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, classes))
@@ -68,3 +86,17 @@ def federated_plan(**changes: object) -> Plan:
 def drawn(plan: Plan, facts: Facts, module: nn.Module | str | None = None) -> Blueprint:
     """The blueprint of a plan whose model these tests vouch for."""
     return draw(plan, facts, plan.model if module is None else module)
+
+
+def noise_draws(patch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
+    """The rounds for which `module` draws the noise of a server, as they come."""
+    drawn_in: list[int] = []
+    real = module.server_randomness
+
+    def noted(plan: Plan, run: str, number: int) -> PrivateRandomness:
+        drawn_in.append(number)
+        randomness: PrivateRandomness = real(plan, run, number)
+        return randomness
+
+    patch.setattr(module, "server_randomness", noted)
+    return drawn_in

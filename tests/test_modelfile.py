@@ -26,7 +26,7 @@ from sottovoce.modelfile import (
     save_tensors,
 )
 from sottovoce.server import Server
-from tests.small import SMALL, drawn, small_plan
+from tests.small import COLUMNS, SMALL, drawn, small_plan
 
 FACTS = Facts((1, 28, 28), 10, mean=(0.1307,), std=(0.3081,))
 
@@ -93,21 +93,10 @@ def test_a_personal_model_is_a_plain_state_dict_at_reference_plus_lifted_coeffic
 
 # Personal models
 
-TABLE = """
-task = "classes"
-unit = "patient"
-[target]
-column = "diagnosis"
-values = ["benign", "malignant"]
-[columns.age]
-kind = "number"
-low = 0
-high = 120
-missing = "middle"
-[columns.sex]
-kind = "category"
-values = ["f", "m"]
-"""
+TABLE = (
+    'task = "classes"\nunit = "patient"\n[target]\ncolumn = "diagnosis"\nvalues = ["benign", "malignant"]\n'
+    + COLUMNS
+)
 
 
 def personal(path: Path, facts: Facts | None = None, **changes: Any) -> Path:

@@ -21,18 +21,8 @@ from sottovoce.features.kept import described_facts
 from sottovoce.features.maps import open_features
 from sottovoce.modelfile import PersonalModel, personal_model
 from sottovoce.prediction import Summary, predict, predictions
-from tests.small import drawn, small_plan
+from tests.small import COLUMNS, drawn, small_plan
 
-COLUMNS = """
-[columns.age]
-kind = "number"
-low = 0
-high = 120
-missing = "middle"
-[columns.sex]
-kind = "category"
-values = ["f", "m"]
-"""
 CLASSES = 'task = "classes"\n[target]\ncolumn = "kind"\nvalues = ["plain", "a, b"]\n' + COLUMNS
 LABELS = 'task = "labels"\n[target]\ncolumns = ["fever", "cough", "rash"]\n' + COLUMNS
 NUMBER = 'task = "number"\n[target]\ncolumn = "days"\nlow = 0\nhigh = 30\n' + COLUMNS

@@ -14,11 +14,11 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
-from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
 from sottovoce.server import Server
 from sottovoce.simulation.training import train
+from tests.small import noise_draws
 
 from .world import World, everyone_paid, ledger, same
 
@@ -32,15 +32,7 @@ class Killed(Exception):
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rounds for which noise was drawn."""
-    drawn: list[int] = []
-    real = coordinator_module.server_randomness
-
-    def noted(plan: Plan, run: str, number: int) -> Any:
-        drawn.append(number)
-        return real(plan, run, number)
-
-    monkeypatch.setattr(coordinator_module, "server_randomness", noted)
-    return drawn
+    return noise_draws(monkeypatch, coordinator_module)
 
 
 def test_a_federation_and_the_simulator_give_the_same_generator(tmp_path: Path, draws: list[int]) -> None:

@@ -25,23 +25,10 @@ from sottovoce.onboarding.specification import Specification
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.simulation.training import train
+from tests.small import ILL
 
 from .world import World, same
 
-TEXT = """
-task = "classes"
-[target]
-column = "ill"
-values = ["no", "yes"]
-[columns.age]
-kind = "number"
-low = 0
-high = 120
-missing = "middle"
-[columns.sex]
-kind = "category"
-values = ["f", "m"]
-"""
 SIZES = {"north": 60, "south": 35, "west": 110}
 PLAN: dict[str, Any] = {
     "preset": "tuned",
@@ -86,7 +73,7 @@ class Tables(World):
         self.folder, self._options = folder, options
         self.sites = folder / "sites"
         self.sites.mkdir(parents=True)
-        (self.sites / "records.toml").write_text(TEXT)
+        (self.sites / "records.toml").write_text(ILL)
         for seed, (name, count) in enumerate(SIZES.items()):
             write(self.sites / f"{name}.csv", lines(count, seed))
         plan = Plan.load(overrides={**PLAN, **changes})
@@ -245,7 +232,7 @@ def test_records_that_were_added_change_no_denominator_and_too_few_are_refused(t
 
 def test_where_a_person_has_several_records_clients_declare_persons(tmp_path: Path) -> None:
     world = Tables(tmp_path)
-    text = 'unit = "person"\n' + TEXT
+    text = 'unit = "person"\n' + ILL
     for name in SIZES:
         path = world.sites / f"{name}.csv"
         header, *rows = path.read_text().splitlines()

@@ -18,7 +18,7 @@ from sottovoce.simulation import rounds
 from sottovoce.simulation.directory import RunError
 from sottovoce.simulation.training import train
 from sottovoce.simulation.updates import Updates
-from tests.small import small_plan
+from tests.small import noise_draws, small_plan
 
 IDENTITY = {"run": "run", "reference": "reference"}
 
@@ -40,15 +40,7 @@ def server_plan(**changes: Any) -> Plan:
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rounds for which noise was drawn."""
-    drawn: list[int] = []
-    real = rounds.server_randomness
-
-    def noted(plan: Plan, run: str, number: int) -> Any:
-        drawn.append(number)
-        return real(plan, run, number)
-
-    monkeypatch.setattr(rounds, "server_randomness", noted)
-    return drawn
+    return noise_draws(monkeypatch, rounds)
 
 
 def test_a_sum_comes_back_as_it_was_and_is_never_replaced(tmp_path: Path) -> None:
