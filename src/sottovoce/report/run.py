@@ -157,9 +157,8 @@ def _metrics_table(run: ReportedRun) -> Html:
         for name in seen
         if name != "accuracy"
     ]
-    return Table(
-        ["Metric", "Participants", "Future clients"], rows, "Other metrics, means over clients"
-    ).html()
+    names = ["Metric", "Participants", "Future clients"]
+    return tag("div", Table(names, rows, "Other metrics, means over clients").html(), class_="measures")
 
 
 def _clients_table(run: ReportedRun) -> Html:
