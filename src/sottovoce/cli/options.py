@@ -42,8 +42,8 @@ DATA = typer.Option(..., help="The client's records: .csv, .parquet or .npz; tar
 MODEL_OUT = typer.Option(..., help="Where to write the model, a .safetensors file that explains itself.")
 LEDGER = typer.Option(
     None,
-    help="The client's ledger; by default the folder's ledger.sqlite, if the records lie in a folder of sites "
-    "that has one, else NAME.ledger.sqlite beside NAME.csv, the records.",
+    help="The client's ledger; by default the folder's ledger.sqlite, if the records lie in a folder of "
+    "sites that has one, else NAME.ledger.sqlite beside NAME.csv, the records.",
 )
 CLIENT = typer.Option(None, help="The client's name in its ledger; by default that of the file of records.")
 EPSILON = typer.Option(
