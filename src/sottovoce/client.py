@@ -92,8 +92,8 @@ class Client:
         return Asked(self, "context", 0, lambda: self._records.context, coefficients)
 
     def confusion(self, coefficients: Tensor) -> Asked:
-        """The release of how the shared model confuses the classes of the training records."""
-        return Asked(self, "confusion", 0, lambda: self._records.train, coefficients)
+        """The release of how the shared model confuses the classes of m_g training records."""
+        return Asked(self, "confusion", 0, partial(self.training_records, 0), coefficients)
 
     def gradient(self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None) -> Asked:
         """The release of the clipped mean gradient at coefficients (k,).
@@ -104,7 +104,7 @@ class Client:
         return Asked(self, "gradient", round_number, records, coefficients, clipped)
 
     def training_records(self, round_number: int) -> Records:
-        """The m_g training records of a round, drawn without looking at them."""
+        """The m_g training records of a round, or of a confusion (0), drawn without looking at them."""
         sizes = self._blueprint.sizes
         wanted = max(sizes) if self.participant is None else sizes[self.participant]
         records = self._records.train
