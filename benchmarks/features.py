@@ -35,17 +35,14 @@ from sottovoce.simulation.rounds import Simulation
 from sottovoce.simulation.session import Session
 
 CLIENTS, RECORDS, FEATURES, CLASSES = 40, 800, 2_048, 10
-RELEASING, ENROLLED = (40, 100, 300, 1_000), (100, 1_000, 10_000, 100_000)
+SERIES = {"clients": (40, 100, 300, 1_000), "enrolled": (100, 1_000, 10_000, 100_000)}
 TURNS = 9
 
 
 def run(turns: int = TURNS) -> dict[str, Any]:
     """The figures of all three."""
-    return {
-        "parts": parts(turns),
-        "clients": rows("clients", RELEASING),
-        "enrolled": rows("enrolled", ENROLLED),
-    }
+    series = {name: rows(name, values) for name, values in SERIES.items()}
+    return {"parts": parts(turns), **series}
 
 
 def parts(turns: int = TURNS, clients: int = CLIENTS, records: int = RECORDS) -> dict[str, dict[str, float]]:

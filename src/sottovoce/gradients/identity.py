@@ -60,10 +60,7 @@ def _add_outer(
     records = losses.shape[1]
     block = _IN_CACHE if losses.device.type == "cpu" else records
     of_deltas = {name: _squares(deltas) for name, (deltas, _) in outer.items()}
-    kept = {
-        name: x[:, :block].new_empty(x[:, :block].shape, dtype=torch.float64)
-        for name, (_, x) in outer.items()
-    }
+    kept = {name: torch.empty_like(x[:, :block], dtype=torch.float64) for name, (_, x) in outer.items()}
     for start in range(0, records, block):
         part = slice(start, start + block)
         total = squares[:, part]
@@ -96,4 +93,5 @@ def _grouped(values: Tensor, clients: int) -> Tensor:
 
 
 def _squares(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dim=2).square()
+    norms: Tensor = torch.linalg.vector_norm(values, dim=2)
+    return norms.square()
