@@ -30,7 +30,6 @@ THROUGH = {
     "privacy/test_ledger.py": "charge",
     "privacy/test_budgets.py": "terms",
     "privacy/test_past.py": "witness",
-    "test_foreign_files.py": "foreign",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 

@@ -57,7 +57,10 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "client",
         "release",
     ),
-    ("test_foreign_files.py", "onboarding/test_specification.py"): ("foreign", "onboarding/specification"),
+    ("test_foreign.py", "test_foreign_files.py", "onboarding/test_specification.py"): (
+        "foreign",
+        "onboarding/specification",
+    ),
     ("test_files.py", "test_seeding.py", "privacy/test_ledger_file.py"): ("files", "seeding"),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
     ("channel/test_channel.py",): ("channel/base",),
