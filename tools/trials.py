@@ -41,6 +41,8 @@ PROCESSES.set_forkserver_preload(
 )
 Function = tuple[str, int]
 """Its qualified name and first line."""
+IDLE = 20.0
+"""Seconds for which tests may wait while nothing happens at all."""
 UNPATCHED = 77
 """Exit status of a child that could not exchange the function in memory."""
 
@@ -84,6 +86,43 @@ def _limit(seconds: float) -> None:
 def _patience(seconds: float) -> float:
     """Seconds to wait for somebody who may use this many of a processor, on a busy machine."""
     return 60.0 + 15 * seconds
+
+
+class Watch:
+    """Whether a process, or one that it has started, still does something: who only waits, waits in vain."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._ticks, self._since, self._looked = -1, time.monotonic(), 0.0
+
+    def idle(self) -> bool:
+        """Whether for `IDLE` seconds nobody ran, or was about to."""
+        now = time.monotonic()
+        if now - self._looked >= 1.0:
+            self._looked = now
+            running, ticks = self._state()
+            if running or ticks != self._ticks:
+                self._ticks, self._since = ticks, now
+        return now - self._since > IDLE
+
+    def _state(self) -> tuple[bool, int]:
+        """Whether a thread runs, waits for a processor or the disk; and the processor time of all so far."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                parents[int(path.parent.name)] = int(fields[1])
+                ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+        family = {self._process}
+        while more := {process for process, parent in parents.items() if parent in family} - family:
+            family |= more
+        running = False
+        for process in family:
+            for path in Path(f"/proc/{process}/task").glob("*/stat"):
+                with contextlib.suppress(OSError):
+                    running |= path.read_text().rpartition(")")[2].split()[0] in "RD"
+        return running, sum(ticks.get(process, 0) for process in family)
 
 
 def _afresh(folder: Path, tests: list[str], seconds: float) -> None:
@@ -136,8 +175,8 @@ class Warm:
                 os._exit(0)
             except BaseException:
                 os._exit(1)
-        end = time.monotonic() + _patience(seconds)
-        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        end, watch = time.monotonic() + _patience(seconds), Watch(child)
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end and not watch.idle():
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # with whatever it has started
             os.killpg(child, signal.SIGKILL)
@@ -329,7 +368,9 @@ class Bench:
     def _afresh(self, names: list[str], seconds: float) -> int:
         process = PROCESSES.Process(target=_afresh, args=(self.folder, names, 10.0 + seconds))
         process.start()
-        process.join(_patience(seconds))
+        end, watch = time.monotonic() + _patience(seconds), Watch(process.pid or 0)
+        while process.is_alive() and time.monotonic() < end and not watch.idle():
+            process.join(0.1)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()

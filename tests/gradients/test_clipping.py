@@ -55,3 +55,15 @@ def test_layers_that_mix_records_or_draw_at_random_are_refused(layer: nn.Module)
     with pytest.raises(SottovoceError, match="layer '0'"):
         refuse_unclippable(nn.Sequential(layer).train())
     refuse_unclippable(nn.Sequential(nn.Dropout(0.5), nn.GroupNorm(1, 3)).eval())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(0.0).train(),
+        nn.InstanceNorm2d(3).train(),
+        nn.InstanceNorm2d(3, track_running_stats=True).eval(),
+    ],
+)
+def test_layers_that_draw_nothing_and_keep_records_apart_may_stay(layer: nn.Module) -> None:
+    refuse_unclippable(nn.Sequential(layer))
