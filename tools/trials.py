@@ -84,26 +84,31 @@ def _limit(seconds: float) -> None:
 
 
 def _patience(seconds: float) -> float:
-    """Seconds to wait for somebody who may use this many of a processor, on a busy machine."""
-    return 60.0 + 15 * seconds
+    """For how long somebody may sleep in all who may use so many seconds of a processor."""
+    return 60.0 + 5 * seconds
 
 
 class Watch:
-    """Whether a process, or one that it has started, still does something: who only waits, waits in vain."""
+    """Whether a process, or one that it has started, still does something: who only waits, waits in vain.
 
-    def __init__(self, process: int) -> None:
-        self._process = process
-        self._ticks, self._since, self._looked = -1, time.monotonic(), 0.0
+    Who waits for a processor on a busy machine does not count as waiting.
+    """
+
+    def __init__(self, process: int, patience: float) -> None:
+        self._process, self._patience = process, patience
+        self._ticks, self._looked = -1, time.monotonic()
+        self._still, self._waited = 0.0, 0.0
 
     def idle(self) -> bool:
-        """Whether for `IDLE` seconds nobody ran, or was about to."""
-        now = time.monotonic()
-        if now - self._looked >= 1.0:
-            self._looked = now
+        """Whether nobody ran, or was about to, for `IDLE` seconds on end, or for `patience` in all."""
+        passed = time.monotonic() - self._looked
+        if passed >= 1.0:
+            self._looked += passed
             running, ticks = self._state()
-            if running or ticks != self._ticks:
-                self._ticks, self._since = ticks, now
-        return now - self._since > IDLE
+            self._waited += 0.0 if running else passed
+            self._still = 0.0 if running or ticks != self._ticks else self._still + passed
+            self._ticks = ticks
+        return self._still > IDLE or self._waited > self._patience
 
     def _state(self) -> tuple[bool, int]:
         """Whether a thread runs, waits for a processor or the disk; and the processor time of all so far."""
@@ -175,8 +180,8 @@ class Warm:
                 os._exit(0)
             except BaseException:
                 os._exit(1)
-        end, watch = time.monotonic() + _patience(seconds), Watch(child)
-        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end and not watch.idle():
+        watch = Watch(child, _patience(seconds))
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and not watch.idle():
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # with whatever it has started
             os.killpg(child, signal.SIGKILL)
@@ -368,8 +373,8 @@ class Bench:
     def _afresh(self, names: list[str], seconds: float) -> int:
         process = PROCESSES.Process(target=_afresh, args=(self.folder, names, 10.0 + seconds))
         process.start()
-        end, watch = time.monotonic() + _patience(seconds), Watch(process.pid or 0)
-        while process.is_alive() and time.monotonic() < end and not watch.idle():
+        watch = Watch(process.pid or 0, _patience(seconds))
+        while process.is_alive() and not watch.idle():
             process.join(0.1)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid or 0, signal.SIGKILL)
