@@ -13,6 +13,7 @@ from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
 from sottovoce.privacy.ledger import Budget, Ledger, Overspent
+from sottovoce.seeding import derived_seed
 from tests.small import SMALL, drawn, small_plan
 
 SECRET = bytes(range(32))
@@ -300,3 +301,48 @@ def test_an_evaluation_counts_classes_of_all_its_records(ledger: Ledger) -> None
     )  # fmt: skip
     result = own.evaluate(torch.zeros(made.coefficients))
     assert 0.0 <= result.accuracy <= result.masked_accuracy <= 100.0
+
+
+@pytest.mark.parametrize("held", [40, 80])
+def test_a_confusion_is_of_as_many_training_records_as_agreed_and_charged_once(
+    ledger: Ledger, held: int
+) -> None:
+    made = blueprint(context="shares", context_share=0.05, prior="context")
+    records = some_records(100)
+    records = ClientRecords(records.train[:held], records.held_out, records.context)
+    sender = Client("participant-0", records, made, ledger, run="run", secret=SECRET, participant=0)
+    start = torch.zeros(made.coefficients)
+    message = sender.release_confusion(start)
+    labels = sender.training_records(0).y
+    assert len(labels) == made.sizes[0] == 40
+    assert sender.signal is not None
+    of_labels = torch.from_numpy(sender.signal).reshape(10, 10).sum(dim=1)
+    assert torch.allclose(of_labels, torch.bincount(labels, minlength=10).double() / 40)
+    [entry] = ledger.charges("participant-0")
+    assert (entry.charge.kind, entry.charge.round) == ("confusion", 0)
+    assert entry.charge.sensitivity == pytest.approx(math.sqrt(2) / 40)
+    assert sender.release_confusion(start) == message
+
+
+def test_the_records_of_a_round_follow_from_seed_name_and_round() -> None:
+    """Every engine draws the same ones, and so does a run that is continued."""
+    made = blueprint()
+    seed = derived_seed(made.plan.seed, "subset:participant-0:3")
+    order = np.random.default_rng(seed).permutation(80)[:40]
+    chosen = client(None, made).training_records(3)
+    assert torch.equal(chosen.x, some_records(100).train.x[torch.from_numpy(order)])
+
+
+def test_a_masked_evaluation_chooses_among_the_classes_that_the_client_has(ledger: Ledger) -> None:
+    made, records = blueprint(), some_records(100)
+    for part, others in ((0, 7), (1, 3), (2, 5)):
+        y = [torch.full((len(x),), 9) for x in (records.train.x, records.held_out.x, records.context.x)]
+        y[part][:] = others
+        changed = [
+            Records(r.x, labels)
+            for r, labels in zip((records.train, records.held_out, records.context), y, strict=True)
+        ]
+        own = Client("participant-0", ClientRecords(*changed), made, ledger, run="run", secret=SECRET)
+        result = own.evaluate(torch.zeros(made.coefficients))
+        assert result.owned is not None
+        assert result.owned.nonzero().flatten().tolist() == [others, 9]

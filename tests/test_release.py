@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 
@@ -12,11 +13,11 @@ from scipy import stats
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError, open_channel
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.randomness import SeededRandomness, SystemRandomness
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
-from sottovoce.release import IMPOSSIBLE, Release, spending
+from sottovoce.release import IMPOSSIBLE, Release, removal_spending, server_randomness, spending
 from tests.small import drawn, small_plan
 
 SECRET = bytes(range(32))
@@ -278,3 +279,58 @@ def test_seeded_bytes_are_a_function_of_their_key() -> None:
     one, same, other = (SeededRandomness(key * 32).normal(8) for key in (b"a", b"a", b"b"))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def test_seeded_noise_follows_from_seed_and_name_of_a_release_and_of_a_round() -> None:
+    """So that any engine, and any later version, repeats a seeded run."""
+    release = blueprint().releases["gradient"]
+    stream, u = release.stream("run", "participant-0", 1), np.zeros(release.size)
+    private = SeededRandomness(hashlib.sha256(f"41:{stream!r}".encode()).digest())
+    expected = release.channel.encode(u, secret=SECRET, stream=stream, private=private)
+    assert blueprint().releases["gradient"].encode(u, secret=SECRET, stream=stream, seed=41) == expected
+    plan = blueprint(seed=43).plan
+    name = "43:('run', 'server', 'update', 5)"
+    expected_noise = SeededRandomness(hashlib.sha256(name.encode()).digest()).normal(8)
+    assert np.array_equal(server_randomness(plan, "run", 5).normal(8), expected_noise)
+    assert isinstance(server_randomness(plan.replace(seeded=False), "run", 5), SystemRandomness)
+
+
+def test_a_release_of_exactly_the_largest_norm_is_plausible() -> None:
+    release = blueprint().releases["gradient"]
+    y = np.zeros(release.size)
+    y[0] = release.largest_norm
+    assert release.plausible(y)
+    y[0] = math.nextafter(release.largest_norm, math.inf)
+    assert not release.plausible(y)
+
+
+def test_a_model_is_its_reference_plus_what_its_coefficients_lift() -> None:
+    made = blueprint()
+    a = torch.linspace(-1, 1, made.coefficients)
+    assert torch.equal(made.theta(a), made.model.reference + made.basis.lift(a))
+    assert not torch.equal(made.theta(a), made.model.reference)
+
+
+def test_a_removed_record_is_charged_with_half_the_gradients_sensitivity_and_its_own_of_contexts() -> None:
+    made = blueprint(context="labels")
+    releases, counts = made.releases, {"gradient": 3, "context": 1}
+    context, gradient = releases["context"], releases["gradient"]
+    assert context.removal == pytest.approx(context.sensitivity / math.sqrt(2))  # one corner of the simplex
+    expected = 3 * gradient.mu_squared / 4 + context.mu_squared / 2
+    assert removal_spending(releases, counts) == pytest.approx(expected, rel=1e-12)
+    assert removal_spending(releases, {"gradient": 2, "context": 0}) == pytest.approx(gradient.mu_squared / 2)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_all_releases_together_stay_below_the_budget_by_more_than_their_sums_can_round(share: float) -> None:
+    """Whoever adds charges up, one by one and in any order, does not pass ε without any slack of a ledger."""
+    made = blueprint(context="labels", context_share=share)
+    allowed = accounting.mu_squared(made.plan.epsilon, made.plan.delta, made.plan.accounting)
+    spent = spending(made.releases_of(0), made.participant_counts(made.releases_max))
+    assert allowed * (1 - 1e-11) < spent < allowed * (1 - 1e-12)
+
+
+def test_without_privacy_the_server_adds_no_noise_either() -> None:
+    changes = {"method": "blend", "context": "labels", "context_share": 0.05, "individual": 0.2}
+    release = blueprint(noise="server", epsilon=math.inf, **changes).releases_of(0)["gradient"]
+    assert (release.sigma, release.place) == (0.0, "nowhere")

@@ -53,7 +53,10 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "gradients/recordwise",
         "context",
     ),
-    ("test_client.py", "test_release.py", "simulation/test_cost.py"): ("client", "release"),
+    ("test_client.py", "test_release.py", "test_central.py", "simulation/test_cost.py"): (
+        "client",
+        "release",
+    ),
     ("test_foreign_files.py", "onboarding/test_specification.py"): ("foreign", "onboarding/specification"),
     ("test_files.py", "test_seeding.py", "privacy/test_ledger_file.py"): ("files", "seeding"),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),

@@ -74,11 +74,11 @@ class Client:
         return self._release("context", 0, lambda: self._records.context, coefficients)
 
     def release_confusion(self, coefficients: Tensor) -> bytes:
-        """How the shared model confuses the classes of the training records, charged once, at the end."""
-        return self._release("confusion", 0, lambda: self._records.train, coefficients)
+        """How the shared model confuses the classes of m_g training records, charged once, at the end."""
+        return self._release("confusion", 0, lambda: self.training_records(0), coefficients)
 
     def training_records(self, round_number: int) -> Records:
-        """The m_g training records of a round, drawn without looking at them."""
+        """The m_g training records of a round, or of a confusion (0), drawn without looking at them."""
         sizes = self._blueprint.sizes
         wanted = max(sizes) if self.participant is None else sizes[self.participant]
         records = self._records.train

@@ -24,7 +24,7 @@ from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
 from sottovoce.privacy.memory import MemoryLedger
 from sottovoce.release import spending
 from sottovoce.server import Server
@@ -105,6 +105,7 @@ class Session:
                 opened = MemoryLedger.begin if law else Ledger.open
                 book = stack.enter_context(opened(path, scope=data.scope(plan, records)))
                 _check_past(book, plan, run)
+                _count_own_ledgers(book, plan, records)
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             if not resume:
@@ -237,6 +238,14 @@ def _check_past(book: Ledger, plan: Plan, run: str) -> None:
             f"{book.path} has lost releases of this run, so that a stream might be used twice: they are "
             "charged; start a new run with another --out and this --ledger"
         )
+
+
+def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
+    """Counts in a folder's ledger what clients have spent in ledgers of their own, beside their records."""
+    shared = shared_ledger(plan, records)
+    if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
+        for name, path in data.client_files(records.home).items():
+            book.count(path.with_suffix(".ledger.sqlite"), name, there=OWN_RECORDS)
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:
