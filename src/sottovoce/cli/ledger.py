@@ -26,8 +26,8 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     """Show who has spent what in which run, and the budgets that were set.
 
     ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost and was charged for
-    again, as a sum, is shown as lost. Where some releases have their noise at the server, ε holds for readers
-    of models only.
+    again, as a sum, is shown as lost; so is what a client has spent in another ledger (a run that is called
+    "ledger …"). Where some releases have their noise at the server, ε holds for readers of models only.
     """
     from sottovoce.privacy.ledger import Ledger
 
@@ -112,11 +112,7 @@ def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
 
 
 def _content(book: Ledger) -> dict[str, Any]:
-    from sottovoce.privacy.budgets import ACCOUNTING, DELTA, EPSILON
-    from sottovoce.privacy.ledger import Budget
-
-    held = book.budget
-    counted = held or Budget(EPSILON, DELTA, ACCOUNTING)
+    held, counted = book.budget, book.allowed
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for entry in book.charges():
         key = str(entry.charge.client), entry.charge.run.partition("/")[0]

@@ -41,7 +41,9 @@ DEVICE = typer.Option("cpu", help="cpu or cuda. Changes speed only.", autocomple
 DATA = typer.Option(..., help="The client's records: .csv, .parquet or .npz; targets are optional.")
 MODEL_OUT = typer.Option(..., help="Where to write the model, a .safetensors file that explains itself.")
 LEDGER = typer.Option(
-    None, help="The client's own ledger; by default NAME.ledger.sqlite beside NAME.csv, the records."
+    None,
+    help="The client's ledger; by default the folder's ledger.sqlite, if the records lie in a folder of "
+    "sites that has one, else NAME.ledger.sqlite beside NAME.csv, the records.",
 )
 CLIENT = typer.Option(None, help="The client's name in its ledger; by default that of the file of records.")
 EPSILON = typer.Option(

@@ -1,7 +1,8 @@
 """The ledger of a client that takes part in federations: where it lies, and what its owner allows.
 
 It lies beside the records and is the one that onboarding charges. Each opening compares it with its witness
-and with the traces of all runs in the client's directory; what is missing is charged.
+and with the traces of all runs in the client's directory; what is missing is charged. Where the records lie
+in a folder of sites on which somebody has simulated, what the folder's ledger knows of this client counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.account import folder_ledger
 from sottovoce.federation.rollback import traces
 from sottovoce.files import locked
 from sottovoce.privacy import schedule
@@ -69,6 +71,8 @@ class OwnLedger:
                     ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent, trace.server))
                 elif trace.releases > ledger.total_in(run).releases:  # noted by version 0.1, without a price
                     raise LedgerBehind(f"{path} lacks releases of run {run}: restore its newest backup")
+            if (shared := folder_ledger(self._records)) is not None:
+                ledger.count(shared, OWN_RECORDS, there=self.client)
             yield ledger
 
     def budget(self, ledger: Ledger) -> Budget:

@@ -1,11 +1,11 @@
 """A future client's way in: one context from its own records, one model back, no fine-tuning (Alg. 1).
 
 There are two ways to reach a server, a finished run in this process (`personalize`) and a service over the
-network (`onboard`), and one client: its records are charged for the context alone, in a ledger that lies
-beside them, under a lock, with noise from the operating system even where the run was a seeded simulation.
-The budget is the client's own, and the price is stated at its own δ, whatever the server's plan says. A
-ledger that was restored from a backup is charged for what it has lost first. Asking again resends the stored
-context and costs nothing new.
+network (`onboard`), and one client: its records are charged for the context alone, to the one account that
+they have (`federation.account`), under a lock, with noise from the operating system even where the run was a
+seeded simulation. The budget is the client's own, and the price is stated at its own δ, whatever the server's
+plan says. A ledger that was restored from a backup is charged for what it has lost first. Asking again
+resends the stored context and costs nothing new.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from sottovoce.data.client_file import has_target
 from sottovoce.data.findings import UnusableFile
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
+from sottovoce.federation.account import Account
 from sottovoce.federation.keys import agreed_secret, new_key
-from sottovoce.files import locked, write_atomically
+from sottovoce.files import write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
 
@@ -91,18 +92,18 @@ def obtain_model(
     records = records.of_units(torch.arange(records.units))
     first = records.rows_of(needed)
     split = ClientRecords(records[:0], records[first:], records[:first])
-    ledger_file = terms.ledger_file(source)
-    keys, lock = Keys(ledger_file, server.run, server.key), ledger_file.with_name(f"{ledger_file.name}.lock")
-    with Ledger.open(ledger_file, scope=terms.scope(source)) as book, locked(lock):
+    account = Account.of(source, terms)
+    keys = Keys(account, server.run, server.key)
+    with account.open() as book:
         book.check_genuine()
         keys.reconcile(book, blueprint.releases.get("context"))
-        budget, entry, private = book.willing(terms.epsilon, terms.delta), keys.entry(book), new_key()
+        budget, entry, private = account.budget(book, terms), keys.entry(book), new_key()
         price = Price("this release", spending(blueprint.releases, blueprint.future_counts), 0.0, budget)
         if plan.releases_context:
-            if book.stored(entry, OWN_RECORDS, "context", 0) is None:
-                asked = replace(price, before=book.spent(OWN_RECORDS))
+            if book.stored(entry, account.name, "context", 0) is None:
+                asked = replace(price, before=book.spent(account.name))
                 if not asked.affordable:
-                    raise Overspent(asked.refusal(ledger_file))
+                    raise Overspent(asked.refusal(account.path))
                 terms.agree(asked)
                 keys.renew(blueprint.releases["context"])
             private = keys.private()
@@ -113,19 +114,19 @@ def obtain_model(
             book,
             run=server.run,
             secret=agreed_secret(private, server.key, run=server.run, name=NAME),
-            account=OWN_RECORDS,
+            account=account.name,
             budget=budget,
             entry=entry,
         )
         message = client.release_context(model) if plan.releases_context else b""
         keys.keep()
-        total = budget.price(book.spent(OWN_RECORDS))
+        total = budget.price(book.spent(account.name))
     coefficients = server.coefficients(private, message)
     model_file = personal_model(
         blueprint,
         coefficients,
         run=server.run,
-        client=terms.client or source.stem,
+        client=account.client or terms.client or source.stem,
         epsilon=total,
         delta=budget.delta,
         accounting=budget.accounting,
@@ -134,7 +135,7 @@ def obtain_model(
     judged = labelled and len(split.held_out) > 0
     return {
         "model": str(out),
-        "ledger": str(ledger_file),
+        "ledger": str(account.path),
         "epsilon": price.epsilon,
         "epsilon_total": total,
         "budget": budget.epsilon,

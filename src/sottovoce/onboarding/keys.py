@@ -13,12 +13,12 @@ import logging
 import math
 import os
 import struct
-from pathlib import Path
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.account import Account
 from sottovoce.federation.keys import KEY_BYTES, new_key, public_key
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger
+from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.release import Release
 
 log = logging.getLogger("sottovoce.onboarding")
@@ -33,40 +33,46 @@ def _entry(run: str) -> str:
 class Keys:
     """The files of one run's key; used under a lock."""
 
-    def __init__(self, ledger: Path, run: str, server_key: bytes) -> None:
-        self._ledger = ledger
+    def __init__(self, account: Account, run: str, server_key: bytes) -> None:
+        self._ledger = account.path
+        self._account = account.name
+        self._client = account.client
         self._run = run
         self._server_key = server_key
-        self._kept = ledger.with_name(f"{ledger.name}.{run}.key")
-        self._draft = ledger.with_name(f"{ledger.name}.{run}.key.draft")
+        whose = ".".join(part for part in (account.path.name, run, account.client) if part)
+        self._kept = account.path.with_name(f"{whose}.key")
+        self._draft = account.path.with_name(f"{whose}.key.draft")
 
     def entry(self, ledger: Ledger) -> str:
         """The name of this run in the ledger, which may hold releases of the run's training too."""
         old = self._kept.exists() and self._kept.stat().st_size <= 2 * KEY_BYTES  # kept by version 0.1
-        return self._run if old and ledger.releases(OWN_RECORDS, run=self._run) else _entry(self._run)
+        return self._run if old and ledger.releases(self._account, run=self._run) else _entry(self._run)
 
     def reconcile(self, ledger: Ledger, release: Release | None) -> None:
         """Charges contexts of any run whose keys are kept here and which the ledger does not know."""
         for path in sorted(self._ledger.parent.glob(f"{glob.escape(self._ledger.name)}.*.key")):
+            # A run's name has no dots; in a ledger of several a client's name follows.
+            run, _, client = path.name[len(self._ledger.name) + 1 : -len(".key")].partition(".")
+            if client != self._client:
+                continue
             os.chmod(path, PRIVATE)  # a restored file may have come back readable by all
-            run = path.name[len(self._ledger.name) + 1 : -len(".key")]
             content = path.read_bytes()
             name = f"{run}/{public_key(content[:KEY_BYTES]).hex()[:16]}"
             known = (name, _entry(run), *([run] if len(content) <= 2 * KEY_BYTES else []))
-            if any(ledger.releases(OWN_RECORDS, run=entry) for entry in known):
+            if any(ledger.releases(self._account, run=entry) for entry in known):
                 continue
             ledger.recover([self._charge(name, run, content[2 * KEY_BYTES :], release)], run)
             log.warning("%s was restored from a backup: charged for a context that left", self._ledger)
 
     def _charge(self, name: str, run: str, price: bytes, release: Release | None) -> Charge:
         if run == self._run and release is not None:
-            return release.charge(name, OWN_RECORDS, 0)
+            return release.charge(name, self._account, 0)
         if len(price) != _PRICE.size:
             raise SottovoceError(
                 f"a context of run {run} left with a key beside {self._ledger}, which does not know it: "
                 "restore the ledger's newest backup"
             )
-        return Charge(name, OWN_RECORDS, "context", 0, math.sqrt(_PRICE.unpack(price)[0]), 1.0)
+        return Charge(name, self._account, "context", 0, math.sqrt(_PRICE.unpack(price)[0]), 1.0)
 
     def renew(self, release: Release) -> None:
         """Drafts a key for a context to be made."""

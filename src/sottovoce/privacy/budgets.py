@@ -29,13 +29,17 @@ class Budgets(Past):
         )
         return min((Budget(*row) for row in rows), key=lambda budget: budget.mu_squared, default=None)
 
+    @property
+    def allowed(self) -> Budget:
+        """The budget that holds, or ε = 8 at δ = 10⁻⁵ where none was ever set."""
+        return self.budget or Budget(EPSILON, DELTA, ACCOUNTING)
+
     def willing(self, epsilon: float | None = None, delta: float | None = None) -> Budget:
         """Sets what the owner is willing to spend, and returns what holds: the strictest ever set.
 
         What is not said is as it was set before, or ε = 8 at δ = 10⁻⁵.
         """
-        held = self.budget
-        default = held or Budget(EPSILON, DELTA, ACCOUNTING)
+        default = self.allowed
         wanted = Budget(
             default.epsilon if epsilon is None else epsilon,
             default.delta if delta is None else delta,
@@ -45,7 +49,7 @@ class Budgets(Past):
 
     def raise_budget(self, epsilon: float, delta: float | None = None) -> Budget:
         """Sets a budget in place of a stricter one, as only the ledger's owner may decide."""
-        held = self.budget or Budget(EPSILON, DELTA, ACCOUNTING)
+        held = self.allowed
         wanted = Budget(epsilon, held.delta if delta is None else delta, held.accounting)
         return self._set(wanted, raised=True)
 

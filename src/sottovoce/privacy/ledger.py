@@ -145,6 +145,13 @@ class Ledger(Budgets):
                     self._lose(Total(lost.client, run, -found[0], -found[1], -known))
         self._note(charges)
 
+    def count(self, other: Path, client: Client, *, there: Client) -> None:
+        """Counts what a client has spent in another ledger, if there is one at this path: see `count_in`."""
+        if other.exists() or Witness(other).path.exists():
+            known = Witness(other).read()
+            with Ledger.open(other, scope=None if known is None else known.scope) as book:
+                self.count_in(book, client, there)
+
     def _append(self, charge: Charge, message: bytes, budget: Budget | None) -> None:
         stream = (str(charge.client), charge.run, charge.kind, int(charge.round))
         if self._file.query(f"SELECT 1 FROM release WHERE {_STREAM}", *stream):

@@ -8,6 +8,7 @@ files are copies may lack what nobody here knows; whoever uses it decides whethe
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,9 @@ from sottovoce.privacy.ledger_file import OWN_RECORDS, LedgerError, LedgerFile
 from sottovoce.privacy.witness import Testimony, Witness
 
 log = logging.getLogger("sottovoce.privacy")
+
+ELSEWHERE = "ledger "
+"""How what was spent in another ledger is called among the runs; that ledger's name follows."""
 
 
 class Copied(SottovoceError):
@@ -79,10 +83,35 @@ class Past:
 
     def expect(self, known: Total) -> None:
         """Charges what the ledger lacks of a client's releases in a run, of which only the sum is known."""
+        lost = self._charge_sum(known)
+        if lost is not None:
+            self.lost.append(lost)
+            log.warning(
+                "%s was restored or deleted: it had lost %d releases of %s in run %s, which are "
+                "charged again",
+                *(self.path, lost.releases, lost.client, lost.run),
+            )
+
+    def count_in(self, other: Past, client: Client, there: Client) -> None:
+        """Charges a client here, as a sum, with what it has spent in another ledger, where it is `there`.
+
+        What the other one counts of this ledger is left out, so that two may count each other's.
+        """
+        mine = [total for total in other.totals() if total.client == str(there)]
+        mine = [total for total in mine if total.run != ELSEWHERE + self.name]
+        spent = math.fsum(total.spent for total in mine)
+        releases, server = sum(total.releases for total in mine), sum(total.server for total in mine)
+        if self._charge_sum(Total(str(client), ELSEWHERE + other.name, releases, spent, server)) is not None:
+            log.info("%s counts what %s has spent in %s", self.path, client, other.path)
+            with self._file.transaction():
+                self._tell([self._total(str(client), ELSEWHERE + other.name)])
+
+    def _charge_sum(self, known: Total) -> Total | None:
+        """Charges what the ledger lacks of a sum, and returns it; None if it lacks nothing."""
         with self._file.transaction():
             mine = self._total(known.client, known.run)
             if not known.exceeds(mine):
-                return
+                return None
             lost = Total(
                 *(known.client, known.run),
                 max(known.releases - mine.releases, 0),
@@ -90,11 +119,7 @@ class Past:
                 max(known.server - mine.server, 0),
             )
             self._lose(lost)
-        self.lost.append(lost)
-        log.warning(
-            "%s was restored or deleted: it had lost %d releases of %s in run %s, which are charged again",
-            *(self.path, lost.releases, lost.client, lost.run),
-        )
+        return lost
 
     def vouch(self) -> None:
         """Takes the files as they are for the true ones, by the word of their owner."""

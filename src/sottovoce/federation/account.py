@@ -1,0 +1,93 @@
+"""The account that a client's records are charged to: in which ledger it stands, and under which name.
+
+A client has one account, for training and onboarding alike. The clients of a folder of sites have theirs in
+the folder's ledger, under their names, because simulations on the folder charge them there; a client by
+itself has a ledger of its own beside its records. Where both are there, each counts what the other knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from sottovoce.data.clients import NAMED
+from sottovoce.data.description import NAME
+from sottovoce.data.folder import LEDGER, client_files, client_name, described
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.files import locked
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger
+from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.witness import Witness
+
+
+@dataclass(frozen=True)
+class Account:
+    """One client's account: `name` in the ledger at `path`, which is about `scope`."""
+
+    path: Path
+    scope: str
+    name: str
+    own: Path
+    """The ledger of this client alone, whether it is there or not."""
+
+    @classmethod
+    def of(cls, records: Path, terms: Terms) -> Self:
+        """The account of the records in a file, by what their owner says and by what lies beside them."""
+        own = records.with_suffix(".ledger.sqlite")
+        shared = folder_ledger(records) if terms.ledger is None else _of_several(Path(terms.ledger))
+        if shared is not None:
+            return cls(shared, NAMED, _known(shared, terms.client or client_name(records)), own)
+        return cls(terms.ledger_file(records), terms.scope(records), OWN_RECORDS, own)
+
+    @property
+    def client(self) -> str:
+        """The client's name in a ledger of several; nothing where the ledger is its own."""
+        return "" if self.name == OWN_RECORDS else self.name
+
+    @contextmanager
+    def open(self) -> Iterator[Ledger]:
+        """The ledger, locked, and charged for what the client has spent in a ledger of its own."""
+        lock = self.path.with_name(f"{self.path.name}.lock")
+        with Ledger.open(self.path, scope=self.scope) as ledger, locked(lock):
+            if self.client:
+                ledger.count(self.own, self.client, there=OWN_RECORDS)
+            yield ledger
+
+    def budget(self, ledger: Ledger, terms: Terms) -> Budget:
+        """What holds for this client. Only a word of its owner is remembered in a ledger of several."""
+        if self.client and terms.epsilon is None and terms.delta is None:
+            return ledger.allowed
+        return ledger.willing(terms.epsilon, terms.delta)
+
+
+def folder_ledger(records: Path) -> Path | None:
+    """The ledger of the folder of sites that a client's file lies in, if anything was charged in it."""
+    return _of_several(records.with_name(LEDGER)) if described(records) else None
+
+
+def _of_several(ledger: Path) -> Path | None:
+    """The ledger, if there is one and its clients are known by their names."""
+    known = Witness(ledger).read()
+    if known is None and not ledger.exists():
+        return None
+    if known is None:
+        with Ledger.open(ledger, scope=None) as book:
+            return ledger if book.scope == NAMED else None
+    return ledger if known.scope == NAMED else None
+
+
+def _known(ledger: Path, client: str) -> str:
+    """The name, if it is one of the folder's: a new name would be a new account, with nothing spent."""
+    names = set(client_files(ledger.parent)) if (ledger.parent / NAME).exists() else set()
+    if client not in names and ledger.exists():
+        with Ledger.open(ledger, scope=None) as book:
+            names.update(book.clients())
+    if client not in names:
+        raise SottovoceError(
+            f"{ledger} is the ledger of several clients, and '{client}' is none of them: say --client NAME, "
+            f"{nearest(client, sorted(names))}"
+        )
+    return client
