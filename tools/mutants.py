@@ -41,6 +41,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "privacy/charge",
         "privacy/ledger",
         "privacy/ledger_file",
+        "privacy/memory",
         "privacy/past",
         "privacy/schedule",
         "privacy/terms",
@@ -65,6 +66,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
     ("channel/test_channel.py",): ("channel/base",),
     ("federation",): (
+        "federation/account",
         "federation/agreement",
         "federation/client_files",
         "federation/coordinator",

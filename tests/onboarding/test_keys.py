@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.account import Account
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.future_client import personalize
@@ -59,9 +60,9 @@ def test_a_client_killed_before_its_charge_pays_once(run: Path, records: Path) -
         raise KeyboardInterrupt
 
     with live(create_service(run, open_to_all=True)) as url:
-        for name in ("commit", "keep"):  # before the charge; after it, before anything leaves
+        for name in ("commit_many", "keep"):  # before the charge; after it, before anything leaves
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Ledger if name == "commit" else Keys, name, killed)
+                patch.setattr(Ledger if name == "commit_many" else Keys, name, killed)
                 with pytest.raises(KeyboardInterrupt):
                     onboard(url, records, records.with_name("model"))
         onboard(url, records, records.with_name("model"))
@@ -87,7 +88,8 @@ def book(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def keys(folder: Path, server: bytes = SERVER) -> Keys:
-    return Keys(folder / "mine.sqlite", "run", server)
+    path = folder / "mine.sqlite"
+    return Keys(Account(path, "client mine", OWN_RECORDS, path), "run", server)
 
 
 def known(ledger: Ledger, run: str) -> None:
