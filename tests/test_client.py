@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.client import Client
+from sottovoce.client import Client, release_together
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
-from sottovoce.privacy.ledger import Budget, Ledger, Overspent
+from sottovoce.privacy import accounting
+from sottovoce.privacy.ledger import Budget, Charge, Ledger, Overspent
 from sottovoce.seeding import derived_seed
 from tests.small import SMALL, drawn, small_plan
 
@@ -45,9 +49,59 @@ def test_no_byte_leaves_before_its_charge_is_in_the_ledger(ledger: Ledger, monke
         raise SottovoceError("disk full")
 
     made = blueprint()
-    monkeypatch.setattr(Ledger, "commit", full_disk)
+    monkeypatch.setattr(Ledger, "commit_many", full_disk)
     with pytest.raises(SottovoceError, match="disk full"):
         client(ledger, made).release_gradient(1, torch.zeros(made.coefficients))
+
+
+def several(ledger: Ledger, made: Blueprint, count: int = 4, budget: Budget | None = None) -> list[Client]:
+    options: dict[str, Any] = {"run": "run", "secret": SECRET, "budget": budget}
+    return [Client(f"participant-{i}", some_records(100, i), made, ledger, **options) for i in range(count)]
+
+
+def test_clients_together_release_what_each_releases_alone(ledger: Ledger, tmp_path: Path) -> None:
+    made = blueprint()
+    here = torch.zeros(made.coefficients)
+    with Ledger.open(tmp_path / "other.sqlite", scope="test") as other:
+        alone = [one.release_gradient(1, here) for one in several(other, blueprint())]
+    clients = several(ledger, made)
+    stored = clients[2].release_gradient(1, here)
+    assert release_together([one.gradient(1, here) for one in clients]) == alone
+    assert stored == alone[2]
+    assert [ledger.releases(one.name) for one in clients] == [1, 1, 1, 1]
+
+
+def test_if_one_of_them_may_not_release_none_is_charged_and_nothing_leaves(ledger: Ledger) -> None:
+    made = blueprint()
+    here = torch.zeros(made.coefficients)
+    several(ledger, made, 3)[2].release_gradient(1, here)
+    one_more = Budget(accounting.epsilon(ledger.spent("participant-2") * 1.5, 1e-5, "exact"), 1e-5, "exact")
+    with pytest.raises(Overspent, match="participant-2"):
+        release_together([one.gradient(2, here) for one in several(ledger, made, 3, one_more)])
+    assert ledger.clients() == ["participant-2"]
+
+
+def test_every_clients_own_budget_counts_whoever_stands_before_it(ledger: Ledger) -> None:
+    made = blueprint()
+    half = made.releases["gradient"].mu_squared / 2
+    little = Budget(accounting.epsilon(half, 1e-5, "exact"), 1e-5, "exact")
+    mixed = [several(ledger, made)[0], several(ledger, made, budget=little)[1]]
+    with pytest.raises(Overspent, match="participant-1"):
+        release_together([one.gradient(1, torch.zeros(made.coefficients)) for one in mixed])
+
+
+def test_many_releases_are_one_transaction(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed: list[int] = []
+    commit = Ledger.commit_many
+
+    def counted(self: Ledger, releases: Sequence[tuple[Charge, bytes]], budget: Budget) -> None:
+        committed.append(len(releases))
+        commit(self, releases, budget)
+
+    monkeypatch.setattr(Ledger, "commit_many", counted)
+    made = blueprint()
+    release_together([one.gradient(1, torch.zeros(made.coefficients)) for one in several(ledger, made)])
+    assert committed == [4]
 
 
 def test_every_release_is_charged_with_its_stated_sensitivity_and_noise(ledger: Ledger) -> None:

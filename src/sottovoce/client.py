@@ -8,7 +8,9 @@ runs under every engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,11 +19,13 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import TASKS
 from sottovoce.channel.wire import Stream
+from sottovoce.cores import available, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
 from sottovoce.models import logits
-from sottovoce.privacy.ledger import Budget, Kind, Ledger
+from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
+from sottovoce.release import Release
 from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
@@ -67,15 +71,37 @@ class Client:
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
 
     def release_context(self, coefficients: Tensor | None = None) -> bytes:
-        """The context as a channel message, charged once for ever.
+        """The context as a channel message, charged once for ever."""
+        return release_together([self.context(coefficients)])[0]
+
+    def release_confusion(self, coefficients: Tensor) -> bytes:
+        """The confusion as a channel message, charged once, at the end."""
+        return release_together([self.confusion(coefficients)])[0]
+
+    def release_gradient(
+        self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
+    ) -> bytes:
+        """The clipped mean gradient as a channel message for this round."""
+        return release_together([self.gradient(round_number, coefficients, clipped)])[0]
+
+    def context(self, coefficients: Tensor | None = None) -> Asked:
+        """The release of its context.
 
         `coefficients` (k,) of the model behind a statistic that uses one, None for other statistics.
         """
-        return self._release("context", 0, lambda: self._records.context, coefficients)
+        return Asked(self, "context", 0, lambda: self._records.context, coefficients)
 
-    def release_confusion(self, coefficients: Tensor) -> bytes:
-        """How the shared model confuses the classes of m_g training records, charged once, at the end."""
-        return self._release("confusion", 0, lambda: self.training_records(0), coefficients)
+    def confusion(self, coefficients: Tensor) -> Asked:
+        """The release of how the shared model confuses the classes of m_g training records."""
+        return Asked(self, "confusion", 0, partial(self.training_records, 0), coefficients)
+
+    def gradient(self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None) -> Asked:
+        """The release of the clipped mean gradient at coefficients (k,).
+
+        `clipped` is that mean where an engine has computed it for many clients at once.
+        """
+        records = partial(self.training_records, round_number)
+        return Asked(self, "gradient", round_number, records, coefficients, clipped)
 
     def training_records(self, round_number: int) -> Records:
         """The m_g training records of a round, or of a confusion (0), drawn without looking at them."""
@@ -87,17 +113,6 @@ class Client:
         seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
         order = np.random.default_rng(seed).permutation(records.units)
         return records.of_units(torch.from_numpy(order[:wanted]))
-
-    def release_gradient(
-        self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
-    ) -> bytes:
-        """The clipped mean gradient at coefficients (k,), as a channel message for this round.
-
-        `clipped` is that mean where an engine has computed it for many clients at once.
-        """
-        return self._release(
-            "gradient", round_number, lambda: self.training_records(round_number), coefficients, clipped
-        )
 
     def evaluate(self, coefficients: Tensor) -> Evaluation:
         """The personal model on the held-out records.
@@ -116,31 +131,69 @@ class Client:
                 owned[records.y[records.usable]] = True
         return Evaluation.of(open_task(facts), output, held_out.y, owned)
 
-    def _release(
-        self,
-        kind: Kind,
-        round_number: int,
-        records: Callable[[], Records],
-        coefficients: Tensor | None,
-        given: Tensor | None = None,
-    ) -> bytes:
-        """The one way out: what was charged before is sent as stored, all else is charged first."""
+    def _stored(self, asked: Asked) -> bytes | None:
+        """The message of a release that was charged before; None if it is to be made."""
         self.signal = None
-        release, plan = self._blueprint.releases_of(self.participant)[kind], self._blueprint.plan
-        if self._ledger is None and release.place != "nowhere":
-            raise SottovoceError("nothing is released without a ledger, except in the ablation epsilon=inf")
-        if self._ledger is not None:
-            stored = self._ledger.stored(self._entry, self._account, kind, round_number)
-            if stored is not None:
-                return stored
-        u = release.statistic(records(), coefficients) if given is None else given
+        if self._ledger is None:
+            if self._release(asked).place != "nowhere":
+                raise SottovoceError(
+                    "nothing is released without a ledger, except in the ablation epsilon=inf"
+                )
+            return None
+        return self._ledger.stored(self._entry, self._account, asked.kind, asked.round)
+
+    def _draft(self, asked: Asked) -> bytes:
+        """The message of a release that is not charged yet."""
+        release, plan = self._release(asked), self._blueprint.plan
+        u = asked.given
+        if u is None:
+            u = release.statistic(asked.records(), asked.coefficients)
         self.signal = u.double().cpu().numpy()
-        stream = release.stream(self._run, self.name, round_number)
+        stream = release.stream(self._run, self.name, asked.round)
         seed = plan.seed if plan.seeded else None
-        message = self._seal(
-            release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream
-        )
-        if self._ledger is not None:
-            charge = release.charge(self._entry, self._account, round_number)
-            self._ledger.commit(charge, message, self._budget)
-        return message
+        return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)
+
+    def _charge(self, asked: Asked) -> Charge:
+        return self._release(asked).charge(self._entry, self._account, asked.round)
+
+    def _release(self, asked: Asked) -> Release:
+        return self._blueprint.releases_of(self.participant)[asked.kind]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A release that a client is asked for, and that has not left: only `release_together` makes a message of
+    it."""
+
+    client: Client
+    kind: Kind
+    round: int
+    records: Callable[[], Records]
+    coefficients: Tensor | None
+    given: Tensor | None = None
+    """The statistic, where it is known already."""
+
+
+@one_core()
+def release_together(asked: Sequence[Asked]) -> list[bytes]:
+    """The one way out, for one client or many of one ledger: the messages, in order.
+
+    What was charged before is sent as stored. All else is made, clients side by side where they are enough
+    to keep all cores busy; then it is charged, in one transaction; and then it is returned.
+    """
+    messages = [one.client._stored(one) for one in asked]
+    fresh = [i for i, message in enumerate(messages) if message is None]
+
+    def draft(i: int) -> bytes:
+        return asked[i].client._draft(asked[i])
+
+    made = side_by_side(draft, fresh) if len(fresh) >= available() else [draft(i) for i in fresh]
+    charged: dict[tuple[Ledger, Budget], list[tuple[Charge, bytes]]] = {}
+    for i, message in zip(fresh, made, strict=True):
+        client, messages[i] = asked[i].client, message
+        if client._ledger is not None:
+            account = charged.setdefault((client._ledger, client._budget), [])
+            account.append((client._charge(asked[i]), message))
+    for (ledger, budget), releases in charged.items():
+        ledger.commit_many(releases, budget)
+    return [message for message in messages if message is not None]

@@ -7,18 +7,22 @@ initialization under a public seed, the same on every machine.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from sottovoce.cores import beside_others
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan
 from sottovoce.seeding import seeded
@@ -231,8 +235,8 @@ def flat_parameters(module: nn.Module) -> Tensor:
 def parameters_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
     """The one view of θ (..., d): parameters (..., *shape) by name, tied ones under all their names.
 
-    With `functional_call` pass `tie_weights=False`: its own way of tying leaves a layer that is used
-    twice with tensors in the place of its parameters (torch 2.13).
+    Tied by us, because the way of `functional_call` leaves a layer that is used twice with tensors in the
+    place of its parameters (torch 2.13).
     """
     by_parameter = {id(module.get_parameter(name)): place for name, place in places(module).items()}
     views = {}
@@ -252,8 +256,28 @@ def state_dict_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
 
 def logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     """The module's output (m, classes) on records x (m, …) at the flat parameters `theta`."""
-    output: Tensor = functional_call(module, parameters_at(module, theta), (x,), tie_weights=False)
+    return output_at(module, parameters_at(module, theta), x)
+
+
+def output_at(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The module's output on records x with these parameters (of `parameters_at`) in the place of its own."""
+    # While it runs the module holds them as its own: a thread beside others needs a module for itself.
+    if beside_others():
+        if module not in _copies.of:
+            _copies.of[module] = copy.deepcopy(module)
+        module = _copies.of[module]
+    output: Tensor = functional_call(module, dict(parameters), (x,), tie_weights=False)
     return output
+
+
+class _Copies(threading.local):
+    """A thread's own copies of modules, for as long as those live."""
+
+    def __init__(self) -> None:
+        self.of: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+
+_copies = _Copies()
 
 
 def _imported(name: str) -> ModelFactory:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.central import Update, noised_sum
 from sottovoce.channel.randomness import PrivateRandomness
+from sottovoce.cores import one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
 from sottovoce.prior import ClassPriors, LabelShift
@@ -111,6 +112,7 @@ class Server:
         self._contexts[participant] = self._tensor(context)
         self._known[participant] = True
 
+    @one_core()
     def close_contexts(self) -> None:
         """Call when all contexts are in: fixes how they are rescaled, by post-processing of them alone.
 
@@ -138,6 +140,7 @@ class Server:
     # Confusions
 
     @torch.no_grad()
+    @one_core()
     def shared_coefficients(self) -> Tensor:
         """What a client gets of whom nothing is known: the model behind confusions and predicted shares."""
         coefficients: Tensor = self.generator(self._neutral[None])[0]
@@ -156,6 +159,7 @@ class Server:
     # Coefficients
 
     @torch.no_grad()
+    @one_core()
     def coefficients(self, participants: Sequence[int]) -> Tensor:
         """The current coefficients of participants, (n, k)."""
         coefficients: Tensor = self.generator(self.inputs(participants), participants)
@@ -170,6 +174,7 @@ class Server:
         return self.shared_coefficients() if context is None else self.personalize_many(context[None])[0]
 
     @torch.no_grad()
+    @one_core()
     def personalize_many(self, contexts: np.ndarray) -> Tensor:
         """Coefficients (n, k) of clients that never trained, from their decoded contexts (n, c)."""
         given = self._tensor(contexts)
@@ -196,6 +201,7 @@ class Server:
 
     # Rounds
 
+    @one_core()
     def receive_round(self, releases: Mapping[int, np.ndarray]) -> float | None:
         """Applies the decoded releases of the next round, in the order of their participants.
 
@@ -217,6 +223,7 @@ class Server:
         self._count_round()
         return effective
 
+    @one_core()
     def add_up(self, releases: Mapping[int, np.ndarray], randomness: PrivateRandomness) -> Update:
         """The noised sum of the next round's decoded releases; make it durable before `receive_update`.
 
@@ -230,6 +237,7 @@ class Server:
         total = noised_sum(stacked, h, self._pooled(order), self.blueprint.sigma, randomness)
         return Update(self.round + 1, order, total)
 
+    @one_core()
     def receive_update(self, update: Update) -> None:
         """Applies the noised sum of the next round, durable by now; a sum of nobody's moves nothing."""
         if update.round != self.round + 1:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .processes import Processes
-from .test_deployed import check, prepare, rounds
+from .test_deployed import charged_once, equals_the_simulator, prepare, rounds
 
 NODES = 3
 # How often each kind is hit. Flower takes a minute to notice a dead ServerApp, half of one after a SuperLink.
@@ -109,7 +109,8 @@ def main() -> None:
                 if time.monotonic() - started > limit:
                     raise SystemExit(f"not finished after {arguments.minutes} minutes: {dict(soak.kills)}")
                 processes.pause(0.5)
-        check(folder, agreement)
+        equals_the_simulator(folder, agreement)
+        charged_once(folder, agreement)
         result = {"kills": dict(soak.kills), "total": soak.kills.total(), "rounds": arguments.rounds}
         print(json.dumps({**result, "equal": True, "minutes": _minutes(started)}), flush=True)
 

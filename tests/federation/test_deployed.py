@@ -50,8 +50,8 @@ def rounds(folder: Path) -> int:
     return int(count)
 
 
-def check(folder: Path, agreement: Agreement) -> None:
-    """The generator is the simulator's, and each client was charged once for each release."""
+def equals_the_simulator(folder: Path, agreement: Agreement) -> None:
+    """The generator of a seeded federation is the simulator's, and none of its codewords is left."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -66,9 +66,14 @@ def check(folder: Path, agreement: Agreement) -> None:
     simulated, _ = load_tensors(folder / "simulated" / "model.safetensors")
     deployed, _ = load_tensors(folder / "run" / "model.safetensors")
     assert same(simulated, deployed)
+
+
+def charged_once(folder: Path, agreement: Agreement) -> None:
+    """Each client was charged once for each release that the server has received."""
     store = sqlite3.connect(folder / "run" / "server.sqlite")
     for index in range(agreement.plan.participants):
         received = store.execute("SELECT kind, round FROM release WHERE participant = ?", (index,)).fetchall()
+        assert received
         records = folder / "clients" / f"client-{index}.npz"
         own = records.with_suffix(".ledger.sqlite")
         with Ledger.open(own, scope=client_scope(records.stem)) as ledger:
@@ -91,7 +96,8 @@ def test_a_short_federation_with_a_killed_node_equals_the_simulator(tmp_path: Pa
         processes.wait("two rounds", (tmp_path / "run" / "result.json").exists)
         models = [tmp_path / "clients" / f"client-{index}.personal.safetensors" for index in range(2)]
         processes.wait("everybody's model", lambda: all(model.exists() for model in models))
-    check(tmp_path, agreement)
+    equals_the_simulator(tmp_path, agreement)
+    charged_once(tmp_path, agreement)
 
 
 @pytest.mark.slow
@@ -118,7 +124,7 @@ def test_every_process_may_be_killed_and_a_future_client_still_gets_its_model(tm
         processes.start("federate", *supervise)
         processes.wait("the end", (tmp_path / "run" / "result.json").exists)
         processes.wait("the end of federate", lambda: not processes.running("federate"))
-        check(tmp_path, agreement)
+        charged_once(tmp_path, agreement)
         walk_in(tmp_path, processes)
 
 
@@ -180,7 +186,8 @@ def test_flowers_simulation_engine_gives_the_same_generator(tmp_path: Path) -> N
         processes.start_superlink("--simulation")
         processes.flwr("run", "app", "here", "--federation-config", "num-supernodes=3")
         processes.wait("four rounds", (tmp_path / "run" / "result.json").exists)
-    check(tmp_path, agreement)
+    equals_the_simulator(tmp_path, agreement)
+    charged_once(tmp_path, agreement)
 
 
 @pytest.mark.slow

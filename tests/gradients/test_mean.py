@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
+from sottovoce.gradients import clipped_mean, clipped_means, mean, sensitivity, vmap
 from sottovoce.gradients.stack import capture, stack
 from sottovoce.subspace import Basis, BasisKind, open_basis
 
@@ -155,7 +155,10 @@ def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_clients_at_once_give_what_each_gives_alone(kind: str) -> None:
+def test_several_clients_at_once_give_what_each_gives_alone(
+    kind: BasisKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = mean._chunks
     module = models.seeded(models.mixed)
     clients, m = 5, 7
     thetas = torch.stack([models.flat(models.seeded(models.mixed, seed)) for seed in range(clients)])
@@ -168,8 +171,13 @@ def test_several_clients_at_once_give_what_each_gives_alone(kind: str) -> None:
             for client in zip(thetas, bases, x, y, strict=True)
         ]
     )
-    for max_bytes in (1, 100_000, 2**20, 2**30):
-        together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m, max_bytes=max_bytes)
+    together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m)
+    assert torch.equal(together, alone)
+    # As on a GPU, which has room for several clients in a chunk.
+    monkeypatch.setattr(mean, "_chunks", lambda *sizes, on_cpu: chunks(*sizes, on_cpu=False))
+    for room in (1, 100_000, 2**20, 2**30):
+        monkeypatch.setattr(mean, "_GPU_BYTES", room)
+        together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m)
         assert (together - alone).abs().max() <= 1e-7
 
 
@@ -221,17 +229,19 @@ def test_the_sensitivity_is_twice_the_clip_over_the_denominator() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_share_out_chunks_and_change_nothing_else(
+def test_cores_share_out_chunks_and_change_nothing_else(
     kind: BasisKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = models.seeded(models.lenet)
     theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 24)
     basis, before = open_basis(kind, module, 16384, seed=1), torch.get_num_threads()
 
-    def mean(threads: int) -> Tensor:
+    monkeypatch.setattr(mean, "_CPU_BYTES", 2**22)
+    monkeypatch.setattr(mean, "_LEAST_RECORDS", 1)
+
+    def on(threads: int) -> Tensor:
         torch.set_num_threads(threads)
-        options = {"clip": 0.5, "denominator": 24, "max_bytes": 2**22}
-        got = clipped_means(module, theta[None], [basis], x[None], y[None], **options)[0]
+        got = clipped_mean(module, theta, basis, x, y, clip=0.5, denominator=24)
         seen: list[int] = []
         fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
         fresh.start()
@@ -247,9 +257,9 @@ def test_threads_share_out_chunks_and_change_nothing_else(
 
     monkeypatch.setattr("sottovoce.gradients.mean.capture", spied)
     try:
-        alone = mean(1)
+        alone = on(1)
         assert workers == {""}
-        assert torch.equal(alone, mean(3))
-        assert workers == {"", "clipped-mean"}
+        assert torch.equal(alone, on(3))
+        assert workers == {"", "sottovoce-core"}
     finally:
         torch.set_num_threads(before)

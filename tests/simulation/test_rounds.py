@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 
 from sottovoce import data
 from sottovoce.data import Dataset
+from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.server import Server
 from sottovoce.simulation.rounds import Simulation
+from sottovoce.simulation.training import train
 from tests.small import drawn, small_plan
 
 
@@ -42,6 +45,36 @@ def test_every_participant_is_charged_for_what_its_rounds_say_and_for_one_contex
         assert charged == [("context", 0), *rounds]
     for index in range(2):
         assert ledger.releases(f"future-{index}") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channel": "polar", "context": "predictions", "context_round": 2},
+        {"model": "linear", "method": "blend", "coefficients": 0, "clients_per_round": 0, "channel": "lrsuq"},
+        {"noise": "server", "model": "linear", "method": "blend", "context": "shares", "prior": "context"}
+        | {"coefficients": 0, "context_share": 0.05},
+    ],
+)
+def test_a_seeded_run_is_the_same_bit_for_bit_with_any_number_of_cores(
+    records: Dataset, tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sottovoce.gradients.mean._LEAST_RECORDS", 16)
+    monkeypatch.setattr("sottovoce.gradients.mean._CPU_BYTES", 1)  # several chunks of every client
+    before, found = torch.get_num_threads(), []
+    try:
+        for cores in (1, 2, 5):
+            torch.set_num_threads(cores)
+            out = tmp_path / str(cores)
+            result = train(small_plan(**changes), out, dataset=records)
+            lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+            told = [{**line, "seconds": 0.0} for line in lines]
+            found.append((load_tensors(out / "model.safetensors")[0], told, result["accuracy"]))
+    finally:
+        torch.set_num_threads(before)
+    for model, told, accuracy in found[1:]:
+        assert all(torch.equal(model[name], value) for name, value in found[0][0].items())
+        assert (told, accuracy) == found[0][1:]
 
 
 def test_a_line_says_what_the_server_received(records: Dataset, ledger: Ledger) -> None:

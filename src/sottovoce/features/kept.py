@@ -27,7 +27,7 @@ from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
-_BATCH = 512
+_BATCH = 2048
 
 
 def described(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.catalog import FEATURES
+from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.features import centres
 from sottovoce.features.patterns import Network, Patterns
@@ -75,10 +76,14 @@ class FeatureMap:
                 f"features={self.name} is open for records of shape {self.shape}, these have "
                 f"{tuple(x.shape[1:])}: open it for their shape"
             )
-        out = torch.empty(len(x), self.size)
-        for start in range(0, len(x), _BATCH):
-            out[start : start + _BATCH] = self._described(x[start : start + _BATCH].float().to(self.device))
-        return out
+
+        @torch.no_grad()  # of the thread that works on it
+        def described(batch: Tensor) -> Tensor:
+            return self._described(batch.float().to(self.device)).cpu()
+
+        batches = torch.split(x, _BATCH)
+        parts = side_by_side(described, batches) if self.device == "cpu" else map(described, batches)
+        return torch.cat([torch.empty(0, self.size), *parts])
 
     def _described(self, x: Tensor) -> Tensor:
         weighted = [w * part(x, self.mirror) for w, part in zip(self.weights, self.parts, strict=True)]

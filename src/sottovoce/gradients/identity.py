@@ -14,6 +14,9 @@ from sottovoce.gradients.layers import Convolution, Linear, by_client
 from sottovoce.gradients.stack import Capture
 from sottovoce.models import places
 
+_IN_CACHE = 128
+"""Records whose inputs become float64 at once, on a CPU."""
+
 
 def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip: float) -> Tensor:
     """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d)."""
@@ -23,7 +26,7 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
     for seen in captures:
         layer = seen.layer
         if isinstance(layer, Linear):
-            outer[layer.weight] = (_grouped(seen.deltas, count), _grouped(seen.inputs, count))
+            outer[layer.weight] = (_grouped(seen.deltas, count), by_client(seen.inputs, count))
         elif isinstance(layer, Convolution):
             written[layer.weight] = _grouped(layer.weight_gradients(seen.inputs, seen.deltas), count)
         else:
@@ -32,13 +35,12 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
     squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
     for deltas, inputs in outer.values():
-        squares = squares + _squares(deltas) * _squares(inputs)
+        norms = torch.linalg.vector_norm(inputs, dim=2, dtype=torch.float64)
+        squares = squares + _squares(deltas) * norms.square()
     scales = clip_scales(squares.sqrt(), losses, clip).unsqueeze(2)
     sums = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
     for name, (deltas, inputs) in outer.items():
-        sums[name] = torch.bmm(
-            (blank(deltas, scales) * scales).transpose(1, 2), blank(inputs, scales)
-        ).flatten(1)
+        sums[name] = _outer_sum(blank(deltas, scales) * scales, inputs, scales)
     order = places(module)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
@@ -46,6 +48,19 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
             by_tap = sums[seen.layer.weight].reshape(count, *window, channels, filters)
             sums[seen.layer.weight] = by_tap.permute(0, 4, 3, 1, 2).flatten(1)
     return torch.cat([sums[name] for name in order], dim=1)
+
+
+def _outer_sum(deltas: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
+    """Σ δ ⊗ x over records with a scale above zero; both are (clients, records, size)."""
+    total = deltas.new_zeros(len(deltas), deltas.shape[2], inputs.shape[2])
+    records = inputs.shape[1]
+    # In float64 all inputs would leave a CPU's caches before they are read; a GPU prefers them whole.
+    block = _IN_CACHE if inputs.device.type == "cpu" else records
+    for start in range(0, records, block):
+        part = slice(start, start + block)
+        x = blank(inputs[:, part].double(), scales[:, part])
+        total.baddbmm_(deltas[:, part].transpose(1, 2), x)
+    return total.flatten(1)
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from threading import Barrier
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import identity, units, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
@@ -23,12 +20,14 @@ from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 from sottovoce.tasks import Losses, cross_entropy
 
-# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card.
-_CPU_BYTES, _GPU_BYTES = 52 * 2**20, 8 * 2**30
-# What a thread's share of that must hold, or operations become too small.
+# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card. It
+# depends on nothing else, since the sum over chunks is rounded differently for chunks of another size.
+_CPU_BYTES, _GPU_BYTES = 60 * 2**20, 8 * 2**30
+# What a chunk must hold, or operations become too small.
 _LEAST_RECORDS = 32
 
 
+@one_core()
 def clipped_mean(
     module: nn.Module,
     theta: Tensor,
@@ -63,6 +62,7 @@ def clipped_mean(
     return clipped_means(*one, clip=clip, denominator=denominator, loss=loss)[0]
 
 
+@one_core()
 def clipped_means(
     module: nn.Module,
     thetas: Tensor,
@@ -73,14 +73,12 @@ def clipped_means(
     clip: float,
     denominator: int,
     loss: Losses = cross_entropy,
-    max_bytes: int | None = None,
 ) -> Tensor:
     """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
 
-    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m, ...); the bases are of one kind and shape. `max_bytes`
-    bounds the working memory of a chunk, of which each thread has one, and changes nothing else. Row i
-    equals `clipped_mean` of client i up to rounding. Pass the same `bases` objects every round: what is
-    prepared from them is remembered.
+    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m, ...); the bases are of one kind and shape. Row i equals
+    `clipped_mean` of client i, on a CPU bit for bit and with any number of cores, on a GPU up to rounding.
+    Pass the same `bases` objects every round: what is prepared from them is remembered.
     """
     refuse_unclippable(module)
     _check(thetas, bases, x, y, clip, denominator)
@@ -95,10 +93,6 @@ def clipped_means(
         sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
-    per_record, threads, budget = floats * thetas.element_size(), 1, _GPU_BYTES
-    if thetas.device.type == "cpu":
-        threads = torch.get_num_threads()
-        budget = max(_CPU_BYTES // threads, _LEAST_RECORDS * per_record)
 
     def work(chunk: tuple[slice, slice]) -> Tensor:
         clients, records = chunk
@@ -110,29 +104,12 @@ def clipped_means(
             return identity.clipped_sum(module, captures, losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
 
-    chunks = list(_chunks(len(thetas), x.shape[1], (max_bytes or budget) // per_record))
-    for (clients, _), part in zip(chunks, _in_threads(work, chunks, threads), strict=True):
+    on_cpu = thetas.device.type == "cpu"
+    chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))
+    parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
+    for (clients, _), part in zip(chunks, parts, strict=True):
         total[clients] += part
     return total / denominator
-
-
-def _in_threads(
-    work: Callable[[tuple[slice, slice]], Tensor], chunks: list[tuple[slice, slice]], threads: int
-) -> Iterator[Tensor]:
-    """The results in order. Operations on a chunk are too small to be shared out; whole chunks are not."""
-    if threads == 1 or len(chunks) == 1:
-        return map(work, chunks)
-    return _pool(threads, os.getpid()).map(work, chunks)
-
-
-@cache
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads that each use one core; those of a parent process do not live on in a forked one."""
-    pool = ThreadPoolExecutor(threads, "clipped-mean", initializer=torch.set_num_threads, initargs=(1,))
-    all_started = Barrier(threads)
-    list(pool.map(lambda _: all_started.wait(), range(threads)))
-    torch.set_num_threads(threads)  # each of them has changed it for threads to come as well
-    return pool
 
 
 def _check(
@@ -179,10 +156,15 @@ def _floats_per_record(
     return 2 * outputs + patches + written if h.ndim == 2 else None
 
 
-def _chunks(clients: int, records: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most `most` records (at least one): whole clients where they fit, else parts of one."""
+def _chunks(clients: int, records: int, bytes_each: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of records that fit into memory: of whole clients together on a GPU, or of parts of one.
+
+    On a CPU a block is always of one client, which so gets what it would get alone.
+    """
+    most = max(_LEAST_RECORDS, _CPU_BYTES // bytes_each) if on_cpu else max(1, _GPU_BYTES // bytes_each)
+    together = 1 if on_cpu else max(1, most // records)
     # Vectors of 16 floats: sums over rows of a partial one cost as much as over a whole one.
-    together, each = max(1, most // max(1, records)), max(1, min(records, most // 16 * 16 or most))
+    each = min(records, most // 16 * 16 or most)
     for client in range(0, clients, together):
         for record in range(0, records, each):
             yield slice(client, min(client + together, clients)), slice(record, min(record + each, records))

@@ -11,14 +11,14 @@ import warnings
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from sottovoce.data.description import random_records
 from sottovoce.data.facts import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients.clipping import refuse_unclippable
 from sottovoce.gradients.stack import stack
-from sottovoce.models import flat_parameters, logits, parameters_at, reason
+from sottovoce.models import flat_parameters, logits, output_at, parameters_at, reason
 from sottovoce.seeding import seeded
 from sottovoce.tasks import Task
 
@@ -36,8 +36,7 @@ def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     parameters = parameters_at(module, theta)
 
     def alone(xi: Tensor) -> Tensor:
-        output: Tensor = functional_call(module, parameters, (xi.unsqueeze(0),), tie_weights=False)
-        return output[0]
+        return output_at(module, parameters, xi.unsqueeze(0))[0]
 
     tokens = x.dtype == torch.int64
     seen = x.clamp_min(0) if tokens else x  # −1 is outside the vocabulary: its record cannot be used
@@ -85,9 +84,7 @@ def _differentiate(module: nn.Module, theta: Tensor, x: Tensor) -> None:
     """Refuses a module of which torch.func cannot take the gradient of each record by itself."""
 
     def total(flat: Tensor, xi: Tensor) -> Tensor:
-        views = parameters_at(module, flat)
-        output: Tensor = functional_call(module, views, (xi.unsqueeze(0),), tie_weights=False)
-        return output.sum()
+        return output_at(module, parameters_at(module, flat), xi.unsqueeze(0)).sum()
 
     try:
         with torch.enable_grad(), warnings.catch_warnings():

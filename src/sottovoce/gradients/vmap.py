@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from sottovoce.gradients.clipping import sum_clipped
-from sottovoce.models import parameters_at
+from sottovoce.models import output_at, parameters_at
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
 
@@ -32,7 +32,7 @@ def record_gradients(
     """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
 
     def alone(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
-        outputs = functional_call(module, parameters_at(module, flat), (xi.unsqueeze(0),), tie_weights=False)
+        outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
         return loss(outputs, yi.unsqueeze(0))[0]
 
     each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))

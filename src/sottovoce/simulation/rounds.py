@@ -7,7 +7,7 @@ client's secret, and looks at what a federation would keep private (signal norms
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,18 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
-from sottovoce.client import Client
+from sottovoce.client import Asked, Client, release_together
+from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
-from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
 from sottovoce.server import Server
 from sottovoce.simulation.updates import Updates
+
+TOGETHER = 64
+"""Clients that release, or are evaluated, side by side; what they make is in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class Round:
     context_bytes: int
     downlink_bytes: int
     started: float
+
+
+@dataclass(frozen=True)
+class Made:
+    """A release that a client has made: the bytes that left and, if wanted, what they say."""
+
+    client: Client
+    bytes: int
+    decoded: np.ndarray | None
 
 
 class Simulation:
@@ -98,17 +111,19 @@ class Simulation:
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
         summed = self.blueprint.plan.noise_at_server
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
-        for i, (participant, client) in enumerate(zip(opened.participants, opened.clients, strict=True)):
-            given = None if clipped is None else clipped[i]
-            message = client.release_gradient(opened.number, opened.coefficients[i], given)
-            sent += len(message)
-            if drawn is not None:
+        asked = [
+            client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
+            for i, client in enumerate(opened.clients)
+        ]
+        for made in self._released(asked, decoded=drawn is None):
+            sent += made.bytes
+            client = made.client
+            if made.decoded is None or client.participant is None:
                 continue
-            decoded = self._decode("gradient", message, client, opened.number)
-            releases[participant] = decoded
+            releases[client.participant] = made.decoded
             if client.signal is not None and not summed:
                 signals.append(float(np.linalg.norm(client.signal)))
-                noises.append(float(np.linalg.norm(decoded - client.signal)))
+                noises.append(float(np.linalg.norm(made.decoded - client.signal)))
         effective = None
         if not summed:
             effective = self.server.receive_round(releases)
@@ -140,16 +155,16 @@ class Simulation:
 
     def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
         """Every participant's and every future client's personal model on its held-out records."""
-        seen = {}
-        for participant in range(len(self.federation.participants)):
-            client = self._participant(participant)
-            seen[client.name] = client.evaluate(self.server.coefficients([participant])[0])
-        future = {}
-        for index in range(len(self.federation.future)):
-            client = self._future(index)
+
+        def participant(index: int) -> tuple[Client, Tensor]:
+            return self._participant(index), self.server.coefficients([index])[0]
+
+        def future(index: int) -> tuple[Client, Tensor]:
             context = None if self._future_contexts is None else self._future_contexts[index]
-            future[client.name] = client.evaluate(self.server.personalize(context))
-        return seen, future
+            return self._future(index), self.server.personalize(context)
+
+        seen = _evaluated(map(participant, range(len(self.federation.participants))))
+        return seen, _evaluated(map(future, range(len(self.federation.future))))
 
     def evaluate_into(self, line: dict[str, Any]) -> None:
         """Adds the two mean accuracies to a round's line."""
@@ -174,11 +189,12 @@ class Simulation:
         """All participants' contexts, and the future clients' where they release the same; bytes sent."""
         model = self.server.open_contexts()
         total = 0
-        for participant in range(self.blueprint.plan.participants):
-            client = self._participant(participant)
-            message = client.release_context(model)
-            total += len(message)
-            self.server.receive_context(participant, self._decode("context", message, client))
+        participants = map(self._participant, range(self.blueprint.plan.participants))
+        for made in self._released(client.context(model) for client in participants):
+            assert made.client.participant is not None
+            assert made.decoded is not None
+            total += made.bytes
+            self.server.receive_context(made.client.participant, made.decoded)
         self.server.close_contexts()
         if not self.blueprint.plan.context_traits.predicted_for_future:
             self._release_future(model)
@@ -189,20 +205,18 @@ class Simulation:
         self.server.finish()
         if self.blueprint.plan.context_traits.predicted_for_future and self._future_contexts is None:
             model = self.server.shared_coefficients()
-            for participant in range(self.blueprint.plan.participants):
-                client = self._participant(participant)
-                message = client.release_confusion(model)
-                self.confusion_bytes += len(message)
-                decoded = self._decode("confusion", message, client)
-                self.server.receive_confusion(participant, decoded)
+            participants = map(self._participant, range(self.blueprint.plan.participants))
+            for made in self._released(client.confusion(model) for client in participants):
+                assert made.client.participant is not None
+                assert made.decoded is not None
+                self.confusion_bytes += made.bytes
+                self.server.receive_confusion(made.client.participant, made.decoded)
             self._release_future(model)
 
     def _release_future(self, model: Tensor | None) -> None:
         """The contexts of the future clients, who are at hand here."""
-        decoded = []
-        for index in range(len(self.federation.future)):
-            client = self._future(index)
-            decoded.append(self._decode("context", client.release_context(model), client))
+        clients = map(self._future, range(len(self.federation.future)))
+        decoded = [made.decoded for made in self._released(client.context(model) for client in clients)]
         size = self.blueprint.releases["context"].size
         self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
@@ -224,7 +238,28 @@ class Simulation:
             participant=participant,
         )
 
-    def _decode(self, kind: Kind, message: bytes, client: Client, round_number: int = 0) -> np.ndarray:
-        release = self.blueprint.releases_of(client.participant)[kind]
-        stream = release.stream(self._run, client.name, round_number)
+    def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
+        """What clients are asked for, some of them at a time: released, and decoded if wanted."""
+        for block in batched(asked, TOGETHER):
+            messages = release_together(block)
+            vectors: Sequence[np.ndarray | None] = [None] * len(block)
+            if decoded:
+                vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
+            for one, message, vector in zip(block, messages, vectors, strict=True):
+                yield Made(one.client, len(message), vector)
+
+    def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
+        asked, message = received
+        client = asked.client
+        release = self.blueprint.releases_of(client.participant)[asked.kind]
+        stream = release.stream(self._run, client.name, asked.round)
         return release.decode(message, secret=client_secret(self._master, client.name), stream=stream)
+
+
+def _evaluated(models: Iterable[tuple[Client, Tensor]]) -> dict[str, Evaluation]:
+    """Clients' own models on their held-out records, by name."""
+    found: dict[str, Evaluation] = {}
+    for block in batched(models, TOGETHER):
+        evaluations = side_by_side(lambda model: model[0].evaluate(model[1]), block)
+        found.update((client.name, one) for (client, _), one in zip(block, evaluations, strict=True))
+    return found

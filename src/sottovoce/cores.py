@@ -1,0 +1,98 @@
+"""Cores: independent things are worked on side by side, and each of them by one core.
+
+Shared out among threads, a sum of torch comes out differently for every number of them. So nothing that a
+result is made of is: within `one_core`, or as an item of `side_by_side`, an operation stays on one core, and
+what is computed is the same bit for bit on however many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from typing import TypeVar
+
+import torch
+
+_NAME = "sottovoce-core"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Here(threading.local):
+    """What this thread may use beyond its own core; 0: whatever torch may."""
+
+    cores = 0
+
+
+_here = _Here()
+
+
+def available() -> int:
+    """How many items this thread may have worked on at once."""
+    return _here.cores or torch.get_num_threads()
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Each operation within is done by one core; `side_by_side` has as many as before."""
+    threads, cores = torch.get_num_threads(), _here.cores
+    if threads == 1:
+        yield
+        return
+    _here.cores = available()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _here.cores = cores
+
+
+def beside_others() -> bool:
+    """Whether this thread works on an item while others may work on the next."""
+    return threading.current_thread().name.startswith(_NAME)
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """[work(item) for item in items], of which as many at once as there are cores.
+
+    >>> side_by_side(lambda item: item**2, [1, 2, 3])
+    [1, 4, 9]
+    """
+    cores = available()
+    if cores == 1 or len(items) == 1:
+        with one_core():
+            return [work(item) for item in items]
+    return list(_pool(cores, os.getpid()).map(work, items))
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of at most `size`.
+
+    >>> list(batched(range(5), 2))
+    [[0, 1], [2, 3], [4]]
+    """
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+@cache
+def _pool(cores: int, process: int) -> ThreadPoolExecutor:
+    """Threads with a core each; those of a parent process do not live on in a forked one."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(cores, _NAME, initializer=_settle)
+    all_started = threading.Barrier(cores)
+    list(pool.map(lambda _: all_started.wait(), range(cores)))
+    torch.set_num_threads(threads)  # each of them has changed it for threads to come as well
+    return pool
+
+
+def _settle() -> None:
+    torch.set_num_threads(1)
+    _here.cores = 1

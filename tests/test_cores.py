@@ -1,0 +1,97 @@
+"""Independent things side by side, each on one core: the same results, whatever the number of cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from sottovoce.cores import available, batched, beside_others, one_core, side_by_side
+from sottovoce.models import logits
+
+
+@pytest.fixture(autouse=True)
+def three_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_items_are_worked_on_at_once_and_come_back_in_order() -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def work(item: int) -> int:
+        together.wait()  # breaks unless three are here
+        return 10 * item
+
+    assert side_by_side(work, range(6)) == [0, 10, 20, 30, 40, 50]
+
+
+def test_an_item_has_one_core_and_what_it_hands_on_stays_there() -> None:
+    def inner(_: int) -> str:
+        assert (torch.get_num_threads(), available()) == (1, 1)
+        return threading.current_thread().name
+
+    def outer(_: int) -> bool:
+        return set(side_by_side(inner, range(2))) == {threading.current_thread().name} and beside_others()
+
+    assert all(side_by_side(outer, range(6)))
+    assert not beside_others()
+
+
+def test_one_item_alone_has_one_core_too() -> None:
+    assert side_by_side(lambda _: (torch.get_num_threads(), beside_others()), [0]) == [(1, False)]
+    assert torch.get_num_threads() == available() == 3
+
+
+def test_operations_within_have_one_core_and_items_all_of_them() -> None:
+    with one_core():
+        assert (torch.get_num_threads(), available()) == (1, 3)
+        with one_core():
+            assert available() == 3
+        together = threading.Barrier(3, timeout=20)
+        assert len(set(side_by_side(lambda _: together.wait(), range(3)))) == 3
+    assert torch.get_num_threads() == available() == 3
+
+
+def test_the_number_of_cores_is_given_back_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), one_core():
+        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(lambda item: 1 / item, [1, 0, 1])
+    assert torch.get_num_threads() == available() == 3
+
+
+def test_fresh_threads_have_all_cores_again() -> None:
+    side_by_side(abs, range(6))
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert seen == [3]
+
+
+def test_batches_hold_all_items_in_order() -> None:
+    assert list(batched(iter(range(5)), 5)) == [[0, 1, 2, 3, 4]]
+    assert list(batched([], 5)) == []
+
+
+def test_threads_that_evaluate_one_module_at_other_parameters_do_not_disturb_each_other() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.layer.weight.sum()
+            together.wait()  # all threads are within the module now
+            return x * (first + self.layer.weight.sum())
+
+    module, together = Slow(), threading.Barrier(3, timeout=20)
+    thetas = [torch.full((4,), float(i)) for i in range(6)]
+    found = side_by_side(lambda theta: float(logits(module, theta, torch.ones(1)).detach()), thetas)
+    assert found == [8.0 * i for i in range(6)]
