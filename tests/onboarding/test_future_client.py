@@ -51,7 +51,7 @@ def test_the_service_and_personalize_give_models_of_equal_price(run: Path, recor
 
 
 def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Path) -> None:
-    honest, sent = Ledger.commit, list[bytes]()
+    honest, sent = Ledger.commit_many, list[bytes]()
 
     class Spy(remote.Connection):
         def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
@@ -67,7 +67,7 @@ def test_two_processes_on_one_ledger_send_the_same_bytes(run: Path, records: Pat
 
     with pytest.MonkeyPatch.context() as patch, live(create_service(run, open_to_all=True)) as url:
         patch.setattr(remote, "Connection", Spy)
-        patch.setattr(Ledger, "commit", slowly)
+        patch.setattr(Ledger, "commit_many", slowly)
         threads = [threading.Thread(target=ask, args=(out,)) for out in ("one", "two")]
         for thread in threads:
             thread.start()
