@@ -107,7 +107,8 @@ def locked(path: Path, *, patience: float | None = None, busy: str = "") -> Iter
 class Database:
     """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
 
-    `explain` turns an error of SQLite's or of the operating system's into one that says what to do.
+    `explain` turns an error of SQLite's or of the operating system's into one that says what to do. One in
+    `memory` promises nothing of that: it ends with its process, unless `save` writes it to `path`.
     """
 
     def __init__(
@@ -118,13 +119,18 @@ class Database:
         patience: float = 60.0,
         page_size: int = 4096,
         threads: bool = False,
+        memory: bool = False,
     ) -> None:
         self.path = path
         self._explain = explain
         with self.explained():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+            if not memory:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
-                path, timeout=patience, isolation_level=None, check_same_thread=not threads
+                ":memory:" if memory else path,
+                timeout=patience,
+                isolation_level=None,
+                check_same_thread=not threads,
             )
             self._connection.execute(f"PRAGMA page_size = {page_size}")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -160,6 +166,16 @@ class Database:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+    def copy_to(self, other: Database) -> None:
+        """Puts everything that is here in the place of what is there."""
+        with self.explained():
+            self._connection.backup(other._connection)
+
+    def save(self) -> None:
+        """Replaces the file at `path`, durably, by what is in memory."""
+        with self.explained():
+            write_atomically(self.path, self._connection.serialize(), PRIVATE)
 
     def restrict(self) -> None:
         """Makes the file and its log readable by their owner only, also where a restore left them open."""

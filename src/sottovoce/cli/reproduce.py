@@ -52,7 +52,7 @@ def reproduce(
         0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 25 on a GPU."
     ),
     law: bool = typer.Option(
-        False, "--law", help="Coded channels by their decoded law: fast, without bytes."
+        False, "--law", help="Draw releases by their decoded law on the device: fast, without messages."
     ),
     quick: bool = typer.Option(
         False, "--quick", help=f"{QUICK_ROUNDS} rounds, one seed, ε = 16: minutes on a laptop."

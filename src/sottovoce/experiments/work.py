@@ -28,7 +28,7 @@ Batch = Sequence[CellRun]
 
 @dataclass(frozen=True)
 class Setting:
-    """How a batch is worked on: the device, the threads; `law` as in `CellRun.law`."""
+    """How a batch is worked on: the device, the threads; with `law` (`CellRun.law`) noise is drawn there."""
 
     device: str
     threads: int
@@ -111,8 +111,15 @@ def _train(
         write_summary(root, runs[job.out.name], device, law=setting.law)
         say(Finished(runs[job.out.name]))
 
-    if setting.device != "cpu" or len(batch) > 1:
-        run_batch(jobs, setting.device, finish, lambda number: say(Progress(len(batch))), dataset=dataset)
+    if setting.device != "cpu" or len(batch) > 1 or setting.law:
+        run_batch(
+            jobs,
+            setting.device,
+            finish,
+            lambda number: say(Progress(len(batch))),
+            dataset=dataset,
+            law=setting.law,
+        )
         return
     [job] = jobs
     result = train(

@@ -25,10 +25,12 @@ from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.memory import MemoryLedger
 from sottovoce.release import spending
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory, RunError
 from sottovoce.simulation.dry_run import dry_run
+from sottovoce.simulation.law import LawSimulation, has_law
 from sottovoce.simulation.result import assemble, site_rows
 from sottovoce.simulation.rounds import Simulation
 from sottovoce.simulation.updates import Updates
@@ -71,8 +73,13 @@ class Session:
         module: nn.Module | None = None,
         device: str = "cpu",
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        law: bool = False,
     ) -> Session:
-        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        """Starts a run in the directory `out`, or continues from its last checkpoint.
+
+        With `law` gradient releases are drawn by their law where they have one (`simulation.law`), and the
+        ledger is in memory between checkpoints.
+        """
         sizes = federation.participants.sizes
         plan = data.resolve(data.settle(plan, records), sizes)
         trained = [data.training_size(size) for size in sizes]
@@ -93,8 +100,10 @@ class Session:
             path = given or directory.ledger_file
         with ExitStack() as stack:
             book = None
+            law = law and has_law(plan)
             if plan.private:
-                book = stack.enter_context(Ledger.open(path, scope=data.scope(plan, records)))
+                opened = MemoryLedger.begin if law else Ledger.open
+                book = stack.enter_context(opened(path, scope=data.scope(plan, records)))
                 _check_past(book, plan, run)
                 _count_own_ledgers(book, plan, records)
                 if not resume:
@@ -104,8 +113,9 @@ class Session:
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
             identity = {"run": run, "reference": blueprint.reference_digest}
-            updates = Updates(directory.updates_folder, identity) if plan.noise_at_server else None
-            simulation = Simulation(
+            kept = plan.noise_at_server and not law  # a sum that is drawn again is the same by law
+            updates = Updates(directory.updates_folder, identity) if kept else None
+            simulation = (LawSimulation if law else Simulation)(
                 blueprint, federation, server, book, run=run, master=master, updates=updates
             )
             session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
@@ -145,28 +155,42 @@ class Session:
         """Makes all rounds so far durable, then forgets their messages."""
         simulation = self.simulation
         self.directory.sync_rounds()
+        if isinstance(self._ledger, MemoryLedger):
+            self._ledger.keep()
         save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
         self._saved = time.monotonic()
         if self._updates is not None:
             self._updates.forget(up_to=simulation.server.round)
         if self._ledger is not None:
-            self._ledger.forget(self._run, before_round=simulation.server.round + 1)
+            self._forget(self._ledger)
+
+    def _forget(self, ledger: Ledger) -> None:
+        ledger.forget(self._run, before_round=self.simulation.server.round + 1)
 
     def finish(self) -> dict[str, Any]:
         """Evaluates the final generator and writes model.safetensors and result.json."""
         simulation, blueprint = self.simulation, self.simulation.blueprint
         simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
-        self.checkpoint()
+        in_memory = self._ledger if isinstance(self._ledger, MemoryLedger) else None
+        if in_memory is None:
+            self.checkpoint()
+        else:
+            self.directory.sync_rounds()
+            in_memory.keep()
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
         federation, sent = simulation.federation, simulation.confusion_bytes
         clients = site_rows(blueprint, federation, self._ledger)
-        result = assemble(blueprint, self.directory.rounds(), seen, future, self._ledger, clients, sent)
+        lines, metrics = self.directory.rounds(), not isinstance(simulation, LawSimulation)
+        result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=metrics)
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
         self.directory.checkpoint_file.unlink(missing_ok=True)
+        if in_memory is not None:
+            self._forget(in_memory)
+            in_memory.keep()
         return result
 
     def close(self) -> None:

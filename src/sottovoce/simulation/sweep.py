@@ -23,6 +23,7 @@ from sottovoce.features.kept import described
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
 from sottovoce.simulation.directory import RunDirectory
+from sottovoce.simulation.law import LawSimulation
 from sottovoce.simulation.rounds import Round
 from sottovoce.simulation.session import Session
 
@@ -66,11 +67,12 @@ def run_batch(
     on_run: Callable[[Job, dict[str, Any]], None] = lambda job, result: None,
     on_round: Callable[[int], None] = lambda number: None,
     dataset: Dataset | None = None,
+    law: bool = False,
 ) -> None:
     """Trains all jobs, which must share one `shape`; interrupted ones are resumed, finished ones left alone.
 
     `on_run` is called with every job's result, `on_round` with the number of each round that all have made;
-    `dataset` replaces what the plans name.
+    `dataset` replaces what the plans name; with `law` releases are drawn by their law where they have one.
     """
     if len({shape(job.plan) for job in jobs}) > 1:
         raise SottovoceError("runs of one batch must agree in " + ", ".join(SHAPE))
@@ -90,7 +92,7 @@ def run_batch(
     with ExitStack() as stack:
         sessions = []
         for job in open_jobs:
-            session = _open(job, records, federations, device)
+            session = _open(job, records, federations, device, law)
             stack.enter_context(closing(session))
             sessions.append(session)
         if len({session.simulation.blueprint.plan.gradient_records for session in sessions}) > 1:
@@ -112,13 +114,16 @@ def _train(sessions: Sequence[Session], on_round: Callable[[int], None]) -> None
         means = _clipped(due, rounds)
         for session, opened in zip(due, rounds, strict=True):
             stop = start + len(opened.clients)
-            session.record(session.simulation.close_round(opened, means[start:stop]))
+            mine = means[start:stop]
+            if not isinstance(session.simulation, LawSimulation):
+                mine = mine.cpu()  # at once, before each client asks for its own
+            session.record(session.simulation.close_round(opened, mine))
             start = stop
         on_round(number + 1)
 
 
 def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
-    """The clipped means (clients of all runs, k) of a round, on the CPU."""
+    """The clipped means (clients of all runs, k) of a round."""
     thetas, bases, xs, ys = [], [], [], []
     for session, opened in zip(sessions, rounds, strict=True):
         blueprint = session.simulation.blueprint
@@ -131,7 +136,7 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
             xs.append(records.x)
             ys.append(records.y)
     blueprint = sessions[0].simulation.blueprint
-    means = clipped_means(
+    return clipped_means(
         blueprint.module,
         torch.cat(thetas),
         bases,
@@ -141,11 +146,14 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         denominator=blueprint.plan.gradient_records,
         loss=blueprint.model.losses,
     )
-    return means.cpu()
 
 
 def _open(
-    job: Job, records: Dataset, federations: dict[tuple[Any, ...], FederatedDataset], device: str
+    job: Job,
+    records: Dataset,
+    federations: dict[tuple[Any, ...], FederatedDataset],
+    device: str,
+    law: bool,
 ) -> Session:
     plan = job.plan
     divided = (
@@ -168,4 +176,5 @@ def _open(
         resume=RunDirectory(job.out).plan_file.exists(),
         device=device,
         checkpoint_seconds=CHECKPOINT_SECONDS,
+        law=law,
     )

@@ -1,0 +1,44 @@
+"""A ledger in memory, for simulations that are seeded and send nothing.
+
+It charges and refuses as the durable one does, but what it holds is on the disk only after `keep`: a process
+that is killed has forgotten what it charged since. A seeded simulation that goes on from its checkpoint
+draws the same releases again and protects nobody; for anything else a release would leave uncharged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from sottovoce.privacy.charge import Total
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger_file import LedgerFile
+from sottovoce.privacy.witness import Witness
+
+
+class MemoryLedger(Ledger):
+    """An open ledger whose file at `path` holds what was charged when it was last kept.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     book = MemoryLedger.begin(Path(folder) / "ledger.sqlite", scope="demo")
+    ...     print(book.path.exists(), book.clients())
+    True []
+    """
+
+    @classmethod
+    def begin(cls, path: Path, *, scope: str) -> Self:
+        """Goes on from the file at `path`, or begins a new ledger there."""
+        ledger = cls(LedgerFile.in_memory(path, scope), Witness(path))
+        if not path.exists():
+            ledger.keep()
+        return ledger
+
+    def keep(self) -> None:
+        """Writes everything to the file, and to its witness, as a durable ledger would have."""
+        self._file.save()
+        self.vouch()
+
+    def _tell(self, totals: Iterable[Total], budget: tuple[float, float, str] | None = None) -> None:
+        """The witness hears of it when the ledger is kept."""
