@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sottovoce.gradients import card
 from sottovoce.gradients.clipping import blank, clip_scales
 from sottovoce.gradients.layers import Convolution, Linear, by_client
 from sottovoce.gradients.stack import Capture
@@ -33,14 +34,13 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
             written[layer.weight] = _grouped(layer.flat_gradients(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
-    squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
+    norms = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
     for deltas, inputs in outer.values():
-        norms = torch.linalg.vector_norm(inputs, dim=2, dtype=torch.float64)
-        squares = squares + _squares(deltas) * norms.square()
-    scales = clip_scales(squares.sqrt(), losses, clip).unsqueeze(2)
-    sums = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
+        norms = norms + _squares(deltas) * card.squares(inputs, 2)
+    scales = clip_scales(norms.sqrt(), losses, clip)
+    sums = {name: _weighted_sum(g, scales) for name, g in written.items()}
     for name, (deltas, inputs) in outer.items():
-        sums[name] = _outer_sum(blank(deltas, scales) * scales, inputs, scales)
+        sums[name] = _outer_sum(deltas, inputs, scales.unsqueeze(2))
     order = places(module)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
@@ -51,22 +51,31 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
 
 
 def _outer_sum(deltas: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
-    """Σ δ ⊗ x over records with a scale above zero; both are (clients, records, size)."""
+    """Σ scale·δ ⊗ x over records with a scale above zero; all are (clients, records, size)."""
+    if card.on_card(inputs):
+        return torch.bmm((card.exact(deltas, scales) * scales).mT, card.exact(inputs, scales)).flatten(1)
+    deltas = blank(deltas, scales) * scales
     total = deltas.new_zeros(len(deltas), deltas.shape[2], inputs.shape[2])
-    records = inputs.shape[1]
-    # In float64 all inputs would leave a CPU's caches before they are read; a GPU prefers them whole.
-    block = _IN_CACHE if inputs.device.type == "cpu" else records
-    for start in range(0, records, block):
-        part = slice(start, start + block)
+    # In float64 all inputs would leave a CPU's caches before they are read.
+    for start in range(0, inputs.shape[1], _IN_CACHE):
+        part = slice(start, start + _IN_CACHE)
         x = blank(inputs[:, part].double(), scales[:, part])
         total.baddbmm_(deltas[:, part].transpose(1, 2), x)
     return total.flatten(1)
 
 
+def _weighted_sum(values: Tensor, scales: Tensor) -> Tensor:
+    """Σ scale·value over the records of (clients, records, size)."""
+    if card.on_card(values):
+        return card.weighted_sum(values.mT, scales)
+    scales = scales.unsqueeze(2)
+    return (blank(values, scales) * scales).sum(1)
+
+
 def _grouped(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to float64 (clients, records, size)."""
-    return by_client(values.double(), clients).flatten(2)
+    """(records·clients, ...) to (clients, records, size): in float64, but a GPU converts as it reads."""
+    return by_client(values if card.on_card(values) else values.double(), clients).flatten(2)
 
 
 def _squares(values: Tensor) -> Tensor:
-    return values.square().sum(2)
+    return card.squares(values, 2) if card.on_card(values) else values.square().sum(2)

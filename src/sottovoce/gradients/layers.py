@@ -1,6 +1,7 @@
 """The layers of which the fast paths know how a record's gradient is made, each for many clients at once.
 
-Inputs are flat over n = clients × records; parameters have a leading axis of clients. A layer's `forward`
+Inputs are flat over n = records × clients, the clients of a record side by side; parameters have a leading
+axis of clients. A layer's `forward`
 gives its output and what to capture of its input; what a record's gradient is, given the loss gradients δ
 of the output: δ ⊗ x for `Linear`, δXᵀ with patches X for `Convolution`, δ·x̂ summed over positions for
 `Scale`, δ for a bias.
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sottovoce.gradients import card
 from sottovoce.gradients.patches import Window
 
 Parameters = dict[str, Tensor]
@@ -44,8 +46,8 @@ class Linear:
         weight = parameters[self.weight].transpose(1, 2)
         grouped = by_client(h, len(weight))
         if self.bias is None:
-            return torch.bmm(grouped, weight).flatten(0, 1), h
-        return torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight).flatten(0, 1), h
+            return flat(torch.bmm(grouped, weight)), h
+        return flat(torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight)), h
 
     def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
         """Of the weight, (n, outputs·inputs)."""
@@ -67,14 +69,15 @@ class Convolution:
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         weight = parameters[self.weight]
         bias = None if self.bias is None else parameters[self.bias]
-        if h.device.type == "cpu" and len(weight) == 1:
+        if len(weight) == 1 and not card.on_card(h):
             return self._one_client(h, weight[0], None if bias is None else bias[0])
-        patches, size = self.window.patches(h)
-        taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
-        out = torch.matmul(taps, by_client(patches, len(weight)))
-        if bias is not None:
-            out = out + bias[:, None, :, None]
-        return out.reshape(len(h), -1, *size), h
+        window, clients = self.window, len(weight)
+        images = h.reshape(-1, clients * h.shape[1], *h.shape[2:])  # those of all clients as channels of one
+        bias = None if bias is None else bias.flatten()
+        out = F.conv2d(
+            *(images, weight.flatten(0, 1), bias, window.stride, window.padding, window.dilation, clients)
+        )
+        return out.reshape(len(h), -1, *out.shape[2:]), h
 
     def _one_client(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         window = self.window
@@ -85,7 +88,7 @@ class Convolution:
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:
         """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
         n, by_position = len(images), deltas.flatten(2).transpose(1, 2)
-        if images.device.type != "cpu":
+        if card.on_card(images):
             return torch.bmm(self.window.patches(images)[0], by_position)
         window = self.window.size
         out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
@@ -122,7 +125,7 @@ class Scale:
         out = grouped * self._spread(parameters[self.weight], grouped.ndim)
         if self.bias is not None:
             out = out + self._spread(parameters[self.bias], grouped.ndim)
-        return out.flatten(0, 1), normalized.detach()
+        return flat(out), normalized.detach()
 
     def _spread(self, parameter: Tensor, ndim: int) -> Tensor:
         """(clients, *shape) made broadcastable to (clients, records, ...)."""
@@ -149,12 +152,17 @@ Layer = Parametric | Plain
 
 
 def by_client(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to (clients, records, ...), as a view."""
-    return values.view(clients, -1, *values.shape[1:])
+    """(records·clients, ...) to (clients, records, ...), as a view."""
+    return values.view(-1, clients, *values.shape[1:]).transpose(0, 1)
+
+
+def flat(values: Tensor) -> Tensor:
+    """(clients, records, ...) to (records·clients, ...)."""
+    return values.transpose(0, 1).flatten(0, 1)
 
 
 def record_last(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to (clients, ..., records), as a view."""
+    """(records·clients, ...) to (clients, ..., records), as a view."""
     return by_client(values, clients).movedim(1, -1)
 
 

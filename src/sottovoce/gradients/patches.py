@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sottovoce.gradients import card
+
 _MANY_CHANNELS = 8
 
 
@@ -30,10 +32,22 @@ class Window:
         assert not isinstance(padding, str)
         return cls(_pair(layer.kernel_size), _pair(layer.stride), _pair(padding), _pair(layer.dilation))
 
+    def places(self, height: int, width: int) -> tuple[int, int]:
+        """How many positions it takes in an image, down and across."""
+        down, across = (
+            (side + 2 * p - d * (s - 1) - 1) // step + 1
+            for side, p, d, s, step in zip(
+                (height, width), self.padding, self.dilation, self.size, self.stride, strict=True
+            )
+        )
+        return down, across
+
     def patches(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(n, channels, height, width) to (n, taps·channels, positions), with the positions' height and
         width.
         """
+        if (found := card.patches(self, images)) is not None:
+            return found, self.places(*images.shape[2:])
         (vertical, horizontal), (down, across) = self.padding, self.stride
         if vertical or horizontal:
             images = F.pad(images, (horizontal, horizontal, vertical, vertical))
