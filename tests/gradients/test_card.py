@@ -124,6 +124,33 @@ def test_the_kernel_of_patches(window: Window, layout: torch.memory_format) -> N
 
 
 @needs_gpu
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_kernel_of_the_transpose_of_patches(window: Window) -> None:
+    images = torch.randn(70, 3, 12, 11, generator=torch.Generator().manual_seed(2))
+    values = reference_kernels.patches(window, images)
+    found = card.kernels("cuda")
+    assert found is not None
+    got = found.fold(window, values.cuda(), images.shape)
+    assert torch.allclose(got.cpu(), reference_kernels.fold(window, values, images.shape), atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("side", [2, 3])
+def test_the_kernel_of_pools(side: int) -> None:
+    images = torch.randn(9, 3, 12, 11, generator=torch.Generator().manual_seed(2)).round()  # with ties
+    images[0, 0, 0, 0] = torch.nan
+    images.requires_grad_()
+    wanted = nn.functional.max_pool2d(images, side)
+    (back,) = torch.autograd.grad(wanted.square().sum(), images)
+    here = images.detach().cuda().requires_grad_()
+    got = card.pooled(nn.MaxPool2d(side), here)
+    assert got is not None
+    assert torch.equal(got.nan_to_num(9.0).cpu(), wanted.nan_to_num(9.0))
+    (mine,) = torch.autograd.grad(got.square().sum(), here)
+    assert torch.equal(mine.nan_to_num(9.0).cpu(), back.nan_to_num(9.0))
+
+
+@needs_gpu
 def test_the_kernel_of_group_sums() -> None:
     draw = torch.Generator().manual_seed(4)
     rows = torch.randn(2, 50, 64, generator=draw)

@@ -1,19 +1,18 @@
 """What a GPU does in its own way: float64 sums of float32 gradients without a copy of them, and patches.
 
-Many clients are worked on together there, and their records are interleaved (record 0 of all clients, then
-record 1, …), so that a convolution with weights of its own for each client is one grouped convolution. Where
-Triton is installed, which CUDA builds of torch bring along, kernels of ours (`kernels`) read what torch would
-copy. Each function gives what torch's own operations give, and is tested against them.
+Where Triton is installed, which CUDA builds of torch bring along, kernels of ours (`kernels`) read what torch
+would copy first. Each function gives what torch's own operations give, and is tested against them; without
+kernels it is those operations.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from sottovoce.gradients.patches import Window
@@ -60,6 +59,74 @@ def weighted_sum(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def patches(window: Window, images: Tensor) -> Tensor | None:
-    """`Window.patches` as one kernel, (n, taps·channels, positions); None where there is none."""
+    """`Window.patches` by a kernel, (n, taps·channels, positions); None where there is none.
+
+    Not for images that a gradient is asked of.
+    """
     found = kernels(images.device.type)
-    return None if found is None else found.patches(window, images)
+    if found is None or (torch.is_grad_enabled() and images.requires_grad):
+        return None
+    taken: Tensor = found.patches(window, images)
+    return taken
+
+
+def convolved(window: Window, images: Tensor, weights: Tensor) -> Tensor:
+    """A convolution of each image with weights of its own (n, filters, taps·channels), by patches."""
+    if kernels(images.device.type) is None:
+        return _convolved(window, images, weights)
+    out: Tensor = _Convolved.apply(images, weights, window)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _convolved(window: Window, images: Tensor, weights: Tensor) -> Tensor:
+    taken, size = window.patches(images)
+    return torch.bmm(weights, taken).reshape(len(images), -1, *size)
+
+
+class _Convolved(torch.autograd.Function):
+    """Keeps no patches: the gradient of images needs the weights alone."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weights: Tensor, window: Window) -> Tensor:
+        ctx.window, ctx.size = window, images.shape
+        ctx.save_for_backward(weights)
+        return _convolved(window, images, weights)
+
+    @staticmethod
+    def backward(ctx: Any, deltas: Tensor) -> tuple[Tensor | None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        (weights,) = ctx.saved_tensors
+        found = kernels(deltas.device.type)
+        assert found is not None
+        return found.fold(ctx.window, torch.bmm(weights.mT, deltas.flatten(2)), ctx.size), None, None
+
+
+def pooled(pool: nn.MaxPool2d, images: Tensor) -> Tensor | None:
+    """What the module gives, by a kernel; None where there is none for such windows."""
+    side = pool.kernel_size
+    apart = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    if not isinstance(side, int) or apart != (side, 0, 1, False) or kernels(images.device.type) is None:
+        return None
+    out: Tensor = _Pooled.apply(images, side)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Pooled(torch.autograd.Function):
+    """Windows that do not overlap: a gradient has one place to go, in a byte beside every output."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, side: int) -> Tensor:
+        found = kernels(images.device.type)
+        assert found is not None
+        out, which = found.pool(images, side)
+        ctx.side, ctx.size = side, images.shape
+        ctx.save_for_backward(which)
+        return cast(Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, deltas: Tensor) -> tuple[Tensor, None]:
+        found = kernels(deltas.device.type)
+        assert found is not None
+        (which,) = ctx.saved_tensors
+        return found.unpool(deltas, which, ctx.side, ctx.size), None

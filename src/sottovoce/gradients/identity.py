@@ -73,7 +73,7 @@ def _weighted_sum(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:
-    """(records·clients, ...) to (clients, records, size): in float64, but a GPU converts as it reads."""
+    """(clients·records, ...) to (clients, records, size): in float64, but a GPU converts as it reads."""
     return by_client(values if card.on_card(values) else values.double(), clients).flatten(2)
 
 

@@ -81,6 +81,61 @@ def patches(window: Window, images: Tensor) -> Tensor:
     return out
 
 
+def fold(window: Window, values: Tensor, size: torch.Size) -> Tensor:
+    """The transpose of `patches`: (n, taps·channels, positions) to (n, channels, height, width)."""
+    n, channels, height, width = size
+    down, across = window.places(height, width)
+    values = values.contiguous()
+    out = torch.empty(size, device=values.device, dtype=values.dtype)
+    tile = (16, 128)
+    blocks = triton.cdiv(channels, tile[0])
+    grid = (n * blocks, triton.cdiv(height * width, tile[1]))
+    _fold[grid](
+        values,
+        out,
+        BLOCKS=blocks,
+        CHANNELS=channels,
+        HEIGHT=height,
+        WIDTH=width,
+        TAPS=window.size[0] * window.size[1],
+        BELOW=down,
+        ACROSS=across,
+        SIZE=window.size[1],
+        DOWN=window.stride[0],
+        RIGHT=window.stride[1],
+        TOP=window.padding[0],
+        LEFT=window.padding[1],
+        APART=window.dilation[0],
+        ASIDE=window.dilation[1],
+        TILE=tile[0],
+        LONG=tile[1],
+    )
+    return out
+
+
+def pool(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """The largest of each window of side × side, and which of the window it is, as a byte."""
+    images = images.contiguous()
+    height, width = images.shape[2] // side, images.shape[3] // side
+    out = images.new_empty(*images.shape[:2], height, width)
+    which = torch.empty_like(out, dtype=torch.uint8)
+    sizes = {"ACROSS": width, "WIDTH": images.shape[3], "OUT": height * width}
+    whole = images.shape[2] * images.shape[3]
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _pool[grid](images, out, which, out.numel(), **sizes, IN=whole, SIDE=side, LONG=1024)
+    return out, which
+
+
+def unpool(deltas: Tensor, which: Tensor, side: int, size: torch.Size) -> Tensor:
+    """The gradient of `pool`: δ at the place of the largest, 0 elsewhere."""
+    out = torch.empty(size, device=deltas.device, dtype=deltas.dtype)
+    height, width = deltas.shape[2:]
+    sizes = {"BELOW": height, "ACROSS": width, "WIDTH": size[3], "IN": size[2] * size[3]}
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _unpool[grid](deltas.contiguous(), which, out, out.numel(), **sizes, SIDE=side, LONG=1024)
+    return out
+
+
 @triton.jit
 def _group_sums(
     rows, first, second, weights, starts, sums, squares, entries, height, groups, blocks, records, stride,
@@ -150,3 +205,64 @@ def _patches(
     tl.store(
         out + image * ROWS * POSITIONS + row[:, None] * POSITIONS + position[None, :], value, mask=wanted
     )
+
+
+@triton.jit
+def _fold(
+    values, out,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, BELOW: tl.constexpr, ACROSS: tl.constexpr, SIZE: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    APART: tl.constexpr, ASIDE: tl.constexpr, TILE: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    image = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    channel = (tl.program_id(0) % BLOCKS) * TILE + tl.arange(0, TILE)
+    place = tl.program_id(1) * LONG + tl.arange(0, LONG)
+    wanted = (channel < CHANNELS)[:, None] & (place < HEIGHT * WIDTH)[None, :]
+    total = tl.zeros((TILE, LONG), out.dtype.element_ty)
+    for tap in range(TAPS):
+        y = place // WIDTH + TOP - tap // SIZE * APART
+        x = place % WIDTH + LEFT - tap % SIZE * ASIDE
+        here = (y >= 0) & (y % DOWN == 0) & (y // DOWN < BELOW)
+        here = here & (x >= 0) & (x % RIGHT == 0) & (x // RIGHT < ACROSS)
+        row = (image * TAPS + tap) * CHANNELS + channel
+        at = values + row[:, None] * (BELOW * ACROSS) + (y // DOWN * ACROSS + x // RIGHT)[None, :]
+        total += tl.load(at, mask=wanted & here[None, :], other=0.0)
+    at = out + (image * CHANNELS + channel)[:, None] * (HEIGHT * WIDTH) + place[None, :]
+    tl.store(at, total, mask=wanted)
+
+
+@triton.jit
+def _pool(
+    images, out, which, count,
+    ACROSS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, SIDE: tl.constexpr,
+    LONG: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * LONG + tl.arange(0, LONG)
+    known = place < count
+    at = images + place // OUT * IN + place % OUT // ACROSS * (SIDE * WIDTH) + place % ACROSS * SIDE
+    largest = tl.load(at, mask=known, other=0.0)
+    found = tl.zeros((LONG,), tl.uint8)
+    for step in tl.static_range(1, SIDE * SIDE):
+        value = tl.load(at + (step // SIDE) * WIDTH + step % SIDE, mask=known, other=0.0)
+        better = (value > largest) | (value != value)
+        largest = tl.where(better, value, largest)
+        found = tl.where(better, tl.full((LONG,), step, tl.uint8), found)
+    tl.store(out + place, largest, mask=known)
+    tl.store(which + place, found, mask=known)
+
+
+@triton.jit
+def _unpool(
+    deltas, which, out, count,
+    BELOW: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr, IN: tl.constexpr, SIDE: tl.constexpr,
+    LONG: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * LONG + tl.arange(0, LONG)
+    y, x = place % IN // WIDTH, place % WIDTH
+    inside = (place < count) & (y // SIDE < BELOW) & (x // SIDE < ACROSS)
+    window = place // IN * (BELOW * ACROSS) + y // SIDE * ACROSS + x // SIDE
+    chosen = tl.load(which + window, mask=inside, other=255).to(tl.int32)
+    delta = tl.load(deltas + window, mask=inside, other=0.0)
+    mine = (y % SIDE) * SIDE + x % SIDE
+    tl.store(out + place, tl.where(inside & (chosen == mine), delta, 0.0), mask=place < count)

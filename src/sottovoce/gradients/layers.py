@@ -1,7 +1,6 @@
 """The layers of which the fast paths know how a record's gradient is made, each for many clients at once.
 
-Inputs are flat over n = records × clients, the clients of a record side by side; parameters have a leading
-axis of clients. A layer's `forward`
+Inputs are flat over n = clients × records; parameters have a leading axis of clients. A layer's `forward`
 gives its output and what to capture of its input; what a record's gradient is, given the loss gradients δ
 of the output: δ ⊗ x for `Linear`, δXᵀ with patches X for `Convolution`, δ·x̂ summed over positions for
 `Scale`, δ for a bias.
@@ -31,8 +30,8 @@ class Plain:
     module: nn.Module
 
     def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = self.module(h)
-        return out
+        out: Tensor | None = card.pooled(self.module, h) if isinstance(self.module, nn.MaxPool2d) else None
+        return self.module(h) if out is None else out
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Linear:
         weight = parameters[self.weight].transpose(1, 2)
         grouped = by_client(h, len(weight))
         if self.bias is None:
-            return flat(torch.bmm(grouped, weight)), h
-        return flat(torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight)), h
+            return torch.bmm(grouped, weight).flatten(0, 1), h
+        return torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight).flatten(0, 1), h
 
     def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
         """Of the weight, (n, outputs·inputs)."""
@@ -71,13 +70,13 @@ class Convolution:
         bias = None if self.bias is None else parameters[self.bias]
         if len(weight) == 1 and not card.on_card(h):
             return self._one_client(h, weight[0], None if bias is None else bias[0])
-        window, clients = self.window, len(weight)
-        images = h.reshape(-1, clients * h.shape[1], *h.shape[2:])  # those of all clients as channels of one
-        bias = None if bias is None else bias.flatten()
-        out = F.conv2d(
-            *(images, weight.flatten(0, 1), bias, window.stride, window.padding, window.dilation, clients)
-        )
-        return out.reshape(len(h), -1, *out.shape[2:]), h
+        taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
+        each = taps.expand(-1, len(h) // len(weight), -1, -1).flatten(0, 1)  # a weight for every record
+        out = card.convolved(self.window, h, each)
+        if bias is not None:
+            out = by_client(out, len(weight)) + bias[:, None, :, None, None]
+            out = out.flatten(0, 1)
+        return out, h
 
     def _one_client(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         window = self.window
@@ -125,7 +124,7 @@ class Scale:
         out = grouped * self._spread(parameters[self.weight], grouped.ndim)
         if self.bias is not None:
             out = out + self._spread(parameters[self.bias], grouped.ndim)
-        return flat(out), normalized.detach()
+        return out.flatten(0, 1), normalized.detach()
 
     def _spread(self, parameter: Tensor, ndim: int) -> Tensor:
         """(clients, *shape) made broadcastable to (clients, records, ...)."""
@@ -152,17 +151,12 @@ Layer = Parametric | Plain
 
 
 def by_client(values: Tensor, clients: int) -> Tensor:
-    """(records·clients, ...) to (clients, records, ...), as a view."""
-    return values.view(-1, clients, *values.shape[1:]).transpose(0, 1)
-
-
-def flat(values: Tensor) -> Tensor:
-    """(clients, records, ...) to (records·clients, ...)."""
-    return values.transpose(0, 1).flatten(0, 1)
+    """(clients·records, ...) to (clients, records, ...), as a view."""
+    return values.view(clients, -1, *values.shape[1:])
 
 
 def record_last(values: Tensor, clients: int) -> Tensor:
-    """(records·clients, ...) to (clients, ..., records), as a view."""
+    """(clients·records, ...) to (clients, ..., records), as a view."""
     return by_client(values, clients).movedim(1, -1)
 
 

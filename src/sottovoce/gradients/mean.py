@@ -12,7 +12,7 @@ from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import card, identity, units, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped, sum_squared
-from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, by_client, flat
+from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
 from sottovoce.gradients.stack import capture, stack
 from sottovoce.gradients.structured import Structured
 from sottovoce.gradients.unstructured import Unstructured
@@ -98,8 +98,8 @@ def clipped_means(
         clients, records = chunk
         xs, ys = x[clients, records], y[clients, records]
         parameters = parameters_at(module, thetas[clients])
-        captures, losses = capture(layers, parameters, flat(xs), flat(ys), loss)
-        losses = by_client(losses, len(xs))
+        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten(0, 1), loss)
+        losses = losses.view(xs.shape[:2])
         if gradients is None:
             return identity.clipped_sum(module, captures, losses, clip)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.layers import Convolution, by_client, flat, record_last
+from sottovoce.gradients.layers import Convolution, record_last
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
 from sottovoce.models import places
@@ -91,9 +91,9 @@ class Structured:
 
 def _mix(images: Tensor, mix: Tensor) -> Tensor:
     """(n, channels, height, width) to (n, blocks, height, width)."""
-    pixels = by_client(images.permute(0, 2, 3, 1), len(mix))
-    mixed = torch.bmm(pixels.flatten(1, 3), mix.to(images.dtype))
-    return flat(mixed.reshape(*pixels.shape[:4], -1)).permute(0, 3, 1, 2)
+    pixels = images.permute(0, 2, 3, 1)
+    mixed = torch.bmm(pixels.reshape(len(mix), -1, pixels.shape[3]), mix.to(images.dtype))
+    return mixed.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
 
 
 def _scale_rows(sketched: Tensor, deltas: Tensor) -> None:
