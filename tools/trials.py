@@ -34,13 +34,15 @@ import pytest
 
 SOURCE = "src/sottovoce"
 OPTIONS = ["-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"]
-OPTIONS += ["-m", "not slow and not network"]
+OPTIONS += ["-m", "not slow and not network", "--timeout", "0"]  # a busy machine kills no mutant
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["torch", "torch.func", "numpy", "scipy.stats", "numba", "cryptography", "fastapi", "pytest", "coverage"]
 )
 Function = tuple[str, int]
 """Its qualified name and first line."""
+IDLE = 20.0
+"""Seconds for which tests may wait while nothing happens at all."""
 UNPATCHED = 77
 """Exit status of a child that could not exchange the function in memory."""
 
@@ -82,8 +84,50 @@ def _limit(seconds: float) -> None:
 
 
 def _patience(seconds: float) -> float:
-    """Seconds to wait for somebody who may use this many of a processor, on a busy machine."""
-    return 60.0 + 15 * seconds
+    """For how long somebody may sleep in all who may use so many seconds of a processor."""
+    return 60.0 + 5 * seconds
+
+
+class Watch:
+    """Whether a process, or one that it has started, still does something: who only waits, waits in vain.
+
+    Who waits for a processor on a busy machine does not count as waiting.
+    """
+
+    def __init__(self, process: int, patience: float) -> None:
+        self._process, self._patience = process, patience
+        self._ticks, self._looked = -1, time.monotonic()
+        self._still, self._waited = 0.0, 0.0
+
+    def idle(self) -> bool:
+        """Whether nobody ran, or was about to, for `IDLE` seconds on end, or for `patience` in all."""
+        passed = time.monotonic() - self._looked
+        if passed >= 1.0:
+            self._looked += passed
+            running, ticks = self._state()
+            self._waited += 0.0 if running else passed
+            self._still = 0.0 if running or ticks != self._ticks else self._still + passed
+            self._ticks = ticks
+        return self._still > IDLE or self._waited > self._patience
+
+    def _state(self) -> tuple[bool, int]:
+        """Whether a thread runs, waits for a processor or the disk; and the processor time of all so far."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                parents[int(path.parent.name)] = int(fields[1])
+                ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+        family = {self._process}
+        while more := {process for process, parent in parents.items() if parent in family} - family:
+            family |= more
+        running = False
+        for process in family:
+            for path in Path(f"/proc/{process}/task").glob("*/stat"):
+                with contextlib.suppress(OSError):
+                    running |= path.read_text().rpartition(")")[2].split()[0] in "RD"
+        return running, sum(ticks.get(process, 0) for process in family)
 
 
 def _afresh(folder: Path, tests: list[str], seconds: float) -> None:
@@ -136,8 +180,8 @@ class Warm:
                 os._exit(0)
             except BaseException:
                 os._exit(1)
-        end = time.monotonic() + _patience(seconds)
-        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        watch = Watch(child, _patience(seconds))
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and not watch.idle():
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # with whatever it has started
             os.killpg(child, signal.SIGKILL)
@@ -329,7 +373,9 @@ class Bench:
     def _afresh(self, names: list[str], seconds: float) -> int:
         process = PROCESSES.Process(target=_afresh, args=(self.folder, names, 10.0 + seconds))
         process.start()
-        process.join(_patience(seconds))
+        watch = Watch(process.pid or 0, _patience(seconds))
+        while process.is_alive() and not watch.idle():
+            process.join(0.1)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()

@@ -47,7 +47,7 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise ModelError(
             f"lenet takes images (channels, height, width) of at least 16×16, not records of shape {shape}: "
-            "set model='package.module:function'"
+            "set model=linear, mlp or 'package.module:function' (gray pictures of numbers: save x[:, None])"
         )
     channels, height, width = shape
     pooled = 32 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)

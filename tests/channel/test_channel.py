@@ -70,6 +70,21 @@ def test_a_channel_that_cannot_be_opened_says_what_to_do(
         open_channel(name, **({"size": 4, "sigma": 1.0} | arguments))  # type: ignore[arg-type]
 
 
+def test_a_channel_carries_one_coordinate_and_statistics_up_to_two_to_the_forty_sigma() -> None:
+    assert open_channel("direct", size=1, sigma=0.5).size == 1
+    largest = 0.25 * 2.0**40
+    channel = open_channel("direct", size=2, sigma=0.25)
+    channel.encode(np.array([0.0, -largest]), secret=SECRET, stream=(1,))
+    with pytest.raises(ChannelError, match="over 2"):
+        channel.encode(np.array([0.0, -np.nextafter(largest, np.inf)]), secret=SECRET, stream=(2,))
+    channel.encode(np.zeros(2), secret=SECRET, stream=(2,))  # what was refused has used no stream
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_what_is_decoded_is_statistic_and_noise_up_to_the_stated_rounding(name: str) -> None:
+    assert 0 < open_channel(name, size=800, sigma=1.0).rounding < (1e-2 if name == "direct-q12" else 1e-5)
+
+
 def test_direct_opens_without_numba_and_cryptography() -> None:
     script = (
         "import sys\n"

@@ -166,6 +166,13 @@ def test_images_stay_bytes_until_one_cannot_be_used(tmp_path: Path) -> None:
     assert np.allclose(records.x[:2].numpy(), (clean.x[:2] / 255 - 0.5) / 0.5)
 
 
+def test_pictures_of_other_whole_numbers_than_bytes_are_refused(tmp_path: Path) -> None:
+    agreed = agreement("classes", "[array]\nshape = [1, 2, 2]\n")
+    np.savez(tmp_path / "north.npz", x=np.full((2, 1, 2, 2), 200), y=np.array(["a", "b"]))
+    with pytest.raises(DataError, match="x' is int64: save pictures as uint8, or as numbers from 0 to 1"):
+        read_site(tmp_path / "north.npz", agreed)
+
+
 def test_series_keep_their_shape_and_each_feature_its_constants(tmp_path: Path) -> None:
     agreed = agreement("classes", "[array]\nshape = [4, 2]\nmean = [1, 2]\nstd = [1, 4]\n")
     x = np.full((3, 4, 2), 6.0)

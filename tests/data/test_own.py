@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from sottovoce.data import DataError, from_torch, load
+from sottovoce.data import DataError, Facts, from_torch, load, read_client
+from sottovoce.data.own import read_stored_parts
 from sottovoce.errors import SottovoceError
 
 X = np.arange(6 * 3 * 4 * 4, dtype=np.uint8).reshape(6, 3, 4, 4)
@@ -56,8 +57,24 @@ def test_floating_point_records_become_float32(tmp_path: Path, kind: type) -> No
     assert float(values[0, 0]) == 2
 
 
-def test_three_dimensions_are_gray_images(tmp_path: Path) -> None:
+def test_bytes_of_three_axes_are_gray_images_and_numbers_are_series(tmp_path: Path) -> None:
     assert load(saved(tmp_path, x=X[:, 0])).facts.shape == (1, 4, 4)
+    series = load(saved(tmp_path, x=X[:, 0, :3] / 10.0, mean=0.5, std=2.0))
+    assert series.facts.shape == (3, 4)
+    assert torch.allclose(
+        series.records(torch.arange(6)).x, torch.from_numpy(X[:, 0, :3] / 20.0 - 0.25).float()
+    )
+    with pytest.raises(DataError, match=r"mean must be one number, or be stated in a records.toml"):
+        load(saved(tmp_path, x=X[:, 0] / 10.0, mean=[1, 2, 3, 4]))
+
+
+def test_what_a_record_is_known_to_be_decides_how_a_file_is_read(tmp_path: Path) -> None:
+    gray, series = Facts((1, 4, 4), 3), Facts((4, 4), 3)
+    for x in (X[:, 0], X[:, 0] / 255.0):
+        path = saved(tmp_path, x=x)
+        assert read_client(path, facts=gray, needed=1).x.shape == (6, 1, 4, 4)
+        assert read_client(path, facts=series, needed=1).x.shape == (6, 4, 4)
+        assert next(read_stored_parts(path, (1, 4, 4))).shape == (6, 1, 4, 4)
 
 
 @pytest.mark.parametrize(

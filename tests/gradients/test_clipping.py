@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients.clipping import clip_scales, refuse_unclippable, sum_clipped
+from sottovoce.gradients.clipping import blank, clip_scales, refuse_unclippable, sum_clipped
 
 
 @given(st.integers(0, 10_000), st.floats(1e-3, 1e3), st.floats(1e-6, 1e6))
@@ -38,8 +38,32 @@ def test_a_record_that_is_not_finite_contributes_nothing(bad: float) -> None:
     assert clip_scales(torch.ones(3).double(), losses[0], 1.0).tolist()[1] == 0.0
 
 
+def test_a_sum_over_broken_records_alone_is_zero() -> None:
+    g = torch.full((1, 4, 3), torch.nan)
+    assert torch.equal(sum_clipped([g], torch.zeros(1, 3), 1.0), torch.zeros(1, 4).double())
+
+
+def test_what_has_no_scale_is_zero_before_it_meets_a_product() -> None:
+    values = torch.tensor([[torch.nan, 2.0, torch.inf], [3.0, 4.0, 5.0]])
+    scales = torch.tensor([[0.0, 0.5, 0.0], [1.0, 0.25, 1.0]])
+    assert blank(values, scales).tolist() == [[0.0, 2.0, 0.0], [3.0, 4.0, 5.0]]
+    assert blank(values[1:], scales[1:]).tolist() == [[3.0, 4.0, 5.0]]
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.Dropout(0.5)])
 def test_layers_that_mix_records_or_draw_at_random_are_refused(layer: nn.Module) -> None:
     with pytest.raises(SottovoceError, match="layer '0'"):
         refuse_unclippable(nn.Sequential(layer).train())
     refuse_unclippable(nn.Sequential(nn.Dropout(0.5), nn.GroupNorm(1, 3)).eval())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(0.0).train(),
+        nn.InstanceNorm2d(3).train(),
+        nn.InstanceNorm2d(3, track_running_stats=True).eval(),
+    ],
+)
+def test_layers_that_draw_nothing_and_keep_records_apart_may_stay(layer: nn.Module) -> None:
+    refuse_unclippable(nn.Sequential(layer))

@@ -76,3 +76,14 @@ def test_who_has_gone_disturbs_nobody() -> None:
         return answer
 
     assert asyncio.run(ask()) == 2
+
+
+def test_after_its_end_nothing_is_asked() -> None:
+    async def ask() -> None:
+        batches = Batches(lambda numbers: list(numbers))
+        assert await batches.ask(1) == 1
+        batches.close()
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await batches.ask(2)
+
+    asyncio.run(ask())

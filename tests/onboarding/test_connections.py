@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,13 +13,20 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.server import ServerState
 
+from sottovoce.errors import SottovoceError
 from sottovoce.onboarding import connections
+from sottovoce.onboarding.connections import Doorkeeper, Requests, configure
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
 from tests.federation.processes import free_port, write_certificates
@@ -169,3 +177,173 @@ def test_connections_that_end_make_room_for_others(run: Path, tmp_path: Path) ->
                 while piece := client.recv(4096):
                     answer += piece
                 assert json.loads(answer.split(b"\r\n\r\n")[1])["status"] == "ok"
+
+
+def test_a_doorkeeper_counts_by_address_and_in_all() -> None:
+    keeper = Doorkeeper(per_address=2, connections=3)
+    assert [keeper.admits(address) for address in "aaabb"] == [True, True, False, True, False]
+    keeper.leaves("a")
+    assert [keeper.admits(address) for address in "cc"] == [True, False]
+    for address in "abc":
+        keeper.leaves(address)
+    assert [keeper.admits(address) for address in "cccab"] == [True, True, False, True, False]
+
+
+def test_a_handshake_that_is_never_finished_ends(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
+    write_certificates(tmp_path / "tls")
+    secure = {"certificate": tmp_path / "tls" / "server.crt", "key": tmp_path / "tls" / "server.key"}
+    with (
+        live(create_service(run, open_to_all=True), **secure) as url,
+        dial(int(url.rsplit(":", 1)[1]), CLIENT) as silent,
+    ):
+        silent.settimeout(3)
+        with contextlib.suppress(ConnectionError):
+            assert silent.recv(1) == b""
+
+
+async def _app(
+    scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"o", "more_body": True})
+    await asyncio.sleep(0.01)
+    await send({"type": "http.response.body", "body": b"k"})
+
+
+class Fake:
+    """A connection without any network, in a loop that runs."""
+
+    def __init__(self) -> None:
+        self.loop, self.transport, self.state = asyncio.get_running_loop(), Mock(), ServerState()
+        self.transport.is_closing.return_value = False
+        self.transport.get_extra_info.return_value = None
+        config = uvicorn.Config(_app, log_level="warning", ws="none")  # type: ignore[arg-type]
+        self.protocol = Requests(config, self.state, {}, self.loop)
+        self.protocol.connection_made(self.transport)
+
+    def left(self) -> float | None:
+        timer = self.protocol._deadline
+        return None if timer is None else round(timer.when() - self.loop.time(), 1)
+
+    async def answered(self) -> None:
+        for _ in range(500):
+            await asyncio.sleep(0.002)
+            if self.protocol.cycle.response_complete:
+                return
+        raise AssertionError("no answer")
+
+
+def test_a_request_has_twelve_seconds_an_answer_sixty_and_silence_between_them_none() -> None:
+    async def converse() -> None:
+        fake = Fake()
+        protocol = fake.protocol
+        assert fake.left() == 12.0
+        for _ in range(2):
+            protocol.data_received(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n")
+            protocol.data_received(b"ab")
+            assert fake.left() == 12.0
+            protocol.data_received(b"cd")
+            assert fake.left() == 60.0
+            await fake.answered()
+            assert fake.left() is None
+        protocol.data_received(b"GET ")
+        waiting = protocol._deadline
+        assert waiting is not None
+        assert fake.left() == 12.0
+        protocol.connection_lost(None)
+        assert waiting.cancelled()
+        assert fake.left() is None
+        assert fake.state.connections == set()
+
+    asyncio.run(converse())
+
+
+def test_a_head_has_a_size_in_every_request_of_a_connection_and_a_body_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MOST_HEAD", 100)
+
+    async def converse() -> None:
+        fake = Fake()
+        head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 300\r\nX-Long: "
+        head += b"x" * (100 - len(head))
+        for _ in range(2):
+            fake.protocol.data_received(head)
+            fake.protocol.data_received(b"\r\n\r\n" + bytes(150))
+            fake.protocol.data_received(bytes(150))
+            await fake.answered()
+        assert not fake.transport.abort.called
+        fake.protocol.data_received(head + b"x")
+        assert fake.transport.abort.called
+        fake.protocol.connection_lost(None)
+
+    asyncio.run(converse())
+
+
+def test_who_is_late_is_told_so_unless_an_answer_is_under_way() -> None:
+    protocol = Requests.__new__(Requests)
+    for cycle, told in (
+        (None, True),
+        (Mock(response_complete=True), True),
+        (Mock(response_complete=False), False),
+    ):
+        protocol.cycle, protocol.transport = cycle, Mock()  # type: ignore[assignment]
+        protocol._expired()
+        assert protocol.transport.write.called == told  # type: ignore[attr-defined]
+        assert protocol.transport.close.called == told  # type: ignore[attr-defined]
+        assert protocol.transport.abort.called != told  # type: ignore[attr-defined]
+
+
+def test_the_limits_are_those_of_the_documentation_and_no_address_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (connections.HANDSHAKE_SECONDS, connections.REQUEST_SECONDS, connections.ANSWER_SECONDS) == (
+        5,
+        12,
+        60,
+    )
+    assert (connections.IDLE_SECONDS, connections.MOST_HEAD) == (30, 32_768)
+    keepers, files = Mock(), list[int]()
+    monkeypatch.setattr(connections, "Doorkeeper", keepers)
+    monkeypatch.setattr(connections, "_allow_files", files.append)
+    plain = configure(FastAPI(), host="127.0.0.1", port=1)
+    keepers.assert_called_with(128, 2048)
+    proxied = configure(FastAPI(), host="127.0.0.1", port=1, behind_proxy=True)
+    keepers.assert_called_with(2048, 2048)
+    assert files == [2048 + 256] * 2
+    assert (plain.proxy_headers, proxied.proxy_headers) == (False, True)
+    assert not plain.access_log
+    assert plain.timeout_keep_alive == 30
+
+
+def test_a_certificate_that_is_none_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    write_certificates(tmp_path / "tls")
+    right, wrong = tmp_path / "tls" / "server.crt", tmp_path / "tls" / "ca.crt"
+    with pytest.raises(SottovoceError, match="not a certificate and its key"):
+        configure(FastAPI(), host="127.0.0.1", port=1, certificate=right, key=wrong)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "then"),
+    [
+        (1024, 4096, 2304),
+        (1024, 2000, 2000),
+        (1024, resource.RLIM_INFINITY, 2304),
+        (2304, 4096, None),
+        (4096, 4096, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_as_many_files_may_be_open_as_connections_need_if_the_system_allows(
+    soft: int, hard: int, then: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: set_to.append((what, limits)))
+    connections._allow_files(2304)
+    assert set_to == ([] if then is None else [(resource.RLIMIT_NOFILE, (then, hard))])

@@ -88,3 +88,11 @@ def test_contexts_restored_for_all_to_read_are_their_owners_again(tmp_path: Path
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     contexts.close()
     assert modes == {0o600}
+
+
+@pytest.mark.parametrize("row", ["('alice', NULL, X'00')", "('alice', X'00', NULL)"])
+def test_no_context_is_kept_without_its_digest_or_its_numbers(tmp_path: Path, row: str) -> None:
+    contexts = Contexts(tmp_path / "contexts.sqlite")
+    with pytest.raises(SottovoceError, match="NOT NULL"):
+        contexts.query(f"INSERT INTO context VALUES {row}")
+    contexts.close()

@@ -62,3 +62,30 @@ def test_a_place_is_free_again_however_its_holder_leaves(tmp_path: Path) -> None
         break_off()
     assert gate.waiting == 0
     gate.look()
+
+
+def test_who_finds_no_place_takes_none(tmp_path: Path) -> None:
+    gate = _gate(tmp_path, open_to_all=True, waiting=2)
+    with gate, gate:
+        with pytest.raises(HTTPException) as refused, gate:
+            raise AssertionError("was let in")
+        assert _status(refused) == 503
+        assert gate.waiting == 2
+    assert gate.waiting == 0
+
+
+def test_without_an_address_strangers_share_one_and_an_open_service_counts_nobody(tmp_path: Path) -> None:
+    gate = _gate(tmp_path, strangers_per_second=1e-6, strangers_burst=1)
+    assert gate.glance(None, "") == ""
+    with pytest.raises(HTTPException) as refused:
+        gate.glance(None, "")
+    assert _status(refused) == 429
+    free = _gate(tmp_path, open_to_all=True, strangers_per_second=1e-6, strangers_burst=1)
+    for _ in range(3):
+        assert free.glance(HERE, "") == free.check(HERE, "") == ""
+
+
+def test_the_limits_are_those_of_the_documentation() -> None:
+    limits = Limits()
+    assert (limits.waiting, limits.per_second, limits.burst) == (64, 5.0, 10)
+    assert (limits.strangers_per_second, limits.strangers_burst) == (20.0, 100)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import email.message
+import http.client
 import http.server
+import io
+import ssl
 import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +19,7 @@ import pytest
 
 from sottovoce.federation.padding import pad
 from sottovoce.onboarding import remote
-from sottovoce.onboarding.remote import Connection, OnboardingError, onboard
+from sottovoce.onboarding.remote import Connection, OnboardingError, Service, onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.specification import BUCKET
 from sottovoce.onboarding.tokens import new_token
@@ -182,3 +188,152 @@ def test_contexts_travel_in_messages_of_one_length(
         onboard(url, records, tmp_path / "model")
     assert (len(bodies[0]) - 32) % BUCKET == 0
     assert len({len(pad(bytes(length), BUCKET)) for length in range(0, BUCKET - 4)}) == 1
+
+
+class Opener:
+    """Answers with what it is given, one by one, and remembers what it was asked and with which patience."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers, self.requests, self.timeouts = (
+            list(answers),
+            list[urllib.request.Request](),
+            set[float](),
+        )
+
+    def open(self, request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        self.requests.append(request)
+        self.timeouts.add(timeout)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return io.BytesIO(answer)
+
+
+def refusal(code: int, body: bytes = b'{"error": "why"}') -> urllib.error.HTTPError:
+    return urllib.error.HTTPError("http://h", code, "Reason", email.message.Message(), io.BytesIO(body))
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+    monkeypatch.setattr(remote.time, "sleep", seconds.append)
+    return seconds
+
+
+def connected(opener: Opener, monkeypatch: pytest.MonkeyPatch, tries: int = 3) -> Connection:
+    monkeypatch.setattr(remote, "TRIES", tries)
+    connection = Connection("http://127.0.0.1:9/", "secret")
+    connection._opener = opener  # type: ignore[assignment]
+    return connection
+
+
+def test_a_busy_or_silent_service_is_asked_again_after_longer_and_longer_pauses(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [refusal(503), refusal(429), urllib.error.URLError(OSError("gone"))]
+    failures += [ConnectionResetError("reset"), http.client.IncompleteRead(b""), TimeoutError()]
+    opener = Opener(*failures, b"answer")
+    assert connected(opener, monkeypatch, tries=7).get("/v1/x") == b"answer"
+    assert slept == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert opener.timeouts == {30.0}
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (refusal(503), r"refused \(503\): why"),
+        (refusal(429, b"not JSON"), r"refused \(429\): Reason"),
+        (urllib.error.URLError(OSError("gone")), "cannot reach http://127.0.0.1:9: gone"),
+        (ConnectionResetError("reset"), "connection to http://127.0.0.1:9 broke"),
+        (http.client.BadStatusLine("?"), "connection to http://127.0.0.1:9 broke"),
+    ],
+)
+def test_after_the_last_try_the_reason_is_told(
+    failure: Exception, said: str, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener = Opener(failure, failure, failure, b"too late")
+    with pytest.raises(OnboardingError, match=said):
+        connected(opener, monkeypatch).get("/v1/x")
+    assert len(opener.requests) == 3
+    assert len(slept) == 2
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 409, 413, 422, 428, 430, 500, 502, 504])
+def test_a_refusal_that_will_not_change_is_told_at_once(
+    code: int, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OnboardingError, match=rf"refused \({code}\): why"):
+        connected(Opener(refusal(code), b"x"), monkeypatch).get("/v1/x")
+    assert slept == []
+
+
+def test_a_certificate_that_is_not_trusted_is_told_at_once(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ssl.SSLCertVerificationError("bad")
+    error.verify_message = "self-signed"
+    with pytest.raises(OnboardingError, match="not trusted: self-signed"):
+        connected(Opener(urllib.error.URLError(error), b"x"), monkeypatch).get("/v1/x")
+    assert slept == []
+
+
+def test_an_answer_may_be_as_long_as_is_said_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connected(Opener(bytes(10), bytes(11)), monkeypatch)
+    assert connection.most == 2**20
+    connection.most = 10
+    assert connection.get("/v1/x") == bytes(10)
+    with pytest.raises(OnboardingError, match="more than 10 bytes"):
+        connection.get("/v1/x")
+
+
+def test_what_is_asked_and_sent_goes_to_the_service_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = Opener(b"", b"", b"")
+    connection = connected(opener, monkeypatch)
+    connection.get("/v1/x")
+    connection.post("/v1/y", b"body", {"Sottovoce-Version": "2"})
+    got, posted = opener.requests
+    assert (got.full_url, got.data, got.headers) == (
+        "http://127.0.0.1:9/v1/x",
+        None,
+        {"Authorization": "Bearer secret"},
+    )
+    assert (posted.full_url, posted.data) == ("http://127.0.0.1:9/v1/y", b"body")
+    assert posted.headers["Content-type"] == "application/octet-stream"
+    assert posted.headers["Sottovoce-version"] == "2"
+    stranger = Connection("http://127.0.0.1:9")
+    stranger._opener = opener  # type: ignore[assignment]
+    stranger.get("/v1/x")
+    assert opener.requests[-1].headers == {}
+
+
+@pytest.mark.parametrize("token", ["naïve", "two\nlines", "tab\t"])
+def test_a_token_of_other_characters_is_refused(token: str) -> None:
+    with pytest.raises(OnboardingError, match="not a token"):
+        Connection("http://127.0.0.1:9", token)
+
+
+def test_an_answer_has_room_for_all_coefficients_of_the_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(create_service(run, open_to_all=True)) as url:
+        connection = Connection(url)
+        monkeypatch.setattr(remote, "MOST_TEXT", 10)
+        service = Service(connection)
+    assert connection.most == 4 * service.blueprint.coefficients == 1024
+    monkeypatch.setattr(remote, "MOST_TEXT", 10**6)
+    assert service.context_model() is None
+
+
+def test_coefficients_behind_contexts_are_asked_for_where_contexts_need_them(run: Path) -> None:
+    with live(create_service(run, open_to_all=True)) as url:
+        service = Service(Connection(url))
+    sent = struct.pack("<256f", *range(256))
+    opener = Opener(sent)
+    service._connection._opener = opener  # type: ignore[assignment]
+    service.blueprint = type(
+        "Uses", (), {"plan": type("Plan", (), {"future_uses_model": True}), "coefficients": 256}
+    )  # type: ignore[assignment]
+    model = service.context_model()
+    assert model is not None
+    assert model.tolist() == list(range(256))
+    assert opener.requests[0].full_url.endswith("/v1/context-model")

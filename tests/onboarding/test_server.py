@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -139,7 +141,9 @@ def test_nothing_is_answered_before_its_context_is_durable(
 
 
 def test_noise_of_future_clients_is_never_seeded_even_if_the_run_was(run: Path) -> None:
-    assert FinishedRun.load(run).blueprint.plan.seeded is False
+    plan = FinishedRun.load(run).blueprint.plan
+    assert plan.seeded is False
+    assert plan.repeat == 0
 
 
 def test_a_service_keeps_its_key_and_an_unserved_run_has_one_of_its_own(run: Path) -> None:
@@ -151,3 +155,63 @@ def test_a_service_keeps_its_key_and_an_unserved_run_has_one_of_its_own(run: Pat
     second.close()
     assert first.specification == second.specification
     assert first.specification.key == FinishedRun.load(run).key != unserved
+
+
+def test_a_context_longer_than_its_noise_allows_is_refused(run: Path) -> None:
+    finished, private = FinishedRun.load(run), new_key()
+    release = finished.blueprint.releases["context"]
+    secret = agreed_secret(private, finished.key, run=finished.run, name=NAME)
+    u = np.full(release.size, 2 * release.largest_norm)
+    message = release.encode(u, secret=secret, stream=release.stream(finished.run, NAME, 0))
+    with pytest.raises(ChannelError, match="longer than its noise allows"):
+        finished.decode(public_key(private) + message)
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_future_clients_predict_with_the_shared_model_of_the_end_or_that_of_the_contexts_round(
+    predicted: bool,
+) -> None:
+    server = Mock()
+    traits = SimpleNamespace(context_traits=SimpleNamespace(predicted_for_future=predicted))
+    finished = FinishedRun("run", SimpleNamespace(plan=traits), server, bytes(32))  # type: ignore[arg-type]
+    expected = server.shared_coefficients() if predicted else server.open_contexts()
+    assert finished.context_model() is expected
+
+
+def _stub(**releases: object) -> Onboarding:
+    """Onboarding of a run with these releases, as far as it says anything about them."""
+    stub = Onboarding.__new__(Onboarding)
+    plan = SimpleNamespace(releases_context=bool(releases))
+    stub.blueprint = SimpleNamespace(plan=plan, releases=releases)  # type: ignore[assignment]
+    stub._run = Mock()
+    return stub
+
+
+def test_a_body_is_a_key_and_a_padded_context_and_without_contexts_a_key() -> None:
+    assert _stub(context=SimpleNamespace(largest_message=1000)).largest_body == 32 + 1000 + 256
+    assert _stub().largest_body == 32
+
+
+def test_without_contexts_everybody_gets_the_shared_model_and_nothing_is_kept() -> None:
+    onboarding = _stub()
+    onboarding._run.server.personalize.return_value = torch.ones(3)  # type: ignore[attr-defined]
+    answers = onboarding.answer([Request("a", b""), Request("b", b"")])
+    assert answers == [Answer(np.ones(3, "<f4").tobytes(), again=True)] * 2
+    onboarding._run.server.personalize.assert_called_once_with(None)  # type: ignore[attr-defined]
+    assert Request("a", b"").model is False
+
+
+def test_the_model_behind_contexts_travels_as_float32_where_there_is_one() -> None:
+    onboarding = _stub()
+    onboarding._run.context_model.return_value = None  # type: ignore[attr-defined]
+    assert onboarding.context_model() is None
+    onboarding._run.context_model.return_value = torch.tensor([1.0, -2.0])  # type: ignore[attr-defined]
+    assert onboarding.context_model() == np.array([1.0, -2.0], "<f4").tobytes()
+
+
+def test_a_service_that_has_ended_answers_nothing(run: Path) -> None:
+    onboarding = Onboarding(run)
+    request = _request(onboarding, 0)
+    onboarding.close()
+    with pytest.raises(Exception, match="closed"):
+        onboarding.answer([request])

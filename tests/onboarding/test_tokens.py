@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -102,7 +103,7 @@ def test_a_token_cannot_be_guessed_and_its_file_is_its_owners(tmp_path: Path) ->
     os.umask(0)
     token = new_token(tmp_path, "alice")
     os.umask(0o022)
-    assert len(token) >= 43  # 32 random bytes
+    assert len(token) == 43  # 32 random bytes
     assert token != new_token(tmp_path, "bob")
     assert stat.S_IMODE((tmp_path / "tokens.txt").stat().st_mode) == 0o600
     known = Tokens(tmp_path)
@@ -141,3 +142,38 @@ def test_the_memory_of_rates_is_bounded_and_forgets_the_longest_silent(
         rate.admits(name)
     assert not rate.admits("one")
     assert rate.admits("two")  # forgotten
+
+
+def test_tokens_are_good_again_once_the_very_file_is_back(tmp_path: Path) -> None:
+    alice, known = new_token(tmp_path, "alice"), Tokens(tmp_path)
+    assert known.name(alice) == "alice"
+    (tmp_path / "tokens.txt").rename(tmp_path / "aside")
+    (tmp_path / "tokens.txt").write_text("what is this line")
+    for _ in range(2):
+        with pytest.raises(SottovoceError, match="damaged"):
+            known.name(alice)
+    (tmp_path / "aside").rename(tmp_path / "tokens.txt")
+    assert known.name(alice) == "alice"
+
+
+def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, held = tokens.read_tokens, list[bool]()
+
+    def read(run: Path) -> dict[str, str]:
+        with (run / tokens.LOCK_FILE).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.append(False)
+            except BlockingIOError:
+                held.append(True)
+        return honest(run)
+
+    monkeypatch.setattr(tokens, "read_tokens", read)
+    new_token(tmp_path, "alice")
+    revoke_token(tmp_path, "alice")
+    assert held == [True, True]
+    assert honest(tmp_path) == {}
+
+
+def test_ten_thousand_clients_or_addresses_are_remembered() -> None:
+    assert tokens.MOST_REMEMBERED == 10_000

@@ -40,6 +40,7 @@ def test_gains_are_against_the_better_of_alone_and_shared() -> None:
 
 
 def test_the_table_has_every_client_the_largest_first_and_the_mean() -> None:
+    assert "units (patient)" in clients_table({**found(), "unit": "patient"}).markdown()
     text = clients_table(found()).markdown()
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert [line.split("|")[1].strip() for line in lines] == [

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from sottovoce import data
+from sottovoce.modelfile import PersonalModel
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan, PlanError
+from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.simulation.export import write_models
 from sottovoce.simulation.training import train
 
 AGREED = """
@@ -181,3 +184,52 @@ def test_a_client_of_a_table_is_personalized_from_its_file_alone(tmp_path: Path)
     bare = tmp_path / "bare.csv"
     bare.write_text("a,b\n0.5,0.5\n-1,0.2\n")
     assert personalize(tmp_path / "run", bare, tmp_path / "bare.safetensors")["accuracy"] is None
+
+
+PICTURES = """
+task = "classes"
+{unit}
+[target]
+column = "kind"
+values = ["dark", "bright"]
+
+[array]
+shape = {shape}
+mean = 0.5
+std = 0.25
+"""
+
+
+def pictures(at: Path, shape: tuple[int, ...], *, unit: bool) -> Path:
+    """A folder of sites with a few dozen pictures each, bytes or numbers, one class brighter on the left."""
+    at.mkdir()
+    agreed = PICTURES.format(shape=list(shape), unit='unit = "patient"' if unit else "")
+    (at / "records.toml").write_text(agreed, encoding="utf-8")
+    rng = np.random.default_rng(7)
+    for place, name in enumerate(("north", "south", "west")):
+        size = 24 + 6 * place
+        bright = np.arange(size) % 4 > 1
+        x = rng.integers(0, 80, (size, *shape))
+        x[bright, :, :, : shape[2] // 2] += 150
+        arrays = {"x": x.astype(np.uint8) if place else x.astype(np.float32) / 255}
+        arrays |= {"kind": np.where(bright, "bright", "dark"), "patient": np.arange(size) // 2}
+        np.savez(at / f"{name}.npz", **arrays)
+    return at
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_folders_of_pictures_are_described_by_public_features(
+    tmp_path: Path, shape: tuple[int, ...], unit: bool
+) -> None:
+    folder = pictures(tmp_path / "sites", shape, unit=unit)
+    plan = planned(folder, features="auto", future_clients="west", epsilon=300)
+    result = train(plan, tmp_path / "run")
+    assert result["features"] == "scattering+patterns"
+    assert [site["size"] for site in result["clients"]] == ([12, 15, 18] if unit else [24, 30, 36])
+    assert result["accuracy"]["seen"] > 90
+    write_models(tmp_path / "run", tmp_path / "models", clients=["north"])
+    model = PersonalModel.read(tmp_path / "models" / "north.safetensors")
+    assert predict(model, folder / "north.npz", tmp_path / "p.csv").records == 24
+    answer = personalize(tmp_path / "run", folder / "west.npz", tmp_path / "west.safetensors")
+    assert answer["accuracy"] == pytest.approx(result["accuracy"]["future_per_client"]["west"])

@@ -41,7 +41,7 @@ def read_client(
             what = "records" if agreed.unit is None else f"units ({agreed.unit})"
             raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")
         return records
-    own = read_npz(path, labels=labels)
+    own = read_npz(path, labels=labels, shape=facts.shape)
     if own.facts.shape != facts.shape:
         raise DataError(f"{path} holds records of shape {own.facts.shape}, the run is about {facts.shape}")
     if int(own.y.max()) >= facts.classes:

@@ -256,6 +256,9 @@ class _Reader:
         if x.dtype.kind not in ("iu" if tokens else "iuf"):
             self._problem(f"array 'x' is {x.dtype}: save {'whole numbers' if tokens else 'numbers'}")
             return None
+        if x.dtype.kind in "iu" and x.dtype != np.uint8 and len(agreed.shape) == 3 and not tokens:
+            self._problem(f"array 'x' is {x.dtype}: save pictures as uint8, or as numbers from 0 to 1")
+            return None
         return encode_array(x, agreed)
 
     def _target(self, columns: Columns) -> tuple[Values, npt.NDArray[np.bool_]]:

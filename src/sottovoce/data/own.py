@@ -1,8 +1,9 @@
 """Your own records: an `.npz` file, or any torch dataset.
 
 A file holds `x` (N, ...) and `y` (N,), optionally a `client` column for records that already have owners,
-and the public constants `classes`, `mean` and `std`. Anything unusable is refused with one line that says
-what to change; records that are merely not finite pass, since they later contribute zero.
+and the public constants `classes`, `mean` and `std`. With three axes, bytes are gray pictures (N, height,
+width) and numbers series (N, T, F) of T steps with F values each. Anything unusable is refused with one line
+that says what to change; records that are merely not finite pass, since they later contribute zero.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ class DataError(SottovoceError):
     """Records that cannot be used as they are."""
 
 
-def read_npz(path: Path, name: str | None = None, *, labels: bool = True) -> Dataset:
+def read_npz(
+    path: Path, name: str | None = None, *, labels: bool = True, shape: tuple[int, ...] | None = None
+) -> Dataset:
     """The dataset in an `.npz` file (see docs/data.md); Python objects in it are never unpickled.
 
-    With `labels=False` a file without `y` is taken too, all its records in class 0.
+    With `labels=False` a file without `y` is taken too, all its records in class 0. `shape` is what a record
+    is known to be, for files that could be read in two ways.
     """
     arrays = read_arrays(path, _FIELDS)
     if not labels and "x" in arrays:
@@ -51,7 +55,7 @@ def read_npz(path: Path, name: str | None = None, *, labels: bool = True) -> Dat
     for field in ("x", "y"):
         if field not in arrays:
             raise DataError(f"{path} has no array '{field}': {_HINT}")
-    return from_arrays(name or str(path), **arrays)
+    return from_arrays(name or str(path), **arrays, shape=shape)
 
 
 def from_torch(
@@ -90,9 +94,10 @@ def from_arrays(
     classes: Any = None,
     mean: Any = (0.0,),
     std: Any = (1.0,),
+    shape: tuple[int, ...] | None = None,
 ) -> Dataset:
-    """A checked dataset; (N, height, width) becomes one gray channel, `classes` defaults to max(y) + 1."""
-    x = _checked_x(name, x)
+    """A checked dataset; bytes (N, height, width) get one gray channel, `classes` defaults to max(y) + 1."""
+    x = _checked_x(name, x, shape)
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"{name}: x has {len(x)} records but y has shape {y.shape}: give one label a record")
     labels = _labels(name, y)
@@ -100,7 +105,8 @@ def from_arrays(
     if labels.min() < 0 or labels.max() >= known:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
         raise DataError(f"{name} has label {wrong}: number the {known} classes 0 to {known - 1}")
-    means, stds = _constants(name, "mean", mean, x.shape[1]), _constants(name, "std", std, x.shape[1])
+    channels = 1 if x.ndim == 3 else x.shape[1]
+    means, stds = _constants(name, "mean", mean, channels), _constants(name, "std", std, channels)
     if min(stds) <= 0:
         raise DataError(f"{name}: std is {min(stds)}: give positive numbers")
     facts = Facts(x.shape[1:], known, means, stds)
@@ -149,7 +155,7 @@ def read_array_parts(path: Path, field: str) -> Iterator[Array]:
 def read_stored_parts(path: Path, shape: tuple[int, ...]) -> Iterator[Array]:
     """`x` of an `.npz` whose records must have that shape, in parts of bounded size; labels are not read."""
     for part in read_array_parts(path, "x"):
-        x = _checked_x(str(path), part)
+        x = _checked_x(str(path), part, shape)
         if x.shape[1:] != shape:
             raise DataError(f"{path} holds records of shape {x.shape[1:]}, the model is about {shape}")
         yield x
@@ -173,10 +179,11 @@ def explained(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is not an .npz file or is damaged: {_HINT}") from None
 
 
-def _checked_x(name: str, x: Array) -> Array:
+def _checked_x(name: str, x: Array, shape: tuple[int, ...] | None) -> Array:
+    """Records as they are kept; `shape` of one, where it is known, tells gray pictures from series."""
     if x.ndim < 2 or x.size == 0:
         raise DataError(f"{name}: x has shape {x.shape}: give (N, channels, height, width) or (N, features)")
-    if x.ndim == 3:
+    if x.ndim == 3 and (x.dtype == np.uint8 if shape is None else shape == (1, *x.shape[1:])):
         x = x[:, None]
     if x.ndim == 4 and x.shape[3] in (1, 3) and min(x.shape[1:3]) > 3:
         raise DataError(
@@ -222,7 +229,8 @@ def _whole(name: str, classes: Any) -> int:
 def _constants(name: str, field: str, values: Any, channels: int) -> tuple[float, ...]:
     constants = np.atleast_1d(np.asarray(values))
     if constants.dtype.kind not in "iuf" or constants.shape not in ((1,), (channels,)):
-        raise DataError(f"{name}: {field} must be one number, or one for each of the {channels} channels")
+        more = f"one for each of the {channels} channels" if channels > 1 else "be stated in a records.toml"
+        raise DataError(f"{name}: {field} must be one number, or {more}")
     if not np.isfinite(constants).all():
         raise DataError(f"{name}: {field} is not finite: give public constants")
     return tuple(float(value) for value in constants)

@@ -81,8 +81,7 @@ class Tokens:
     def name(self, token: str) -> str | None:
         """The client behind a token; None for one that is not, or no longer, good."""
         seen = self._stamp()
-        if seen != self._seen:
-            self._names = {}  # nobody, while the file cannot be read
+        if seen != self._seen:  # while the file cannot be read nobody has a name: it raises
             self._names, self._seen = read_tokens(self._run), seen
         return self._names.get(token_hash(token))
 

@@ -15,7 +15,7 @@ from sottovoce.report.axis import linear
 from sottovoce.report.chart import Chart, svg
 from sottovoce.report.figures import Group, bars, strip
 from sottovoce.report.markup import tag
-from sottovoce.report.numbers import UNKNOWN, count, equals, number, percent
+from sottovoce.report.numbers import UNKNOWN, count, counted, equals, number, percent
 from sottovoce.report.run_figures import percent_tick
 from sottovoce.report.table import Table, TableEntry
 
@@ -71,7 +71,7 @@ def clients_table(found: Mapping[str, Any]) -> Table:
         whole = means["blend"] - max(means["alone"], means["shared"])
         middle = [percent(means[name]) for name in TONES]
         rows.append(["mean of participants", "", *middle, _difference(whole)])
-    head = ["client", "records", *TONES, "blend gains"]
+    head = ["client", counted(found.get("unit", "record")), *TONES, "blend gains"]
     return Table(head, rows, f"Who gains, who loses, at {_promise(found)}")
 
 
