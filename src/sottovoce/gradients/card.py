@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from sottovoce.gradients.patches import Window
+from sottovoce.gradients.patches import Window
 
 
 def on_card(values: Tensor) -> bool:
@@ -58,29 +57,20 @@ def weighted_sum(values: Tensor, scales: Tensor) -> Tensor:
     return total
 
 
-def patches(window: Window, images: Tensor) -> Tensor | None:
-    """`Window.patches` by a kernel, (n, taps·channels, positions); None where there is none.
-
-    Not for images that a gradient is asked of.
-    """
+def patches(window: Window, images: Tensor) -> Tensor:
+    """`Window.patches`, (n, taps·channels, positions); not for images that a gradient is asked of."""
     found = kernels(images.device.type)
-    if found is None or (torch.is_grad_enabled() and images.requires_grad):
-        return None
-    taken: Tensor = found.patches(window, images)
+    taken: Tensor = window.patches(images)[0] if found is None else found.patches(window, images)
     return taken
 
 
 def convolved(window: Window, images: Tensor, weights: Tensor) -> Tensor:
     """A convolution of each image with weights of its own (n, filters, taps·channels), by patches."""
     if kernels(images.device.type) is None:
-        return _convolved(window, images, weights)
+        taken, size = window.patches(images)
+        return torch.bmm(weights, taken).reshape(len(images), -1, *size)
     out: Tensor = _Convolved.apply(images, weights, window)  # type: ignore[no-untyped-call]
     return out
-
-
-def _convolved(window: Window, images: Tensor, weights: Tensor) -> Tensor:
-    taken, size = window.patches(images)
-    return torch.bmm(weights, taken).reshape(len(images), -1, *size)
 
 
 class _Convolved(torch.autograd.Function):
@@ -90,7 +80,8 @@ class _Convolved(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, weights: Tensor, window: Window) -> Tensor:
         ctx.window, ctx.size = window, images.shape
         ctx.save_for_backward(weights)
-        return _convolved(window, images, weights)
+        size = window.places(*images.shape[2:])
+        return torch.bmm(weights, patches(window, images)).reshape(len(images), -1, *size)
 
     @staticmethod
     def backward(ctx: Any, deltas: Tensor) -> tuple[Tensor | None, None, None]:

@@ -88,7 +88,7 @@ class Convolution:
         """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
         n, by_position = len(images), deltas.flatten(2).transpose(1, 2)
         if card.on_card(images):
-            return torch.bmm(self.window.patches(images)[0], by_position)
+            return torch.bmm(card.patches(self.window, images), by_position)
         window = self.window.size
         out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
         for start in range(0, n, _IN_CACHE):

@@ -149,7 +149,7 @@ def _floats_per_record(
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
             return None
         if isinstance(layer, Convolution):
-            patches = max(patches, layer.window.patches(h)[0].numel() if card.on_card(h) else 0)
+            patches = max(patches, card.patches(layer.window, h).numel() if card.on_card(h) else 0)
             written += 6 * parameters[layer.weight].numel()
         elif isinstance(layer, Linear) and card.on_card(h):
             written += 6 * h.numel()  # in float64

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sottovoce.gradients import card
-
 _MANY_CHANNELS = 8
 
 
@@ -46,8 +44,6 @@ class Window:
         """(n, channels, height, width) to (n, taps·channels, positions), with the positions' height and
         width.
         """
-        if (found := card.patches(self, images)) is not None:
-            return found, self.places(*images.shape[2:])
         (vertical, horizontal), (down, across) = self.padding, self.stride
         if vertical or horizontal:
             images = F.pad(images, (horizontal, horizontal, vertical, vertical))
