@@ -34,7 +34,7 @@ import pytest
 
 SOURCE = "src/sottovoce"
 OPTIONS = ["-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"]
-OPTIONS += ["-m", "not slow and not network"]
+OPTIONS += ["-m", "not slow and not network", "--timeout", "0"]  # a busy machine kills no mutant
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["torch", "torch.func", "numpy", "scipy.stats", "numba", "cryptography", "fastapi", "pytest", "coverage"]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement, AgreementError
+from sottovoce.federation.agreement import MOST_RECORDS, Agreement, AgreementError
 from sottovoce.federation.client_files import agree
 from sottovoce.federation.flower.template import write_app
+from sottovoce.foreign import MOST_TEXT
 from sottovoce.plan import Plan
 from tests.small import federated_plan
 
@@ -105,3 +106,93 @@ def test_an_app_for_real_clients_is_not_written_for_a_seeded_plan(tmp_path: Path
     with pytest.raises(SottovoceError, match="for real ones"):
         write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run")
     write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", simulated_clients=tmp_path)
+
+
+def real(**changes: object) -> Agreement:
+    """An agreement between real clients, whose noise is not seeded."""
+    agreed = agree(federated_plan(seeded=False))
+    return replace(agreed, plan=agreed.plan.replace(**changes), model=None)
+
+
+def test_what_this_machine_says_of_an_agreement_is_no_part_of_it() -> None:
+    agreement = real()
+    assert replace(agreement, simulation=True) == agreement == replace(agreement, model="lenet")
+    assert not agreement.simulation
+    with pytest.raises(AgreementError, match="simulations only"):
+        Agreement.parse(agree(federated_plan()).to_toml())
+
+
+def test_pictures_that_are_turned_are_for_simulations() -> None:
+    with pytest.raises(AgreementError, match="shift=turns is for simulations"):
+        real(shift="turns")
+
+
+def test_an_agreement_may_be_as_long_as_is_said_and_no_longer(tmp_path: Path) -> None:
+    agreement, file = real(), tmp_path / "agreement.toml"
+    text = agreement.to_toml()
+    room = MOST_TEXT - len(text) - 1
+    file.write_text("#" * room + "\n" + text)  # what counts comes last
+    assert Agreement.load(file) == agreement
+    file.write_text("#" * (room + 1) + "\n" + text)
+    with pytest.raises(AgreementError, match="at most"):
+        Agreement.load(file)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "contexts", "context", "open_"),
+    [
+        (80, 40, "labels", False),
+        (0, 40, "labels", True),
+        (80, 0, "labels", True),
+        (80, 0, "public", False),
+        (0, 0, "public", True),
+    ],
+)
+def test_an_agreement_is_open_while_a_number_of_records_is_left_to_the_clients(
+    gradients: int, contexts: int, context: str, open_: bool
+) -> None:
+    agreement = real(gradient_records=gradients, context_records=contexts, context=context)
+    assert agreement.open == open_
+    if not open_:
+        assert agreement.alone(99) is agreement
+        return
+    with pytest.raises(AgreementError, match="not declared"):
+        agreement.blueprint()
+    frozen = agreement.frozen([90, 80, 100])
+    assert not frozen.open
+    assert frozen.sizes == (90, 80, 100)
+    assert (frozen.plan.gradient_records, frozen.plan.context_records) == (gradients, contexts)
+    assert "sizes = [90, 80, 100]" in frozen.to_toml()
+    assert Agreement.parse(frozen.to_toml()) == frozen
+    assert frozen.digest() != agreement.digest()
+    alike = agreement.alone(95)
+    assert alike.sizes == (95, 95, 95)
+    assert alike.plan.gradient_records == (gradients or 95)
+    assert alike.plan.context_records == (contexts or 95)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [],
+        [90, 90],
+        [90] * 4,
+        [90, 90, 0],
+        [90, 90, -1],
+        [90, 90, True],
+        [90, 90, 90.0],
+        [90, 90, MOST_RECORDS + 1],
+    ],
+)
+def test_an_agreement_is_frozen_with_whole_numbers_of_all_participants(sizes: list[int]) -> None:
+    with pytest.raises(AgreementError, match="frozen with the training records of its 3"):
+        real(gradient_records=0).frozen(sizes)
+
+
+def test_the_smallest_participant_has_as_many_records_as_the_plan_averages_over() -> None:
+    agreement = real(gradient_records=0, context_records=40)
+    assert agreement.frozen([40, 50, MOST_RECORDS]).sizes == (40, 50, 2_147_483_648)
+    with pytest.raises(AgreementError, match="smallest participant has 39"):
+        agreement.frozen([39, 50, 60])
+    everything = real(gradient_records=0, context="public", context_records=0)
+    assert everything.frozen([1, 2, 3]).sizes == (1, 2, 3)

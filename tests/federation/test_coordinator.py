@@ -367,6 +367,9 @@ def test_diagnostics_are_off_unless_both_ends_want_them(tmp_path: Path) -> None:
     for values in line["uncharged_diagnostics"].values():
         assert values["bytes"] > 0
         assert values["accuracy"] is None
+    assert 0 <= line["seconds"] < 600
+    line = loud.step() or {}  # of this round, and of no other
+    assert set(line["uncharged_diagnostics"]) == {f"gradient of {name}" for name in line["clients"]}
 
 
 SHARES: Fields = {
@@ -474,3 +477,20 @@ def test_a_confusion_before_its_time_is_refused_and_one_that_never_comes_is_not_
     assert world.coordinator.done
     assert world.coordinator.server.state()["confused"].tolist() == [True, True, False]
     assert world.store.query("SELECT * FROM seal") == []
+
+
+def test_a_client_reads_in_the_next_request_why_its_answer_was_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    answer = world.answer(0)
+    with pytest.raises(SottovoceError, match="not open"):
+        world.coordinator.accept(0, {**answer, "round": 7})
+    with pytest.raises(SottovoceError, match="participant-1 declined: no records"):
+        world.coordinator.accept(1, {"error": "no records"})
+    refused = [world.coordinator.request(participant, "context")["refused"] for participant in (0, 0, 1)]
+    assert "round 7, which is not open" in refused[0]
+    assert refused[1:] == ["", ""]
+
+
+def test_the_operator_says_nothing_by_default_but_ten_minutes_of_patience() -> None:
+    assert Options() == Options(patience=600.0, bucket=0, diagnostics=False)

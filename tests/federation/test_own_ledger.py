@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
+from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
 from sottovoce.federation.result import write_run
-from sottovoce.federation.rollback import traces
+from sottovoce.federation.rollback import trace_file, traces
 from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
 
 from .world import World
@@ -239,3 +242,36 @@ def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Pa
     assert "holds 50 records: this run needs 63" in (Site(world).directory / "client.log").read_text()
     assert len(read_client(path, facts=facts, needed=50)) == 50
     assert draw(world.agreement.plan, facts).releases["gradient"].sensitivity == 2 / 50
+
+
+def test_a_trace_of_version_0_1_without_a_price_wants_the_newest_ledger(tmp_path: Path) -> None:
+    records = tmp_path / "mine.npz"
+    own = OwnLedger(tmp_path / "client", records, Terms())
+    (tmp_path / "client").mkdir()
+    assert not own.exists
+    trace = trace_file(tmp_path / "client", "0" * 16)
+    for releases, fine in ((0, True), (1, False)):
+        trace.write_text(json.dumps({"lock": 1, "releases": releases, "time": 1}))
+        assert own.exists  # something may have been charged
+        refused = contextlib.nullcontext() if fine else pytest.raises(LedgerBehind, match="lacks releases")
+        with refused, own.open() as ledger:
+            assert ledger.spent(OWN_RECORDS) == 0.0
+    charge = Charge("0" * 16, OWN_RECORDS, "context", 0, 0.1, 1.0)
+    with Ledger.open(own.path, scope=client_scope("mine")) as ledger:
+        ledger.recover([charge], "0" * 16)
+    with own.open() as ledger:
+        assert ledger.releases(OWN_RECORDS) == 1
+    trace.unlink()
+    assert own.exists
+
+
+def test_a_model_lies_beside_the_ledger_under_the_clients_name_where_there_are_others(tmp_path: Path) -> None:
+    own = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms())
+    assert own.client == "mine"
+    own.path.touch()
+    assert own.model_file == tmp_path / "personal.safetensors"
+    (tmp_path / "other.ledger.sqlite").touch()
+    assert own.model_file == tmp_path / "mine.personal.safetensors"
+    named = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms(client="north"))
+    assert named.client == "north"
+    assert named.model_file == tmp_path / "north.personal.safetensors"

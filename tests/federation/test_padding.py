@@ -61,3 +61,8 @@ def test_only_one_padding_of_a_message_is_accepted() -> None:
     for other in (padded + bytes(64), padded[:-1] + b"\x01", b"", padded[:3]):
         with pytest.raises(ChannelError, match="refused"):
             unpad(other, 64)
+    full = pad(bytes(60), 64)  # fills its bucket
+    assert len(full) == 64
+    for wrong in (full + bytes(64), (61).to_bytes(4, "big") + full[4:]):
+        with pytest.raises(ChannelError, match="cannot: refused"):
+            unpad(wrong, 64)

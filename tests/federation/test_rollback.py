@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -267,3 +269,26 @@ def test_a_confusion_that_may_have_left_before_the_restore_is_charged_and_left_o
     restore(tmp_path / "backup", tmp_path / "clients" / "client-0")
     assert left_out(world.answer(0))
     assert ("confusion", 0) in charged(world, 0)
+
+
+@pytest.mark.parametrize(("seconds", "true"), [(-5.5, False), (-4.5, True), (4.5, True), (5.5, False)])
+def test_a_note_is_the_one_that_was_written_if_its_file_is_as_old_as_it_says(
+    tmp_path: Path, seconds: float, true: bool
+) -> None:
+    path, note = tmp_path / "trace-0.json", Footprint(1, 2, 0.5, 1)
+    note.write(path)
+    assert Footprint.read(path) == Footprint.last(path) == note
+    path.write_text(json.dumps({**asdict(note), "time": time.time_ns() + int(seconds * 1e9)}))
+    assert Footprint.last(path) == note
+    assert Footprint.read(path) == (note if true else None)
+
+
+def test_a_trace_follows_one_of_the_same_lock_with_no_more_releases(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    now = Footprint.of(tmp_path / "lock", 3)
+    assert now == Footprint((tmp_path / "lock").stat().st_ctime_ns, 3, 0.0, 0)
+    assert Footprint(1, 2).server == 0
+    assert now.follows(now)
+    assert now.follows(replace(now, releases=2, server=5))
+    for noted in (None, replace(now, releases=4), replace(now, lock=now.lock + 1)):
+        assert not now.follows(noted)

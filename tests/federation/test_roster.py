@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.agreement import MOST_RECORDS
+from sottovoce.federation.client_files import agree
+from sottovoce.federation.keys import EnrolmentError, agreed_secret, new_key, proof, public_key
+from sottovoce.federation.roster import Roster
+from sottovoce.federation.store import Store
+from tests.small import federated_plan
 
 from .world import World
 
@@ -61,3 +69,103 @@ def test_an_incomplete_enrolment_is_refused(tmp_path: Path, changes: dict[str, o
     with pytest.raises(EnrolmentError):
         world.coordinator.enrol({**answer, **changes}, "9")
     assert world.coordinator.enrolled == set()
+
+
+class Enrolling:
+    """A roster by itself, and clients that are a key each."""
+
+    def __init__(self, folder: Path, **changes: object) -> None:
+        agreement = agree(federated_plan(seeded=False))
+        self.agreement = replace(agreement, plan=agreement.plan.replace(**changes))
+        self.store = Store.open(folder / "server.sqlite", self.agreement, patience=0.0)
+        self.roster = Roster(self.agreement, self.store)
+        self.private = [new_key() for _ in range(4)]
+
+    def answer(self, participant: int, /, **changes: Any) -> dict[str, Any]:
+        private, offer = self.private[participant], self.roster.offer()
+        name = f"participant-{participant}"
+        agreed = agreed_secret(private, offer["key"], run=offer["run"], name=name)
+        answer = {"participant": participant, "key": public_key(private), "agreement": offer["agreement"]}
+        return {
+            **answer,
+            "proof": proof(agreed, offer["nonce"]),
+            "records": 90,
+            "name": f"c{participant}",
+            **changes,
+        }
+
+    def refused(self, participant: int, said: str, /, **changes: Any) -> None:
+        with pytest.raises(EnrolmentError, match=said):
+            self.roster.enrol(self.answer(participant, **changes), "9")
+        assert self.roster.enrolled == set()
+
+
+@pytest.fixture
+def enrolling(tmp_path: Path) -> Iterator[Enrolling]:
+    made = Enrolling(tmp_path, gradient_records=0)
+    yield made
+    made.store.close()
+
+
+def test_who_enrols_says_who_it_is_with_a_key_that_it_proves(enrolling: Enrolling) -> None:
+    enrolling.refused(0, "not today", error="not today")
+    enrolling.refused(0, "another agreement", agreement="other")
+    for wrong in (3, -1, "0", None, 1.0):
+        enrolling.refused(0, "no participant", participant=wrong)
+    for changes in ({"key": bytes(31)}, {"key": "k" * 32}, {"key": None}, {"proof": None}, {"proof": "p"}):
+        enrolling.refused(0, "incomplete", **changes)
+    enrolling.refused(0, "does not prove", proof=bytes(32))
+    enrolling.refused(0, "does not prove", participant=2)
+    assert [enrolling.roster.enrol(enrolling.answer(p), f"at {p}") for p in (0, 2, 1)] == [0, 2, 1]
+    assert enrolling.store.addresses() == {0: "at 0", 1: "at 1", 2: "at 2"}
+    assert len(enrolling.roster.offer()["nonce"]) == 16
+    assert enrolling.roster.offer()["proposal"] == -1
+
+
+def test_an_open_agreement_wants_numbers_of_records_and_a_stated_one_does_not(
+    enrolling: Enrolling, tmp_path: Path
+) -> None:
+    for wrong in (0, -1, True, "90", 90.0, None, MOST_RECORDS + 1):
+        enrolling.refused(0, "does not declare", records=wrong)
+    silent = {name: value for name, value in enrolling.answer(0).items() if name != "records"}
+    with pytest.raises(EnrolmentError, match="does not declare"):
+        enrolling.roster.enrol(silent, "9")
+    assert enrolling.roster.sizes() is None
+    for participant, records in ((0, 1), (1, MOST_RECORDS)):
+        enrolling.roster.enrol(enrolling.answer(participant, records=records), "9")
+    assert enrolling.roster.sizes() is None
+    enrolling.roster.enrol(enrolling.answer(2), "9")
+    assert enrolling.roster.sizes() == [1, MOST_RECORDS, 90]
+    stated = Enrolling(tmp_path / "stated")
+    stated.refused(0, "does not declare", records=-1)
+    answer = stated.answer(0)
+    del answer["records"]
+    assert stated.roster.enrol(answer, "9") == 0
+    assert stated.store.declared() == {0: 0}
+    stated.store.close()
+
+
+def test_clients_have_names_of_their_own_or_numbers(enrolling: Enrolling) -> None:
+    names = ("north", "north", "<b>")
+    for participant, name in enumerate(names):
+        enrolling.roster.enrol(enrolling.answer(participant, name=name), "9")
+    assert enrolling.roster.names() == ["north", "participant-1", "participant-2"]
+    again = Roster(enrolling.agreement, enrolling.store)
+    assert again.names() == enrolling.roster.names()
+    assert again.enrolled == {0, 1, 2}
+
+
+def test_a_name_stays_taken_when_the_server_is_back(enrolling: Enrolling) -> None:
+    enrolling.roster.enrol(enrolling.answer(0, name="north"), "9")
+    enrolling.roster = Roster(enrolling.agreement, enrolling.store)
+    enrolling.roster.enrol(enrolling.answer(0, name="south"), "9")  # known, and keeps its name
+    enrolling.roster.enrol(enrolling.answer(1, name="north"), "9")
+    enrolling.roster.enrol(enrolling.answer(2, name=None), "9")
+    assert enrolling.roster.names() == ["north", "participant-1", "participant-2"]
+
+
+def test_both_ends_have_one_secret(enrolling: Enrolling) -> None:
+    roster, store = enrolling.roster, enrolling.store
+    roster.enrol(enrolling.answer(1), "9")
+    mine = agreed_secret(enrolling.private[1], public_key(store.key), run=store.run, name="participant-1")
+    assert roster.secret(1) == roster.secret(1) == roster.agreed(1) == mine

@@ -184,6 +184,20 @@ def test_only_the_server_opens_a_seal_and_only_of_its_own_stream() -> None:
             seal(b"release", STREAM, to=no_key, agreed=agreed)
 
 
+def test_a_seal_is_as_long_as_it_says_and_a_bucket_fits_into_its_header() -> None:
+    server, agreed = new_key(), b"a" * 32
+    for message in (b"", b"release"):
+        sealed = seal(message, STREAM, to=public_key(server), agreed=agreed)
+        assert len(sealed) == SEAL_BYTES + len(message) == 84 + len(message)
+        assert unseal(sealed, STREAM, private=server, agreed=agreed) == message
+    for short in (b"", sealed[: SEAL_BYTES - 1]):
+        with pytest.raises(ChannelError, match="shorter than a seal"):
+            unseal(short, STREAM, private=server, agreed=agreed)
+    for bucket in (-1, 2**32):
+        with pytest.raises(ChannelError, match="update the server"):
+            seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=bucket)
+
+
 def test_a_request_without_a_key_charges_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, seeded=False)
     world.enrol_all()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sottovoce.federation import store as store_module
 from sottovoce.federation.client_files import agree
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
@@ -233,3 +234,33 @@ def test_a_damaged_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="damaged or not a store"):
         world.start()
     assert path.read_bytes() == b"not a database" * 1000
+
+
+def test_a_store_has_format_3_and_pages_for_megabytes(store: Store) -> None:
+    assert store.query("PRAGMA user_version") == [(3,)]
+    assert store.query("PRAGMA page_size") == [(16384,)]
+
+
+def test_what_is_asked_for_has_a_key_or_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed() -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "new_key", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.ask(0, "context", 0)
+    assert store.asked(0) == []
+
+
+def test_errors_say_whether_the_store_is_damaged_or_cannot_be_used_now(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"cannot be used .*free some space"):
+        store.query("SELECT * FROM nowhere")
+    store.receive(0, "context", 0, b"message")
+    with pytest.raises(StoreError, match="damaged or not a store of ours"):
+        store.query("INSERT INTO release VALUES (0, 'context', 0, NULL)")
+
+
+def test_a_store_that_is_closed_is_free_for_another_server(store: Store, tmp_path: Path) -> None:
+    store.close()
+    with pytest.raises(Exception, match="closed"):
+        store.query("SELECT 1")
+    Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0).close()

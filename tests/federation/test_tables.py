@@ -286,6 +286,24 @@ def test_who_is_waited_for_is_said_and_nothing_begins_without_them(
         world.agreement.blueprint()
 
 
+def test_who_is_waited_for_is_said_once_in_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("sottovoce.federation.coordinator.time.monotonic", lambda: now)
+    world = Tables(tmp_path, options=Options(patience=60.0))
+    world.enrol(1)
+    said = []
+    for seconds in (0.0, 59.0, 61.0, 62.0, 120.0, 122.0):
+        now = 1000.0 + seconds
+        caplog.clear()
+        assert world.coordinator.advance() is None
+        said.append("waiting for" in caplog.text)
+    assert said == [False, False, True, False, False, True]
+    assert world.coordinator.round == 0
+    assert not world.coordinator.closed
+
+
 def test_a_frozen_agreement_survives_its_file(tmp_path: Path) -> None:
     world = Tables(tmp_path)
     frozen = world.agreement.frozen([48, 28, 88])

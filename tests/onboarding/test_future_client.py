@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sottovoce import data
@@ -18,9 +19,10 @@ from sottovoce.models import lenet, open_model
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.remote import onboard
+from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import evaluate, train
 from tests.small import SMALL, small_plan, tiny
@@ -179,3 +181,45 @@ def test_ablations_without_privacy_personalize_nobody(tmp_path, images) -> None:
         personalize(*words)
     with pytest.raises(Exception, match="personalizes nobody"):
         personalize(*words, module=SMALL["model"])
+
+
+def test_where_no_context_is_released_nothing_is_charged_and_all_records_judge_the_model(
+    tmp_path, images
+) -> None:
+    train(small_plan(method="direct", context="public", rounds=2), tmp_path / "run", dataset=images)
+    np.savez(tmp_path / "mine.npz", x=images.x[:3].numpy(), y=images.y[:3].numpy())
+    words = (tmp_path / "run", tmp_path / "mine.npz", tmp_path / "mine.safetensors")
+    never: list[object] = []
+    answer = personalize(*words, terms=Terms(agree=never.append), module=SMALL["model"])
+    assert (answer["epsilon"], answer["epsilon_total"], answer["context_bytes"]) == (0.0, 0.0, 0)
+    assert never == []
+    module = tiny((1, 28, 28), 10)
+    module.load_state_dict(load_file(tmp_path / "mine.safetensors"))
+    mine = images.records(torch.arange(3))
+    hits = (module(mine.x).argmax(1) == mine.y).float().mean()
+    assert 100 * float(hits) == pytest.approx(answer["accuracy"])
+
+
+def test_one_record_beside_those_of_the_context_judges_the_model_and_none_does_not(
+    run: Path, records: Path
+) -> None:
+    with np.load(records) as file:
+        arrays = dict(file)
+    server = FinishedRun.load(run)
+    needed = server.blueprint.context_size(None)
+    for count, judged in ((needed, False), (needed + 1, True)):
+        some = records.with_name(f"some-{count}.npz")
+        np.savez(some, **{**arrays, "x": arrays["x"][:count], "y": arrays["y"][:count]})
+        answer = personalize(run, some, records.with_name(f"model-{count}"))
+        assert (answer["accuracy"] in (0.0, 100.0)) is judged
+        assert (answer["accuracy"] is None) is not judged
+        with safe_open(records.with_name(f"model-{count}"), "pt") as file:
+            assert f"some-{count}" in str(file.metadata())
+
+
+def test_what_the_budget_does_not_cover_is_neither_shown_nor_drafted(run: Path, records: Path) -> None:
+    shown: list[object] = []
+    with pytest.raises(Overspent, match="which the budget does not cover"):
+        personalize(run, records, records.with_name("one"), terms=Terms(epsilon=0.01, agree=shown.append))
+    assert shown == []
+    assert not list(records.parent.glob("*.draft"))

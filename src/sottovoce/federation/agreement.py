@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +27,6 @@ from sottovoce.features.kept import chosen, described_facts, settled
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
 
-MOST_PIXELS = 2**18
-"""Of a picture whose features a stranger's plan may ask for."""
 MOST_RECORDS = 2**31
 
 
@@ -182,12 +179,10 @@ class Agreement:
 
 def _check_features(plan: Plan, facts: Facts) -> None:
     """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
-    source, name = facts.source, chosen(plan, facts)
-    if source is None and name == "none":
-        return
-    if source is None or name == "none" or math.prod(source.shape) > MOST_PIXELS:
+    source = facts.source
+    if (source is None) != (chosen(plan, facts) == "none"):
         raise AgreementError(
             f"features={plan.features} does not fit what a record is said to be: ask for the file again"
         )
-    if described_facts(source, plan) != facts:
+    if source is not None and described_facts(source, plan) != facts:
         raise AgreementError("the agreement's features are not those of its plan: ask for the file again")
