@@ -137,7 +137,7 @@ WORDS = {
     "DELETE FROM": "SELECT * FROM",
 }
 """Of SQL, in any text."""
-SPOKEN = ("log", "_journal", "warnings")
+SPOKEN = ("log", "_client_log", "warnings")
 """What is only said to people is not mutated."""
 
 
