@@ -136,7 +136,7 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
         "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time)"
         " VALUES ('a', 'run', 'context', 0, 1.0, NULL, 'now')",
         "INSERT INTO lost (client, run, releases, spent, time) VALUES ('a', 'run', 1, NULL, 'now')",
-        "INSERT INTO lost (client, run, releases, spent, time, server) VALUES ('a', 'run', 1, 1, 'now', NULL)",
+        "INSERT INTO lost (client, run, releases, spent, time, server) VALUES ('a', 'b', 1, 1, 'now', NULL)",
         "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time, place)"
         " VALUES ('a', 'run', 'context', 0, 1.0, 1.0, 'now', NULL)",
     ],
