@@ -58,7 +58,7 @@ def test_seeded_run_gives_the_numbers_it_gave_before(name: str, tmp_path: Path) 
     for exact in ("clients", "bytes"):
         assert found[exact] == expected[exact]
     for close in ("norms", "accuracy", "epsilon", "sigma"):
-        assert found[close] == pytest.approx(expected[close], rel=1e-6)
+        assert found[close] == pytest.approx(expected[close], rel=1e-6, abs=1e-8)
 
 
 if __name__ == "__main__":

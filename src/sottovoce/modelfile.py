@@ -37,7 +37,7 @@ from sottovoce.plan import Plan
 
 FORMAT = "1"
 MOST_RECORDS = 2**31
-_PASSING = ("momentum.", "average.")
+_PASSING = ("momentum.", "average")
 """What only training needs."""
 
 

@@ -82,7 +82,6 @@ class Server:
         self._scale = torch.ones(blueprint.statistic.size, device=self._device)
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
-        self._average = {name: torch.zeros_like(p) for name, p in self.generator.named_parameters()}
 
     # Contexts
 
@@ -260,23 +259,19 @@ class Server:
 
     def _count_round(self) -> None:
         self.round += 1
-        averaged = self.round - self._first_averaged
-        if averaged > 0:
-            for name, parameter in self.generator.named_parameters():
-                # A part that came into being late was zero before.
-                average = self._average.setdefault(name, torch.zeros_like(parameter))
-                average += (parameter.detach() - average) / averaged
+        self._descent.averaged = self._averaged
+
+    @property
+    def _averaged(self) -> int:
+        """Rounds so far that count in the average."""
+        plan = self.blueprint.plan
+        return max(0, self.round - (plan.rounds - round(plan.averaging * plan.rounds)))
 
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so."""
         if self.blueprint.plan.averaging > 0 and not self._finished:
-            self.generator.load_state_dict(self._average, strict=False)
+            self.generator.load_state_dict(self._descent.settle(), strict=False)
         self._finished = True
-
-    @property
-    def _first_averaged(self) -> int:
-        plan = self.blueprint.plan
-        return plan.rounds - round(plan.averaging * plan.rounds)
 
     # State
 
@@ -285,7 +280,9 @@ class Server:
         state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
         state.update({f"momentum.{name}": value for name, value in self._descent.velocity.items()})
         if self.blueprint.plan.averaging > 0:
-            state.update({f"average.{name}": value for name, value in self._average.items()})
+            state.update({f"average.{name}": value for name, value in self._descent.means.items()})
+            counts = [self._descent.rounds[name] for name in sorted(self._descent.means)]
+            state["averaged"] = torch.tensor(counts, dtype=torch.int64)
         state.update(
             contexts=self._contexts,
             known=self._known,
@@ -304,21 +301,27 @@ class Server:
             self.generator.load_state_dict(_under("generator.", state))
             for name, value in _under("momentum.", state).items():
                 self._descent.velocity[name] = value.to(self._device)
-            for name, value in _under("average.", state).items():
-                self._average[name] = value.to(self._device)
             self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)
             self.round = int(state["round"])
+            self._load_average(_under("average.", state), state.get("averaged"))
             if "confusion" in state:  # files of version 0.1 have none
                 self._confusion = state["confusion"].to(self._device)
                 self._confused = state["confused"].to(self._device)
             # A final state has no running average left: it is the average.
-            self._finished = not any(name.startswith("average.") for name in state)
+            self._finished = not any(name.startswith("average") for name in state)
         except (KeyError, RuntimeError) as error:
             raise SottovoceError(
                 f"the saved state does not belong to this plan: {error}".splitlines()[0]
             ) from None
+
+    def _load_average(self, means: Mapping[str, Tensor], counts: Tensor | None) -> None:
+        self._descent.averaged = self._averaged
+        # In files of version 0.1 every mean is over all rounds.
+        known = [self._averaged] * len(means) if counts is None else counts.tolist()
+        self._descent.rounds = dict(zip(sorted(means), known, strict=True))
+        self._descent.means = {name: value.to(self._device) for name, value in means.items()}
 
     def _tensor(self, vector: np.ndarray) -> Tensor:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)

@@ -9,6 +9,7 @@ costs what its own clients hold, whether the federation has 50 clients or 100,00
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,8 +27,8 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError
 from sottovoce.seeding import derived_seed
 
-# Holds the 40 participants of the paper on CIFAR-10 (491 MB), so that rounds do not normalize them again.
-CACHE_BYTES = 512 * 2**20
+# A quarter of this machine's memory, so that rounds do not normalize (or unpack) the same clients again.
+CACHE_BYTES = max(512 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 NAMED = "clients by name"
 """The scope of a ledger whose accounts are the names of clients."""
 

@@ -1,10 +1,13 @@
 """The clipped sum where the whole model adapts (k = d): norms by layer, then one weighted sum of gradients.
 
 A linear layer's record gradient δ ⊗ x has the norm ‖δ‖‖x‖, and the sum of all clipped ones is a single matrix
-product, so that only the small gradients of other layers are written out per record. All of it is in float64.
+product, so that only the small gradients of other layers are written out per record. All of it is in float64;
+on a CPU, inputs of linear layers become so a block of records at a time, while the caches hold them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +15,15 @@ from torch import Tensor, nn
 from sottovoce.gradients.clipping import blank, clip_scales
 from sottovoce.gradients.layers import Convolution, Linear, by_client
 from sottovoce.gradients.stack import Capture
-from sottovoce.models import places
+from sottovoce.models import Place, places
 
 _IN_CACHE = 128
-"""Records whose inputs become float64 at once, on a CPU."""
+"""Records of a block."""
 
 
 def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip: float) -> Tensor:
     """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d)."""
-    count = len(losses)
+    order, count = places(module), len(losses)
     outer: dict[str, tuple[Tensor, Tensor]] = {}
     written: dict[str, Tensor] = {}
     for seen in captures:
@@ -34,33 +37,54 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
     squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
-    for deltas, inputs in outer.values():
-        norms = torch.linalg.vector_norm(inputs, dim=2, dtype=torch.float64)
-        squares = squares + _squares(deltas) * norms.square()
-    scales = clip_scales(squares.sqrt(), losses, clip).unsqueeze(2)
-    sums = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
-    for name, (deltas, inputs) in outer.items():
-        sums[name] = _outer_sum(blank(deltas, scales) * scales, inputs, scales)
-    order = places(module)
+    sums = {name: deltas.new_zeros(count, *order[name].shape) for name, (deltas, _) in outer.items()}
+    scales = torch.cat(list(_add_outer(sums, outer, squares, losses, clip)), dim=1)
+    flat = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
     for seen in captures:
         if isinstance(seen.layer, Convolution):
-            filters, channels, *window = order[seen.layer.weight].shape
-            by_tap = sums[seen.layer.weight].reshape(count, *window, channels, filters)
-            sums[seen.layer.weight] = by_tap.permute(0, 4, 3, 1, 2).flatten(1)
-    return torch.cat([sums[name] for name in order], dim=1)
+            flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], order[seen.layer.weight])
+    return torch.cat([sums[name].flatten(1) if name in sums else flat[name] for name in order], dim=1)
 
 
-def _outer_sum(deltas: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
-    """Σ δ ⊗ x over records with a scale above zero; both are (clients, records, size)."""
-    total = deltas.new_zeros(len(deltas), deltas.shape[2], inputs.shape[2])
-    records = inputs.shape[1]
-    # In float64 all inputs would leave a CPU's caches before they are read; a GPU prefers them whole.
-    block = _IN_CACHE if inputs.device.type == "cpu" else records
+def _add_outer(
+    sums: dict[str, Tensor],
+    outer: dict[str, tuple[Tensor, Tensor]],
+    squares: Tensor,
+    losses: Tensor,
+    clip: float,
+) -> Iterator[Tensor]:
+    """Adds the clipped δ ⊗ x of linear layers, block by block, and gives the scales (clients, records, 1).
+
+    `squares` are those of the norms of all other layers' gradients.
+    """
+    records = losses.shape[1]
+    block = _IN_CACHE if losses.device.type == "cpu" else records
+    of_deltas = {name: _squares(deltas) for name, (deltas, _) in outer.items()}
+    kept = {name: torch.empty_like(x[:, :block], dtype=torch.float64) for name, (_, x) in outer.items()}
     for start in range(0, records, block):
         part = slice(start, start + block)
-        x = blank(inputs[:, part].double(), scales[:, part])
-        total.baddbmm_(deltas[:, part].transpose(1, 2), x)
-    return total.flatten(1)
+        total = squares[:, part]
+        for name, (_, inputs) in outer.items():
+            x = kept[name] = kept[name][:, : records - start].copy_(inputs[:, part])
+            total = total + of_deltas[name][:, part] * _squares(x)
+        scales = clip_scales(total.sqrt(), losses[:, part], clip).unsqueeze(2)
+        for name, (deltas, _) in outer.items():
+            rows = (blank(deltas[:, part], scales) * scales).transpose(1, 2)
+            _add_product(sums[name], rows, blank(kept[name], scales))
+        yield scales
+
+
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    if len(sums) == 1:  # twice as fast as a batch of one, on a CPU
+        sums[0].addmm_(left[0], right[0])
+    else:
+        sums.baddbmm_(left, right)
+
+
+def _by_filter(summed: Tensor, place: Place) -> Tensor:
+    """From the order of `Convolution.weight_gradients` to that of the parameter."""
+    filters, channels, *window = place.shape
+    return summed.reshape(-1, *window, channels, filters).permute(0, 4, 3, 1, 2).flatten(1)
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:
@@ -69,4 +93,5 @@ def _grouped(values: Tensor, clients: int) -> Tensor:
 
 
 def _squares(values: Tensor) -> Tensor:
-    return values.square().sum(2)
+    norms: Tensor = torch.linalg.vector_norm(values, dim=2)
+    return norms.square()

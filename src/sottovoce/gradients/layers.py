@@ -42,10 +42,10 @@ class Linear:
 
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         weight = parameters[self.weight].transpose(1, 2)
-        grouped = by_client(h, len(weight))
-        if self.bias is None:
-            return torch.bmm(grouped, weight).flatten(0, 1), h
-        return torch.baddbmm(parameters[self.bias].unsqueeze(1), grouped, weight).flatten(0, 1), h
+        out = product(by_client(h, len(weight)), weight)
+        if self.bias is not None:
+            out = out + parameters[self.bias].unsqueeze(1)
+        return out.flatten(0, 1), h
 
     def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
         """Of the weight, (n, outputs·inputs)."""
@@ -146,6 +146,11 @@ class Scale:
 
 Parametric = Linear | Convolution | Scale
 Layer = Parametric | Plain
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """The products of two batches of matrices; that of a batch of one is twice as fast without the batch."""
+    return (left[0] @ right[0]).unsqueeze(0) if len(left) == 1 else torch.bmm(left, right)
 
 
 def by_client(values: Tensor, clients: int) -> Tensor:

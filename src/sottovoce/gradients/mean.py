@@ -109,7 +109,7 @@ def clipped_means(
     parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
     for (clients, _), part in zip(chunks, parts, strict=True):
         total[clients] += part
-    return total / denominator
+    return total.div_(denominator)
 
 
 def _check(
