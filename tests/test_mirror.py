@@ -30,7 +30,6 @@ THROUGH = {
     "federation/test_rollback.py": "recovery",
     "privacy/test_ledger.py": "charge",
     "privacy/test_budgets.py": "terms",
-    "privacy/test_past.py": "witness",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 
