@@ -9,9 +9,11 @@ from torch import Tensor
 
 from sottovoce.catalog import CONTEXTS
 from sottovoce.context import (
+    Confusion,
     ContextError,
     LabelHistogram,
     MeanPrediction,
+    MeanProbability,
     Moments,
     Statistic,
     block_groups,
@@ -90,10 +92,11 @@ def test_moments_are_the_papers_formula() -> None:
     assert np.allclose(context.numpy(), expected, atol=1e-12)
 
 
-def test_a_broken_record_contributes_zero_and_keeps_the_denominator() -> None:
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_broken_record_contributes_zero_and_keeps_the_denominator(broken: float) -> None:
     x, y = torch.ones(4, *SHAPE), torch.zeros(4).long()
     whole = Moments(block_groups(SHAPE)).mean(x, y, 4)
-    x[2, 0, 0, 0] = math.nan
+    x[2, 0, 0, 0] = broken
     assert torch.allclose(Moments(block_groups(SHAPE)).mean(x, y, 4), whole * 3 / 4)
     assert LabelHistogram(CLASSES).mean(x, y, 4)[0] == 3 / 4
 
@@ -152,6 +155,48 @@ def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one()
     for spread in CONTEXTS:
         statistic = open_statistic(spread, SHAPE, CLASSES)
         assert statistic.calibrated_sensitivity(7) >= statistic.sensitivity(7)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_shares_under_a_model_count_records_whose_outputs_are_finite(broken: float) -> None:
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 1, 2])
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.0], [9.0, 9.0, broken]])
+    p = torch.softmax(logits[:3].double(), dim=1)
+    assert MeanPrediction(3).mean(x, y, 4, logits).tolist() == [0.25, 0.25, 0.25]
+    assert torch.allclose(MeanProbability(3).mean(x, y, 4, logits), p.sum(dim=0) / 4)
+    confusion = Confusion(3)
+    assert confusion.size == 9
+    found = confusion.mean(x, y, 4, logits).reshape(3, 3)
+    assert torch.allclose(found, torch.stack([p[0], p[1] + p[2], torch.zeros(3).double()]) / 4)
+    for statistic in (MeanPrediction(3), MeanProbability(3), confusion):
+        assert statistic.sensitivity(4) == pytest.approx(math.sqrt(2) / 4)
+        with pytest.raises(ContextError, match="model"):
+            statistic.mean(x, y, 4)
+
+
+def test_the_vector_that_stands_in_for_a_context_is_as_long_as_contexts_are() -> None:
+    moments, shares = Moments(block_groups(SHAPE)).neutral, LabelHistogram(CLASSES).neutral
+    assert (moments.shape, moments.dtype) == ((6,), torch.float32)
+    assert float(moments.norm()) == pytest.approx(1.0)
+    assert (shares.shape, shares.dtype) == ((CLASSES,), torch.float32)
+    assert float(shares.sum()) == pytest.approx(1.0)
+
+
+def test_images_are_cut_into_tiles_row_by_row_and_other_records_into_their_first_index() -> None:
+    assert block_groups((1, 2, 4), 2).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert block_groups((1, 4, 2), 2).tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert block_groups((2, 1, 2)).tolist() == [0, 0, 1, 1]
+    assert block_groups((2, 3, 3), 3).tolist() == list(range(18))
+    assert block_groups((3, 2)).tolist() == [0, 0, 1, 1, 2, 2]
+    assert block_groups((2, 2, 2, 2)).tolist() == [0] * 8 + [1] * 8
+    for shape in ((8,), (3, 2)):
+        with pytest.raises(ContextError, match="cuts images into tiles"):
+            block_groups(shape, 2)
+    for shape in ((1, 3, 2), (1, 2, 3)):
+        with pytest.raises(ContextError, match="more than the image has"):
+            block_groups(shape, 3)
+    assert open_statistic("moments", SHAPE, CLASSES).size == 6
+    assert open_statistic("moments", SHAPE, CLASSES, 2).size == 24
 
 
 @pytest.mark.parametrize("name", ["standardized", "predictions"])

@@ -137,7 +137,7 @@ WORDS = {
     "DELETE FROM": "SELECT * FROM",
 }
 """Of SQL, in any text."""
-SPOKEN = ("log", "_journal", "warnings")
+SPOKEN = ("log", "_client_log", "warnings")
 """What is only said to people is not mutated."""
 
 
@@ -316,7 +316,12 @@ def _expressions(node: ast.expr | ast.stmt) -> Iterator[ast.expr]:
 
 def _symmetric(call: ast.Call) -> bool:
     """Whether its first two arguments may be exchanged, or are not known to be two."""
-    return ast.unparse(call.func) in ("min", "max") or any(isinstance(a, ast.Starred) for a in call.args[:2])
+    first, second = call.args[:2]
+    return (
+        ast.unparse(call.func) in ("min", "max")
+        or any(isinstance(argument, ast.Starred) for argument in (first, second))
+        or ast.dump(first) == ast.dump(second)
+    )
 
 
 def _constants(value: object) -> Iterator[bool | int | float | str]:

@@ -192,7 +192,7 @@ class Warm:
         return os.waitstatus_to_exitcode(ended[1]), answer
 
     def _run(self, names: list[str]) -> Iterator[tuple[Any, float]]:
-        """Runs tests until one fails; gives each with its seconds of processors."""
+        """Runs tests until one fails and nobody minds; gives each with its seconds of processors."""
         items = [self.items[name] for name in names]
         for item, following in zip(items, [*items[1:], None], strict=True):
             start = sum(os.times()[:4])
@@ -227,8 +227,8 @@ class Warm:
         ran = [item.nodeid for item, _ in self._run(names)]
         return ran[-1] if self.session.testsfailed else ""
 
-    def trace(self, part: int, parts: int) -> list[Test] | str:
-        """What each test of a part of them reaches; or the test that fails."""
+    def trace(self, part: int, parts: int) -> tuple[list[Test], list[str]]:
+        """What each test of a part of them reaches; and those that fail without any mutant."""
         count, started = len(self.items), list[str]()
         names = list(self.items)[part * count // parts : (part + 1) * count // parts]
         processes = ("subprocess.Popen", "os.fork", "os.posix_spawn")
@@ -238,19 +238,22 @@ class Warm:
         )
         self.coverage.start()
         times: list[tuple[Any, float, bool]] = []
+        failing: list[str] = []
         for item, seconds in self._run(names):
-            times.append((item, seconds, bool(started)))
+            if self.session.testsfailed:
+                failing.append(item.nodeid)
+                self.session.testsfailed = 0
+            else:
+                times.append((item, seconds, bool(started)))
             started.clear()
         self.coverage.stop()
-        if self.session.testsfailed:
-            return str(times[-1][0].nodeid)
         data = self.coverage.get_data()
         lines: dict[tuple[str, str], set[int]] = {}
         for module, file in self.files.items():
             for line, contexts in data.contexts_by_lineno(file).items():
                 for context in contexts:
                     lines.setdefault((module, context), set()).add(line)
-        return [
+        tests = [
             Test(
                 item.nodeid,
                 seconds,
@@ -264,6 +267,7 @@ class Warm:
             )
             for item, seconds, elsewhere in times
         ]
+        return tests, failing
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
@@ -328,12 +332,16 @@ class Bench:
         self.warm.join()
 
     def tests(self, part: int, parts: int) -> list[Test]:
-        """The tests of a part and what each reaches; all must pass."""
+        """The tests of a part and what each reaches; those that fail without any mutant are left out."""
         self.link.send(("trace", (part, parts), 3600.0))
         status, answer = self.link.recv()
-        if not isinstance(answer, list):
-            raise SystemExit(f"without any mutant {answer or 'a test'} fails ({status})")
-        return answer
+        if answer is None:
+            raise SystemExit(f"the tests end without any mutant ({status})")
+        tests: list[Test]
+        tests, failing = answer
+        for name in failing:
+            print(f"left out, for it fails without any mutant: {name}", flush=True)
+        return tests
 
     def verdict(
         self, module: str, mutant: ast.Module, place: Function | ast.stmt, tests: list[Test]

@@ -44,7 +44,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
-        """One float64 vector per record, (m, size)."""
+        """One float64 vector per record, (m, size); `mean` leaves out records that are not finite."""
 
     def sensitivity(self, records: int) -> float:
         """Most that replacing one of `records` records moves the mean, in Euclidean norm."""
@@ -149,10 +149,7 @@ class LabelHistogram(ClassShares):
     """Shares of the classes among the records, for clients that have labels."""
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
-        # A record whose input is not finite must vanish here as it does in every other statistic.
-        finite = torch.isfinite(x.reshape(len(x), -1)).all(dim=1)
-        hot = torch.nn.functional.one_hot(y, self.size).double()
-        return torch.where(finite[:, None], hot, 0.0)
+        return torch.nn.functional.one_hot(y, self.size).double()
 
 
 class MeanPrediction(ClassShares):

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from sottovoce.data import split_seeds
 from sottovoce.errors import SottovoceError
+from sottovoce.federation import node as module
 from sottovoce.federation.coordinator import Options
 from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 
@@ -104,3 +112,88 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
     assert world.store.key.hex() not in caplog.text
     for index in range(3):
         assert world.coordinator._roster.secret(index).hex() not in caplog.text
+
+
+def test_a_client_is_due_in_the_rounds_of_the_schedule_and_in_no_other() -> None:
+    blueprint: Any = SimpleNamespace(schedule=np.array([[0, 1], [1, 2], [0, 2]]))
+    due = [
+        [number for number in range(-3, 6) if not Node._not_chosen(None, blueprint, participant, number)]  # type: ignore[arg-type]
+        for participant in range(3)
+    ]
+    assert due == [[1, 3], [1, 2], [2, 3]]
+
+
+def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
+    monkeypatch.setattr(module, "described_client", lambda *_, needed: read.append(needed))
+    monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
+    for size in (80, 81):
+        blueprint: Any = SimpleNamespace(
+            plan=plan, facts=None, sizes=(1, size, 1), context_size=lambda participant: 40 + participant
+        )
+        world.node(1)._records(1, blueprint)
+    assert read == [100, 102]  # four of five train
+    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
+    assert splits == [(None, 41, seeds[1])] * 2
+
+
+def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_plan(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    offer = world.coordinator.offer()
+
+    def ask(name: str, proposal: int, wish: int | None = None) -> dict[str, Any]:
+        files = tmp_path / name, tmp_path / "clients" / "client-0.npz"
+        member = Node(*files, world.agreement, wish=wish, simulated=True)
+        return member.enrol({**offer, "proposal": proposal})
+
+    answer = ask("a", 2)
+    assert answer["participant"] == 2
+    assert answer["records"] == 0  # the plan states how many
+    assert ask("b", 2, wish=0)["participant"] == 0
+    with pytest.raises(EnrolmentError, match="the federation is full"):
+        ask("c", -1)
+    with pytest.raises(EnrolmentError, match="there is no participant 3: the agreement has 3"):
+        ask("d", 3)
+
+
+def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, held = World(tmp_path), list[Path]()
+    honest = module.locked
+
+    @contextmanager
+    def locked(path: Path) -> Iterator[None]:
+        held.append(path)
+        with honest(path):
+            yield
+
+    monkeypatch.setattr(module, "locked", locked)
+    member = world.node(0)
+    world.coordinator.enrol(member.enrol(world.coordinator.offer()), "0")
+    member.release(world.coordinator.request(0, "context"))
+    for _ in range(2):
+        world.node(1).refused(world.store.run, "taken")
+    clients = tmp_path / "clients"
+    assert held == [clients / "client-0" / "lock"] * 2 + [clients / "client-1" / "lock"] * 2
+    assert stat.S_IMODE((clients / "client-1").stat().st_mode) == 0o700
+
+
+def test_accuracies_leave_a_client_where_both_ends_want_them_and_there_is_a_model(tmp_path: Path) -> None:
+    world = World(tmp_path, clients_per_round=3, options=Options(diagnostics=True))
+    world.enrol_all()
+
+    def member(diagnostics: bool) -> Node:
+        made = world.node(0)
+        made._diagnostics = diagnostics
+        return made
+
+    assert not world.node(0)._diagnostics
+    assert not world.node(0)._agreement.open
+    assert "accuracy" not in member(True).release(world.coordinator.request(0, "context"))
+    world.step()
+    request = world.coordinator.request(0, "gradient")
+    assert 0 <= member(True).release(request)["accuracy"] <= 100
+    assert "accuracy" not in member(False).release(request)
+    assert "accuracy" not in member(True).release({**request, "diagnostics": False})

@@ -263,3 +263,62 @@ def test_cores_share_out_chunks_and_change_nothing_else(
         assert workers == {"", "sottovoce-core"}
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("clients", "records", "megabytes", "on_cpu", "blocks"),
+    [
+        (
+            2,
+            100,
+            1,
+            True,
+            [(0, 1, 0, 48), (0, 1, 48, 96), (0, 1, 96, 100), (1, 2, 0, 48), (1, 2, 48, 96), (1, 2, 96, 100)],
+        ),
+        (1, 40, 10, True, [(0, 1, 0, 32), (0, 1, 32, 40)]),  # never fewer than 32
+        (2, 10, 1, True, [(0, 1, 0, 10), (1, 2, 0, 10)]),  # one client each, however small
+        (3, 10, 256, False, [(0, 3, 0, 10)]),  # 32 records on a GPU
+        (5, 16, 256, False, [(0, 2, 0, 16), (2, 4, 0, 16), (4, 5, 0, 16)]),
+        (2, 10, 1024, False, [(0, 1, 0, 8), (0, 1, 8, 10), (1, 2, 0, 8), (1, 2, 8, 10)]),
+        (1, 2, 20000, False, [(0, 1, 0, 1), (0, 1, 1, 2)]),
+        (1, 60, 240, False, [(0, 1, 0, 32), (0, 1, 32, 60)]),  # 34 records, of which 32 are whole vectors
+    ],
+)
+def test_records_fall_into_the_same_blocks_in_every_version(
+    clients: int, records: int, megabytes: int, on_cpu: bool, blocks: list[tuple[int, ...]]
+) -> None:
+    """Sums over blocks of another size are rounded differently, and seeded runs repeat bit for bit."""
+    found = mean._chunks(clients, records, megabytes * 2**20, on_cpu=on_cpu)
+    assert [(c.start, c.stop, r.start, r.stop) for c, r in found] == blocks
+
+
+def test_a_record_takes_what_its_layers_put_out_and_its_gradient_writes() -> None:
+    module = models.seeded(models.tiny)
+    layers, thetas = stack(module), models.flat(module).repeat(2, 1)
+    assert layers is not None
+    x = torch.zeros(2, 3, 1, 6, 6)
+    outputs, weights = 64 + 16 + 16 + 16 + 6 + 6 + 3, 4 * 9  # pooled before they are rectified
+    expected = {"identity": 6 * weights, "structured": 3 * 60, "unstructured": 3 * 60 + thetas.shape[1]}
+    for kind, written in expected.items():
+        basis = open_basis(kind, module, 60, seed=0)
+        assert mean._floats_per_record(layers, module, thetas, x, basis) == 2 * outputs + written
+    series = models.seeded(models.sequence)
+    several = stack(series)
+    assert several is not None
+    flat, identity = models.flat(series)[None], open_basis("identity", series, 0, 0)
+    assert mean._floats_per_record(several, series, flat, torch.zeros(1, 3, 3, 5), identity) is None
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_clients_together_need_one_of_each_input(part: int) -> None:
+    module = models.tiny()
+    x, y = models.records((1, 6, 6), 3, 4)
+    inputs = [
+        models.flat(module).repeat(2, 1),
+        [open_basis("identity", module, 0, 0)] * 2,
+        x.reshape(2, 2, 1, 6, 6),
+        y.reshape(2, 2),
+    ]
+    inputs[part] = inputs[part][:1]  # type: ignore[index]
+    with pytest.raises(SottovoceError, match="one of each input"):
+        clipped_means(module, *inputs, clip=1.0, denominator=2)  # type: ignore[arg-type]

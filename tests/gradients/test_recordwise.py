@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,7 @@ def own_norm(norm: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> nn.M
 
 MIXING: list[Callable[[], nn.Module]] = [
     lambda: Own(centred),
+    lambda: Own(lambda h: 1e-4 * centred(h)),
     lambda: Own(lambda h: h.softmax(0)),
     lambda: Own(lambda h: h / h.norm()),
     lambda: Own(lambda h: h.flip(0)),
@@ -85,6 +87,7 @@ def test_a_module_whose_output_depends_on_the_batch_is_refused(build: Callable[[
         (models.hooked, (5,)),
         (models.depthwise, (4, 5, 5)),
         (lambda: Own(torch.relu), (1, 6, 6)),
+        (lambda: Own(lambda h: h * torch.nan), (1, 6, 6)),
         (lambda: Own(lambda h: h - h.mean(1, keepdim=True)), (1, 6, 6)),
         (lambda: own_norm(nn.BatchNorm2d(4)), (1, 6, 6)),
         (lambda: own_norm(nn.InstanceNorm2d(4)), (1, 6, 6)),
@@ -98,7 +101,8 @@ def test_a_module_that_keeps_records_apart_is_taken(
     check_recordwise(module, Facts(shape, 3))
     x, _ = models.records(shape, 3, 70)
     theta = models.flat(module)
-    assert torch.allclose(recordwise_logits(module, theta, x), logits(module, theta, x), atol=1e-5)
+    alone, together = recordwise_logits(module, theta, x), logits(module, theta, x)
+    assert torch.allclose(alone, together, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("context", ["moments", "predictions"])
@@ -231,3 +235,19 @@ def test_wrong_widths_one_logit_and_tuples_are_refused_in_a_line(module: nn.Modu
         check_outputs(module.eval(), open_task(Facts((5, 3), 4)))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_text_with_a_word_outside_the_vocabulary_has_no_output_and_the_others_their_own() -> None:
+    module = models.seeded(lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 4)))
+    x = torch.tensor([[0, 1, 2, 3], [4, 0, 0, 1], [1, -1, 2, 3], [2, 2, 2, 2]])
+    outputs = recordwise_logits(module, models.flat(module), x)
+    expected = module(x[[0, 1, 3]]).detach()
+    assert torch.allclose(outputs[[0, 1, 3]], expected, atol=1e-6)
+    assert outputs[2].isnan().all()
+
+
+def test_trying_a_module_changes_neither_the_generator_nor_the_warnings_of_its_caller() -> None:
+    before, filters = torch.random.get_rng_state(), list(warnings.filters)
+    check_recordwise(models.seeded(models.Residual).eval(), Facts((5,), 3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert warnings.filters == filters

@@ -136,8 +136,38 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
         "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time)"
         " VALUES ('a', 'run', 'context', 0, 1.0, NULL, 'now')",
         "INSERT INTO lost (client, run, releases, spent, time) VALUES ('a', 'run', 1, NULL, 'now')",
+        "INSERT INTO lost (client, run, releases, spent, time, server) VALUES ('a', 'b', 1, 1, 'now', NULL)",
+        "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time, place)"
+        " VALUES ('a', 'run', 'context', 0, 1.0, 1.0, 'now', NULL)",
     ],
 )
 def test_a_row_without_one_of_its_numbers_is_refused_by_the_file_itself(path: Path, statement: str) -> None:
     with closing(LedgerFile.open(path, None)) as file, pytest.raises(LedgerError, match="NOT NULL"):
         file.query(statement)
+
+
+def test_its_header_says_what_it_is(path: Path) -> None:
+    with closing(LedgerFile.open(path, None)) as file:
+        assert file.query("PRAGMA application_id") == [(0x536F7474,)]
+        assert file.query("PRAGMA user_version") == [(3,)]
+        assert file.query("PRAGMA page_size") == [(4096,)]
+        assert len(file.name) == 32
+
+
+def test_it_waits_a_minute_for_who_writes_and_five_seconds_for_who_only_reads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    honest = LedgerFile.query
+
+    def query(file: LedgerFile, statement: str, *values: object) -> list[tuple[object, ...]]:
+        said.append(statement)
+        return honest(file, statement, *values)
+
+    with closing(LedgerFile.open(path, None)) as file:
+        assert file.query("PRAGMA busy_timeout") == [(60_000,)]
+        monkeypatch.setattr(LedgerFile, "query", query)
+        file.settle()
+    short, checkpoint, long = said[:3]
+    assert (short, long) == ("PRAGMA busy_timeout = 5000", "PRAGMA busy_timeout = 60000")
+    assert checkpoint == "PRAGMA wal_checkpoint(TRUNCATE)"

@@ -285,6 +285,17 @@ def test_a_clients_ledger_of_version_01_is_its_ledger_whatever_its_records_are_b
         Ledger.open(path, scope=client_scope("other"))
 
 
+def test_a_ledger_of_version_01_is_given_a_name_that_it_keeps(path: Path) -> None:
+    old_format(path, "0" * 32, OWN_RECORDS)
+    with Ledger.open(path, scope=MINE) as ledger:
+        name = ledger.name
+    assert len(name) == 32
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.name == name
+        with pytest.raises(LedgerError, match="NOT NULL"):
+            ledger._file.query("UPDATE ledger SET name = NULL")
+
+
 def test_a_simulations_ledger_of_version_01_keeps_its_scope(path: Path) -> None:
     old_format(path, "division", "participant-0")
     for scope in (MINE, "another division"):

@@ -82,7 +82,7 @@ def federate(
         return
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
-    about = [f"dataset={records.name}"] if records is not None else []
+    about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])])
     if records is not None:
         if deal is not None:
