@@ -83,14 +83,16 @@ def releases_of_nothing(
 
 
 def test_noise_has_the_scale_that_is_charged_and_is_drawn_afresh_for_every_release(tmp_path, monkeypatch):
-    session, seen = releases_of_nothing(small_plan(**LINEAR), tmp_path / "run", monkeypatch)
-    sigma = session.simulation.blueprint.sigma
-    draws = np.concatenate(seen)
-    assert draws.shape == (6, 7850)
-    # A mean of 7,850 squares is off by 1.6 %: 6 deviations are 10 %, and the same holds of correlations.
-    assert np.allclose((draws / sigma).var(axis=1), 1.0, atol=0.1)
-    correlations = np.corrcoef(draws) - np.eye(6)
-    assert np.abs(correlations).max() < 0.08
+    draws = []
+    for epsilon in (8.0, 2.0):  # of one seed
+        plan = small_plan(**LINEAR, epsilon=epsilon)
+        session, seen = releases_of_nothing(plan, tmp_path / f"{epsilon}", monkeypatch)
+        draws.append(np.concatenate(seen[-2:]) / session.simulation.blueprint.sigma)
+    drawn = np.concatenate(draws)
+    assert drawn.shape == (12, 7850)
+    # A mean of 7,850 squares is off by 1.6 %: 6 deviations are 10 %, and a correlation of 0.08 is 7.
+    assert np.allclose(drawn.var(axis=1), 1.0, atol=0.1)
+    assert np.abs(np.corrcoef(drawn) - np.eye(12)).max() < 0.08
 
 
 def test_noise_at_the_server_has_its_scale_in_every_column(tmp_path) -> None:
