@@ -86,9 +86,7 @@ def _in_blocks(
     scales = clip_scales(total.sqrt(), losses, clip).unsqueeze(2)
     if not bool((scales > 0).all()):  # asking costs less than blanking
         written = {name: blank(gradients, scales) for name, gradients in written.items()}
-        outer = {
-            name: (blank(deltas, scales), blank(inputs, scales)) for name, (deltas, inputs) in outer.items()
-        }
+        outer = {name: (blank(d, scales), blank(x, scales)) for name, (d, x) in outer.items()}
     sums = {name: (gradients * scales).sum(1) for name, gradients in written.items()}
     return sums | {name: _outer_sum(deltas * scales, inputs) for name, (deltas, inputs) in outer.items()}
 
