@@ -41,7 +41,7 @@ PROCESSES.set_forkserver_preload(
 )
 Function = tuple[str, int]
 """Its qualified name and first line."""
-IDLE = 20.0
+IDLE = 8.0
 """Seconds for which tests may wait while nothing happens at all."""
 UNPATCHED = 77
 """Exit status of a child that could not exchange the function in memory."""
