@@ -232,9 +232,14 @@ class Server:
         if not order:
             return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
         stacked = np.stack([releases[participant] for participant in order])
-        h = self._bounded.columns(self.inputs(order), order).double().cpu().numpy()
-        total = noised_sum(stacked, h, self._pooled(order), self.blueprint.sigma, randomness)
+        h, weights = self.counted(order)
+        total = noised_sum(stacked, h.cpu().numpy(), weights, self.blueprint.sigma, randomness)
         return Update(self.round + 1, order, total)
+
+    def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
+        """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
+        h = self._bounded.columns(self.inputs(participants), participants).double()
+        return h, self._pooled(participants)
 
     @one_core()
     def receive_update(self, update: Update) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from tests.simulation.test_folder import sites
 from tests.small import SMALL
 
 from .conftest import SETTINGS, Failing
@@ -73,6 +75,35 @@ def test_results_of_a_reproduction_are_reported(tmp_path: Path) -> None:
 def test_a_finished_run_resumes_to_its_result(run: Path) -> None:
     answer = runner.invoke(app, ["train", "--resume", "--out", str(run), "--json"])
     assert json.loads(answer.stdout) == json.loads((run / "result.json").read_text())
+
+
+def test_a_folder_whose_target_is_a_number_is_told_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R² is not called accuracy, each site has its σ, and what other runs have spent is not this one's."""
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = sites(tmp_path / "sites", "number")
+    words = [f"dataset={folder}", "future_clients=west", "rounds=3", "channel=direct", "epsilon=4"]
+
+    def told(*command: str) -> str:
+        answer = runner.invoke(app, [command[0], *words, *command[1:]])
+        assert answer.exit_code == 0, answer.output
+        return " ".join(answer.stdout.split())
+
+    planned = told("plan")
+    assert re.search(r"σ = 0\.\d+ to 0\.\d+ for gradients releases 3 per client, 9 in all", planned)
+    assert "ε per client 4.000 at" in planned
+    first = told("train", "--out", str(tmp_path / "one"))
+    assert re.search(r"participants R² -?[\d.]+ % on held-out records of 3 clients", first)
+    assert re.search(r"future clients R² -?[\d.]+ % on 1 client never seen", first)
+    assert "4.000 of 4 at" in first
+    assert " σ ε R² " in first
+    second = told("train", "budget=8", "--out", str(tmp_path / "two"))
+    assert re.search(r"5\.9\d+ over all runs in its ledger, 4 in this one, at", second)
+    assert "over all runs in its ledger, 4 in this one" in (tmp_path / "two" / "report.html").read_text()
+    later = ["personalize", str(tmp_path / "two"), "--data", str(folder / "west.csv"), "--yes"]
+    answer = runner.invoke(app, [*later, "--out", str(tmp_path / "model")])
+    assert "R² on your other records" in answer.stdout
 
 
 def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:

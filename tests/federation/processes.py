@@ -247,7 +247,8 @@ class Processes:
             config["simulated"] = True  # played by this machine
         else:
             config["directory"] = str(clients / f"client-{index}")
-            config["records"] = str(clients / f"client-{index}.npz")
+            table = clients / f"client-{index}.csv"
+            config["records"] = str(table if table.exists() else table.with_suffix(".npz"))
             config["agreement"] = str(clients / "agreement.toml")
         port = self._ports.setdefault(name, free_port())
         self.start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from sottovoce.data import Description
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
 from sottovoce.federation.flower.template import write_app
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
+from sottovoce.plan import Plan
+from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.simulation.training import train
+from tests.simulation.test_folder import sites
 from tests.small import federated_plan
 
 from .overhearing import found, overheard
@@ -98,6 +103,31 @@ def test_a_short_federation_with_a_killed_node_equals_the_simulator(tmp_path: Pa
         processes.wait("everybody's model", lambda: all(model.exists() for model in models))
     equals_the_simulator(tmp_path, agreement)
     charged_once(tmp_path, agreement)
+
+
+@pytest.mark.slow
+def test_sites_with_tables_learn_to_predict_a_number(tmp_path: Path) -> None:
+    """From a plan and `records.toml` alone; the models are the sites' own, and the server has no record."""
+    clients = sites(tmp_path / "clients", "number", sizes={"client-0": 60, "client-1": 40})
+    plan = Plan.load(
+        overrides={"preset": "best", "dataset": "records.toml", "partition": "client", "participants": 2}
+        | {"future_clients": 0, "rounds": 2, "channel": "direct"}
+    )
+    agreement = Agreement(plan, Description.load(clients / "records.toml").facts())
+    (clients / "agreement.toml").write_text(agreement.to_toml())
+    write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", retry=40.0)
+    models = [clients / f"client-{index}.personal.safetensors" for index in range(2)]
+    with Processes(tmp_path, tls=False) as processes:
+        processes.start_superlink()
+        for index in range(2):
+            processes.start_supernode(index)
+        processes.flwr("run", "app", "here")
+        processes.wait("everybody's model", lambda: all(model.exists() for model in models))
+        processes.wait("the run's result", (tmp_path / "run" / "result.json").exists)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["task"], list(result["epsilon"]["per_client"])) == ("number", ["client-0", "client-1"])
+    model = PersonalModel.read(models[0])
+    assert predict(model, clients / "client-1.csv", tmp_path / "out.csv").records == 40
 
 
 @pytest.mark.slow

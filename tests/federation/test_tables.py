@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from sottovoce.cli.application import app
 from sottovoce.data import Description, division, read_folder
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
@@ -23,8 +26,11 @@ from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.server import Onboarding
 from sottovoce.onboarding.specification import Specification
 from sottovoce.plan import Plan
+from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.report.run import write_report
 from sottovoce.simulation.training import train
+from tests.simulation.test_folder import sites
 from tests.small import ILL
 
 from .world import World, same
@@ -327,3 +333,50 @@ def test_a_federation_of_unlike_sites_serves_future_clients(tmp_path: Path) -> N
     answer = personalize(tmp_path / "run", tmp_path / "east" / "east.csv", tmp_path / "east" / "model")
     assert answer["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert PersonalModel.read(tmp_path / "east" / "model").origin.client == "east"
+
+
+class OtherTask(Tables):
+    """Sites whose records have several labels, or a number to predict; the agreement is `federate`'s."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self.folder, self._options = folder, None
+        self.sites, self.names = sites(folder / "sites", task), ["001", "north", "west"]
+        told = ["--records", self.sites / "records.toml", "--out", folder / "app"]
+        plan = ["preset=best", "participants=3", "future_clients=0", "rounds=8", "channel=direct"]
+        result = CliRunner().invoke(app, ["federate", *plan, *map(str, told)])
+        assert result.exit_code == 0, result.output
+        self.agreement = Agreement.load(folder / "app" / "sottovoce_app" / "agreement.toml")
+        self.start()
+
+    def node(self, index: int, agreement: Agreement | None = None, directory: str | None = None) -> Node:
+        name = self.names[index]
+        return Node(self.folder / f"state-{name}", self.sites / f"{name}.csv", self.agreement, wish=index)
+
+
+@pytest.mark.parametrize("task", ["labels", "number"])
+def test_other_tasks_are_federated_from_a_plan_and_records_toml(tmp_path: Path, task: str) -> None:
+    world = OtherTask(tmp_path, task)
+    assert world.agreement.plan.partition == "client"
+    world.enrol_all()
+    world.coordinator.advance()
+    world.finish()
+    world.hand_out()
+    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    assert (result["task"], max(result["epsilon"]["per_client"].values())) == (
+        task,
+        pytest.approx(8, rel=1e-3),
+    )
+    write_report(tmp_path / "run")
+    model = PersonalModel.read(world.sites / "north.personal.safetensors")
+    summary = predict(model, world.sites / "west.csv", tmp_path / "predictions.csv")
+    found = np.genfromtxt(tmp_path / "predictions.csv", delimiter=",", names=True)
+    truth = np.genfromtxt(world.sites / "west.csv", delimiter=",", names=True, usecols=range(5))
+    assert summary.records == len(found) == 20
+    if task == "number":
+        assert np.corrcoef(found["value"], truth["age"])[0, 1] > 0.7
+    else:
+        assert np.mean(found["decision_old"] == truth["old"]) > 0.7
+    (tmp_path / "east").mkdir()
+    later = Path(shutil.copy(world.sites / "3.csv", tmp_path / "east" / "east.csv"))
+    answer = personalize(tmp_path / "run", later, tmp_path / "east" / "model")
+    assert (answer["epsilon"], answer["metric"]) == (0, "r2" if task == "number" else "accuracy")

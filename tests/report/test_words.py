@@ -33,7 +33,7 @@ def without_noise() -> dict[str, Any]:
 
 def test_the_promise_names_epsilon_delta_noise_and_trust(tmp_path: Path) -> None:
     text, alert = words(tmp_path)
-    for part in ("ε = 7.999", "target of 8", "δ = 10⁻⁵", "σ = 0.0247", "record-level", "trusted", "exact"):
+    for part in ("ε = 7.999", "of 8 at", "δ = 10⁻⁵", "σ = 0.0247", "record-level", "trusted", "exact"):
         assert part in text
     assert "one context and at most 50 gradients" in text
     assert "cryptographic generator" in text

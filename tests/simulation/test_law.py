@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from sottovoce import data
+from sottovoce.central import noised_sum
+from sottovoce.channel.randomness import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
@@ -81,20 +83,45 @@ def releases_of_nothing(
 
 
 def test_noise_has_the_scale_that_is_charged_and_is_drawn_afresh_for_every_release(tmp_path, monkeypatch):
-    session, seen = releases_of_nothing(small_plan(**LINEAR), tmp_path / "run", monkeypatch)
-    sigma = session.simulation.blueprint.sigma
-    draws = np.concatenate(seen)
-    assert draws.shape == (6, 7850)
-    # A mean of 7,850 squares is off by 1.6 %: 6 deviations are 10 %, and the same holds of correlations.
-    assert np.allclose((draws / sigma).var(axis=1), 1.0, atol=0.1)
-    correlations = np.corrcoef(draws) - np.eye(6)
-    assert np.abs(correlations).max() < 0.08
+    draws = []
+    for epsilon in (8.0, 2.0):  # of one seed
+        plan = small_plan(**LINEAR, epsilon=epsilon)
+        session, seen = releases_of_nothing(plan, tmp_path / f"{epsilon}", monkeypatch)
+        draws.append(np.concatenate(seen[-2:]) / session.simulation.blueprint.sigma)
+    drawn = np.concatenate(draws)
+    assert drawn.shape == (12, 7850)
+    # A mean of 7,850 squares is off by 1.6 %: 6 deviations are 10 %, and a correlation of 0.08 is 7.
+    assert np.allclose(drawn.var(axis=1), 1.0, atol=0.1)
+    assert np.abs(np.corrcoef(drawn) - np.eye(12)).max() < 0.08
 
 
-def test_what_a_run_draws_does_not_depend_on_the_runs_beside_it(tmp_path) -> None:
+def test_noise_at_the_server_has_its_scale_in_every_column(tmp_path) -> None:
+    session = opened(small_plan(**SUMMED, individual=0.3), tmp_path / "run")
+    simulation = session.simulation
+    assert isinstance(simulation, LawSimulation)
+    ready, k = simulation.open_round(), simulation.blueprint.coefficients
+    noise = simulation._noised_sum(ready, torch.zeros(3, k, dtype=torch.float64)).columns
+    assert noise.shape == (k, 4)  # shared, and an own one of each
+    assert np.allclose((noise / simulation.blueprint.sigma).var(dim=0), 1.0, atol=0.1)
+    given = torch.randn(3, k, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    h, weights = simulation.server.counted(ready.participants)
+    without = noised_sum(given.numpy(), h.numpy(), weights, 0.0, SystemRandomness())
+    summed = simulation._noised_sum(ready, given).columns
+    assert torch.allclose(summed - noise, without, atol=1e-5)
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+    ],
+)
+def test_what_a_run_draws_does_not_depend_on_the_runs_beside_it(tmp_path, device) -> None:
     mine, other = small_plan(seed=1, **LINEAR), small_plan(seed=2, **LINEAR)
-    [alone] = run([mine], tmp_path / "alone")
-    _, together = run([other, mine], tmp_path / "together")
+    [alone] = run([mine], tmp_path / "alone", device=device)
+    _, together = run([other, mine], tmp_path / "together", device=device)
     first, second = (
         RunDirectory(tmp_path / path).rounds() for path in (Path("alone") / "0", Path("together") / "1")
     )

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sottovoce.report.numbers import data_size, number, percent
+from sottovoce.report.numbers import data_size, label, number, percent
 
 out = Console()
 err = Console(stderr=True)
@@ -67,7 +67,8 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
             f"over all runs in {answer['ledger']}",
             "context": f"{answer['context']}, {data_size(answer['context_bytes'])}"
             + (", made of labels" if answer["uses_labels"] else ""),
-            "accuracy on your other records": percent(answer["accuracy"], 2) + " (stays here)",
+            f"{label(answer['metric'])} on your other records": percent(answer["accuracy"], 2)
+            + " (stays here)",
         },
     )
 

@@ -22,6 +22,7 @@ from sottovoce.cli.options import (
 )
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
+from sottovoce.report.numbers import count
 
 EXAMPLES = {
     "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
@@ -82,7 +83,7 @@ def federate(
         return
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
-    about = [f"dataset={records.name}"] if records is not None else []
+    about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])])
     if records is not None:
         if deal is not None:
@@ -107,7 +108,8 @@ def federate(
         simulated_clients=deal,
     )
     said = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
-    text = f"app: {written}\ngive every client its agreement: {said['agreement']}"
+    who = count(agreement.plan.participants, "participant")
+    text = f"app for {who}: {written}\ngive every client its agreement: {said['agreement']}"
     answer(said, text, json=json)
 
 

@@ -25,9 +25,9 @@ LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a clie
 def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     """Show who has spent what in which run, and the budgets that were set.
 
-    ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost and was charged for
-    again, as a sum, is shown as lost; so is what a client has spent in another ledger (a run that is called
-    "ledger …"). Where some releases have their noise at the server, ε holds for readers of models only.
+    ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost was charged again as
+    a sum; so is what a client has spent in another ledger (a run that is called "ledger …"). Where some
+    releases have their noise at the server, ε holds for readers of models only.
     """
     from sottovoce.privacy.ledger import Ledger
 
@@ -39,8 +39,9 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     from sottovoce.report.table import Table
 
     # What a ledger has none of would only make its table wide.
-    counted = {"context": "contexts", "gradient": "gradients", "lost": "lost"}
-    for kind, head in (("confusion", "confusions"), ("at_server", "noise at server")):
+    counted = {"context": "contexts", "gradient": "gradients"}
+    others = {"lost": "as a sum", "confusion": "confusions", "at_server": "noise at server"}
+    for kind, head in others.items():
         if any(run[kind] for run in content["runs"]):
             counted[kind] = head
     rows = [
@@ -163,7 +164,9 @@ def _fields(budget: Budget) -> dict[str, Any]:
 
 def _about(scope: str) -> str:
     kind, _, name = scope.partition(":")
-    return f"the records of the client '{name}'" if kind == "client" else "simulated clients"
+    if kind == "client":
+        return f"the records of the client '{name}'"
+    return scope if " " in scope else "simulated clients"  # words, or a fingerprint of a division
 
 
 def _spent(row: dict[str, Any]) -> str:

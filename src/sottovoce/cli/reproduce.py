@@ -48,9 +48,7 @@ def reproduce(
     cluster: str = typer.Option(
         "", metavar="ADDRESS", help="Work on a Ray cluster; auto: the one this machine belongs to."
     ),
-    batch: int = typer.Option(
-        0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 25 on a GPU."
-    ),
+    batch: int = typer.Option(0, min=0, help="Runs of one shape in each process; 0: 1 on a CPU, 5 on a GPU."),
     law: bool = typer.Option(
         False, "--law", help="Draw releases by their decoded law on the device: fast, without messages."
     ),

@@ -37,7 +37,18 @@ from sottovoce.cli.options import (
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.report.numbers import UNKNOWN, counted, data_size, duration, label, measure, number, percent
+from sottovoce.report.numbers import (
+    UNKNOWN,
+    count,
+    counted,
+    data_size,
+    duration,
+    label,
+    measure,
+    number,
+    out_of,
+    percent,
+)
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
@@ -86,9 +97,10 @@ def plan(
             f"({costs['basis']} basis)",
             "promise": costs["promise"],
             "noise": _noise(costs),
-            "releases": f"{costs['releases_min']} to {costs['releases_max']} per client, "
+            "releases": f"{_range(costs['releases_min'], costs['releases_max'])} per client, "
             f"{costs['releases']:,} in all",
-            "ε per client": f"{least} to {most} at δ = {costs['delta']:g} ({costs['accounting']} accounting)",
+            "ε per client": f"{_range(least, most)} at δ = {costs['delta']:g} "
+            f"({costs['accounting']} accounting)",
             "ε of a future client": future,
             "uplink": f"{data_size(costs['uplink_bytes'])} in all, "
             f"about {data_size(costs['message_bytes'])} a release ({resolved['channel']})",
@@ -203,13 +215,20 @@ def _check_device(device: str) -> None:
 
 
 def _noise(costs: dict[str, Any]) -> str:
-    contexts = f"{costs['sigma_context']:.6f} for contexts"
+    contexts = f"{costs['sigma_context']:.6f} for contexts" if costs["releases_context"] else ""
     if costs["plan"]["noise"] == "client":
-        return f"at each client: σ = {costs['sigma']:.6f} for gradients, {contexts}"
-    return (
+        own = sorted({site["sigma"] for site in costs["clients"] if site["sigma"] is not None})
+        sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
+        return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts)))
+    once = (
         f"at the server: σ = {costs['sigma']:.6f} once a round for the sum of gradients, of which each "
-        f"comes with {costs['sigma_carried']:.6f}, which protects nobody; at the client: {contexts}"
+        f"comes with {costs['sigma_carried']:.6f}, which protects nobody"
     )
+    return once + (f"; at the client: {contexts}" if contexts else "")
+
+
+def _range(least: object, most: object) -> str:
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def plan_of(settings: list[str] | None) -> Plan:
@@ -264,12 +283,16 @@ def run_plan(
 
 def _show(result: dict[str, Any], directory: Path) -> None:
     accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
-    target = "" if spent["target"] is None else f" of {spent['target']:g} at δ = {result['delta']:g}"
+    target = (
+        ""
+        if spent["target"] is None
+        else f" {out_of(spent['spent_max'], spent['target'])} at δ = {result['delta']:g}"
+    )
     facts(
         f"{result['method']} on {result['dataset']}: {directory}",
         {
-            "participants": f"{percent(accuracy['seen'], 2)} on held-out records of "
-            f"{result['participants']} clients",
+            "participants": f"{_headline(result, 'seen')} on held-out records of "
+            + count(result["participants"], "client"),
             "future clients": _future(result),
             **_measured(result),
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
@@ -283,7 +306,8 @@ def _show(result: dict[str, Any], directory: Path) -> None:
             "time": duration(result["seconds"]),
         },
     )
-    _show_clients(result.get("clients", []), result.get("unit", "record"), accuracy)
+    judged = label(result.get("metric", "accuracy"))
+    _show_clients(result.get("clients", []), result.get("unit", "record"), judged, accuracy)
     if result["seeded"]:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
 
@@ -296,7 +320,10 @@ def _measured(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _show_clients(
-    clients: list[dict[str, Any]], unit: str, accuracy: dict[str, dict[str, float]] | None = None
+    clients: list[dict[str, Any]],
+    unit: str,
+    judged: str = "",
+    accuracy: dict[str, dict[str, float]] | None = None,
 ) -> None:
     """Size, σ and ε of each client, where they have names and sizes of their own."""
     if len({client["size"] for client in clients}) < 2:
@@ -313,7 +340,7 @@ def _show_clients(
         ]
         for client in clients
     ]
-    heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else ["accuracy"])]
+    heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else [judged])]
     out.print(Table(heads, rows, "").terminal())
 
 
@@ -325,6 +352,11 @@ def _future(result: dict[str, Any]) -> str:
     if not result["future_clients"]:
         return "none"
     labels = " (their labels were used for contexts)" if result["uses_future_labels"] else ""
-    return (
-        f"{percent(result['accuracy']['future'], 2)} on {result['future_clients']} clients never seen{labels}"
-    )
+    return f"{_headline(result, 'future')} on {count(result['future_clients'], 'client')} never seen{labels}"
+
+
+def _headline(result: dict[str, Any], role: str) -> str:
+    """The mean that models are judged by; its name where it is not accuracy."""
+    metric = result.get("metric", "accuracy")
+    named = "" if metric == "accuracy" else f"{label(metric)} "
+    return named + percent(result["accuracy"][role], 2)

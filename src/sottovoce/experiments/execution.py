@@ -20,7 +20,7 @@ from sottovoce.experiments.summary import finished
 from sottovoce.experiments.work import Batch, Ended, Executor, Finished, Progress
 from sottovoce.simulation.directory import RunDirectory
 
-GPU_BATCH = 25
+GPU_BATCH = 5
 
 TRIES = 3
 """How often a batch is handed out whose worker is lost or breaks; what is impossible is not tried again."""
@@ -31,7 +31,7 @@ class Resources:
     """What a grid may use; it changes speed only.
 
     `jobs` 0 is one worker per core, `batch` the most runs that a worker trains in lockstep (0: one on the
-    CPU, 25 on a GPU), `minutes` the time after which work is broken off, `cluster` the address of a Ray
+    CPU, 5 on a GPU), `minutes` the time after which work is broken off, `cluster` the address of a Ray
     cluster (auto: the one this machine belongs to) whose machines do the work, empty for this machine alone.
     """
 

@@ -99,6 +99,6 @@ def _serve(connection: Connection, root: Path, setting: Setting) -> None:
         work(root, batch, setting, _dataset, connection.send)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _dataset(name: str) -> Dataset:
     return data.load(name)

@@ -16,9 +16,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sottovoce.errors import SottovoceError
+from sottovoce.gradients import card
 
 # Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
 _ROOM = 1.0 - 1e-12
+_ROWS = 2048
 
 
 def sensitivity(clip: float, denominator: int) -> float:
@@ -52,18 +54,29 @@ def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:
     >>> sum_clipped([g], torch.zeros(1, 3), clip=1.0).round(decimals=6).tolist()
     [[0.9, 1.2]]
     """
-    # In float64 a large part leaves a CPU's caches between two operations; a GPU prefers it whole.
-    rows = 2048 if losses.device.type == "cpu" else max(part.shape[1] for part in parts)
-    blocks = [part[:, i : i + rows] for part in parts for i in range(0, part.shape[1], rows)]
+    if card.on_card(losses):
+        return _together(parts, torch.stack([card.squares(part, 1) for part in parts]).sum(0), losses, clip)
+    # In float64 a large part leaves a CPU's caches between two operations.
+    blocks = [part[:, i : i + _ROWS] for part in parts for i in range(0, part.shape[1], _ROWS)]
     squares = torch.stack([block.to(torch.float64, copy=True).square_().sum(1) for block in blocks]).sum(0)
     scales = clip_scales(squares.sqrt(), losses, clip)
     sums = [torch.bmm(blank(block.double(), scales[:, None]), scales[:, :, None]) for block in blocks]
     return torch.cat(sums, dim=1).squeeze(2)
 
 
+def sum_squared(gradients: Tensor, squares: Tensor, losses: Tensor, clip: float) -> Tensor:
+    """As `sum_clipped`, for gradients (clients, k, records) whose ‖g‖² (clients, records) is known."""
+    return _together([gradients], squares, losses, clip)
+
+
+def _together(parts: Sequence[Tensor], squares: Tensor, losses: Tensor, clip: float) -> Tensor:
+    scales = clip_scales(squares.sqrt(), losses, clip)
+    return torch.cat([card.weighted_sum(part, scales) for part in parts], dim=1)
+
+
 def blank(values: Tensor, scales: Tensor) -> Tensor:
     """`values` with zeros where the scale is zero, so that nothing non-finite meets a product."""
-    if scales.device.type == "cpu" and bool((scales > 0).all()):
+    if not card.on_card(scales) and bool((scales > 0).all()):
         return values  # asking would stall a GPU, and blanking costs a CPU a tenth of the whole
     return torch.where(scales > 0, values, 0.0)
 

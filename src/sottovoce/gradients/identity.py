@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from sottovoce.gradients import card
 from sottovoce.gradients.clipping import blank, clip_scales
 from sottovoce.gradients.layers import Convolution, Linear, by_client
 from sottovoce.gradients.stack import Capture
@@ -36,14 +37,40 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
             written[layer.weight] = _grouped(layer.flat_gradients(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
-    squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
-    sums = {name: deltas.new_zeros(count, *order[name].shape) for name, (deltas, _) in outer.items()}
-    scales = torch.cat(list(_add_outer(sums, outer, squares, losses, clip)), dim=1)
-    flat = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
+    flat = (_on_card if card.on_card(losses) else _in_blocks)(outer, written, losses, clip)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
             flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], order[seen.layer.weight])
-    return torch.cat([sums[name].flatten(1) if name in sums else flat[name] for name in order], dim=1)
+    return torch.cat([flat[name] for name in order], dim=1)
+
+
+def _on_card(
+    outer: dict[str, tuple[Tensor, Tensor]], written: dict[str, Tensor], losses: Tensor, clip: float
+) -> dict[str, Tensor]:
+    """The sums (clients, size) by name: a GPU takes all records at once, and what it reads for itself."""
+    total = torch.zeros_like(losses, dtype=torch.float64)
+    for gradients in written.values():
+        total = total + card.squares(gradients, 2)
+    for deltas, inputs in outer.values():
+        total = total + card.squares(deltas, 2) * card.squares(inputs, 2)
+    scales = clip_scales(total.sqrt(), losses, clip)
+    sums = {name: card.weighted_sum(gradients.mT, scales) for name, gradients in written.items()}
+    scales = scales.unsqueeze(2)
+    for name, (deltas, inputs) in outer.items():
+        rows = (card.exact(deltas, scales) * scales).mT
+        sums[name] = torch.bmm(rows, card.exact(inputs, scales)).flatten(1)
+    return sums
+
+
+def _in_blocks(
+    outer: dict[str, tuple[Tensor, Tensor]], written: dict[str, Tensor], losses: Tensor, clip: float
+) -> dict[str, Tensor]:
+    """The sums (clients, size) by name, on a CPU."""
+    squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
+    sums = {name: d.new_zeros(len(d), d.shape[2], x.shape[2]) for name, (d, x) in outer.items()}
+    scales = torch.cat(list(_add_outer(sums, outer, squares, losses, clip)), dim=1)
+    flat = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
+    return flat | {name: total.flatten(1) for name, total in sums.items()}
 
 
 def _add_outer(
@@ -58,11 +85,10 @@ def _add_outer(
     `squares` are those of the norms of all other layers' gradients.
     """
     records = losses.shape[1]
-    block = _IN_CACHE if losses.device.type == "cpu" else records
     of_deltas = {name: _squares(deltas) for name, (deltas, _) in outer.items()}
-    kept = {name: torch.empty_like(x[:, :block], dtype=torch.float64) for name, (_, x) in outer.items()}
-    for start in range(0, records, block):
-        part = slice(start, start + block)
+    kept = {name: torch.empty_like(x[:, :_IN_CACHE], dtype=torch.float64) for name, (_, x) in outer.items()}
+    for start in range(0, records, _IN_CACHE):
+        part = slice(start, start + _IN_CACHE)
         total = squares[:, part]
         for name, (_, inputs) in outer.items():
             x = kept[name] = kept[name][:, : records - start].copy_(inputs[:, part])
@@ -88,8 +114,8 @@ def _by_filter(summed: Tensor, place: Place) -> Tensor:
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to float64 (clients, records, size)."""
-    return by_client(values.double(), clients).flatten(2)
+    """(clients·records, ...) to (clients, records, size): float64, to which a GPU converts as it reads."""
+    return by_client(values if card.on_card(values) else values.double(), clients).flatten(2)
 
 
 def _squares(values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sottovoce.gradients import card
 from sottovoce.gradients.patches import Window
 
 Parameters = dict[str, Tensor]
@@ -29,8 +30,8 @@ class Plain:
     module: nn.Module
 
     def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = self.module(h)
-        return out
+        out: Tensor | None = card.pooled(self.module, h) if isinstance(self.module, nn.MaxPool2d) else None
+        return self.module(h) if out is None else out
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,15 @@ class Convolution:
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         weight = parameters[self.weight]
         bias = None if self.bias is None else parameters[self.bias]
-        if h.device.type == "cpu" and len(weight) == 1:
+        if len(weight) == 1 and not card.on_card(h):
             return self._one_client(h, weight[0], None if bias is None else bias[0])
-        patches, size = self.window.patches(h)
         taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
-        out = torch.matmul(taps, by_client(patches, len(weight)))
+        each = taps.expand(-1, len(h) // len(weight), -1, -1).flatten(0, 1)  # a weight for every record
+        out = card.convolved(self.window, h, each)
         if bias is not None:
-            out = out + bias[:, None, :, None]
-        return out.reshape(len(h), -1, *size), h
+            out = by_client(out, len(weight)) + bias[:, None, :, None, None]
+            out = out.flatten(0, 1)
+        return out, h
 
     def _one_client(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         window = self.window
@@ -85,8 +87,8 @@ class Convolution:
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:
         """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
         n, by_position = len(images), deltas.flatten(2).transpose(1, 2)
-        if images.device.type != "cpu":
-            return torch.bmm(self.window.patches(images)[0], by_position)
+        if card.on_card(images):
+            return torch.bmm(card.patches(self.window, images), by_position)
         window = self.window.size
         out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
         for start in range(0, n, _IN_CACHE):

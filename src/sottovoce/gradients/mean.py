@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import identity, units, vmap
-from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped
+from sottovoce.gradients import card, identity, units, vmap
+from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped, sum_squared
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
 from sottovoce.gradients.stack import capture, stack
 from sottovoce.gradients.structured import Structured
@@ -22,7 +22,7 @@ from sottovoce.tasks import Losses, cross_entropy
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card. It
 # depends on nothing else, since the sum over chunks is rounded differently for chunks of another size.
-_CPU_BYTES, _GPU_BYTES = 60 * 2**20, 8 * 2**30
+_CPU_BYTES, _GPU_BYTES = 60 * 2**20, 4 * 2**30
 # What a chunk must hold, or operations become too small.
 _LEAST_RECORDS = 32
 
@@ -102,9 +102,11 @@ def clipped_means(
         losses = losses.view(xs.shape[:2])
         if gradients is None:
             return identity.clipped_sum(module, captures, losses, clip)
+        if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
+            return sum_squared(*gradients.products(captures, clients), losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
 
-    on_cpu = thetas.device.type == "cpu"
+    on_cpu = not card.on_card(thetas)
     chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))
     parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
     for (clients, _), part in zip(chunks, parts, strict=True):
@@ -147,8 +149,10 @@ def _floats_per_record(
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
             return None
         if isinstance(layer, Convolution):
-            patches = max(patches, layer.window.patches(h)[0].numel() if h.device.type != "cpu" else 0)
+            patches = max(patches, card.patches(layer.window, h).numel() if card.on_card(h) else 0)
             written += 6 * parameters[layer.weight].numel()
+        elif isinstance(layer, Linear) and card.on_card(h):
+            written += 6 * h.numel()  # in float64
         h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
         outputs += h.numel()
     if basis.kind != "identity":

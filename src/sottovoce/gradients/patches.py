@@ -30,6 +30,16 @@ class Window:
         assert not isinstance(padding, str)
         return cls(_pair(layer.kernel_size), _pair(layer.stride), _pair(padding), _pair(layer.dilation))
 
+    def places(self, height: int, width: int) -> tuple[int, int]:
+        """How many positions it takes in an image, down and across."""
+        down, across = (
+            (side + 2 * p - d * (s - 1) - 1) // step + 1
+            for side, p, d, s, step in zip(
+                (height, width), self.padding, self.dilation, self.size, self.stride, strict=True
+            )
+        )
+        return down, across
+
     def patches(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(n, channels, height, width) to (n, taps·channels, positions), with the positions' height and
         width.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients.layers import Convolution, Linear, record_last
+from sottovoce.gradients.products import products
 from sottovoce.gradients.stack import Capture
 from sottovoce.gradients.sums import Sums
 from sottovoce.models import places, trainable
@@ -30,6 +31,8 @@ class Unstructured:
         order = tuple((p.shape, id(p) in convolutions) for p in trainable(module))
         self._sums = _sums(bases, order, device)
         self._local = threading.local()  # chunks may be worked on in threads
+        self.products = products(module, bases, device)
+        """The same on a GPU that has a kernel for it."""
 
     def __call__(self, captures: list[Capture], clients: slice) -> list[Tensor]:
         """(clients, k, records), in one part."""

@@ -34,6 +34,7 @@ from sottovoce.onboarding.specification import NAME
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
+from sottovoce.tasks import open_task
 
 
 class Reached(Protocol):
@@ -144,6 +145,7 @@ def obtain_model(
         "context": plan.context,
         "context_bytes": len(message),
         "uses_labels": uses_labels,
+        "metric": open_task(blueprint.facts).metric,
         "accuracy": client.evaluate(coefficients).accuracy if judged else None,
     }
 

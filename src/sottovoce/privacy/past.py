@@ -20,9 +20,6 @@ from sottovoce.privacy.witness import Testimony, Witness
 
 log = logging.getLogger("sottovoce.privacy")
 
-ELSEWHERE = "ledger "
-"""How what was spent in another ledger is called among the runs; that ledger's name follows."""
-
 
 class Copied(SottovoceError):
     """The ledger's files are not those that were written, and nobody has vouched for them."""
@@ -98,13 +95,13 @@ class Past:
         What the other one counts of this ledger is left out, so that two may count each other's.
         """
         mine = [total for total in other.totals() if total.client == str(there)]
-        mine = [total for total in mine if total.run != ELSEWHERE + self.name]
+        mine = [total for total in mine if total.run != _elsewhere(self)]
         spent = math.fsum(total.spent for total in mine)
         releases, server = sum(total.releases for total in mine), sum(total.server for total in mine)
-        if self._charge_sum(Total(str(client), ELSEWHERE + other.name, releases, spent, server)) is not None:
+        if self._charge_sum(Total(str(client), _elsewhere(other), releases, spent, server)) is not None:
             log.info("%s counts what %s has spent in %s", self.path, client, other.path)
             with self._file.transaction():
-                self._tell([self._total(str(client), ELSEWHERE + other.name)])
+                self._tell([self._total(str(client), _elsewhere(other))])
 
     def _charge_sum(self, known: Total) -> Total | None:
         """Charges what the ledger lacks of a sum, and returns it; None if it lacks nothing."""
@@ -185,3 +182,8 @@ class Past:
         if not self.copied:
             with self._file.explained():
                 self._witness.note(self.name, self.scope, totals, budget)
+
+
+def _elsewhere(ledger: Past) -> str:
+    """What another ledger is called among the runs of one that counts it."""
+    return f"ledger {ledger.name[:16]}"

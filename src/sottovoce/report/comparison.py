@@ -15,7 +15,7 @@ from sottovoce.report.axis import linear
 from sottovoce.report.chart import Chart, svg
 from sottovoce.report.figures import Group, bars, strip
 from sottovoce.report.markup import tag
-from sottovoce.report.numbers import UNKNOWN, count, counted, equals, number, percent
+from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
 from sottovoce.report.run_figures import percent_tick
 from sottovoce.report.table import Table, TableEntry
 
@@ -80,14 +80,16 @@ def clients_chart(found: Mapping[str, Any]) -> Chart:
     names = [site["name"] for site in found["clients"] if site["role"] == "participant"]
     values = {row: {name: found["rows"][row]["per_client"][name] for name in names} for row in TONES}
     known = [value for row in values.values() for value in row.values() if value is not None]
-    note = f"{found['metric'].capitalize()} on held-out records of each participant; one draw of noise."
+    judged = label(found["metric"])
+    note = f"{judged[0].upper() + judged[1:]} on held-out records of each participant; one draw of noise."
     if len(names) > MOST_BARS:
         groups = [
             Group(WORDS[row], tone, {n: v for n, v in values[row].items() if v is not None})
             for row, tone in TONES.items()
         ]
-        axis = linear(known or [0.0, 100.0], bounds=(0, 100))
-        return strip("Client by client", note, groups, x=axis, x_name=found["metric"], show=percent_tick)
+        bounds = (0.0, 100.0) if found["metric"] == "accuracy" else (-math.inf, 100.0)
+        axis = linear(known or [0.0, 100.0], bounds=bounds)
+        return strip("Client by client", note, groups, x=axis, x_name=judged, show=percent_tick)
     by_client = {
         name: {WORDS[row]: v for row in TONES if (v := values[row][name]) is not None and math.isfinite(v)}
         for name in names
@@ -105,7 +107,7 @@ def render(found: Mapping[str, Any], chart: Chart) -> str:
             WORDS[name].capitalize(),
             percent(row["participants"]),
             row["participants"],
-            f"mean {found['metric']} of participants",
+            f"mean {label(found['metric'])} of participants",
             f"future clients: {percent(row['future'])}" if row["future"] is not None else "",
         )
         for name, row in found["rows"].items()

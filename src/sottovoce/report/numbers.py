@@ -64,6 +64,16 @@ def counted(unit: str) -> str:
     return "records" if unit == "record" else f"units ({unit})"
 
 
+def out_of(spent: float | None, target: float | None) -> str:
+    """What an account has spent beside what a run was to spend: more, where there were other runs.
+
+    >>> out_of(4.0, 4), out_of(5.99, 4)
+    ('of 4', 'over all runs in its ledger, 4 in this one,')
+    """
+    alone = spent is None or target is None or spent <= target * (1 + 1e-6)
+    return f"of {number(target)}" if alone else f"over all runs in its ledger, {number(target)} in this one,"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share that is already in percent.
 

@@ -20,6 +20,7 @@ from sottovoce.report.numbers import (
     label,
     measure,
     number,
+    out_of,
     percent,
 )
 from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
@@ -130,7 +131,7 @@ def _epsilon_card(run: ReportedRun) -> Html:
     if without_noise(run):
         return page.card("epsilon", "Privacy spent", "no limit", None, "no noise was added", busiest)
     spent = run.epsilon.spent_max
-    target = f"of {number(run.epsilon.target)} at {equals('δ', run.delta)}"
+    target = f"{out_of(spent, run.epsilon.target)} at {equals('δ', run.delta)}"
     counting = f"{run.epsilon.accounting} accounting, {busiest}"
     return page.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
 

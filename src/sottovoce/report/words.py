@@ -11,7 +11,7 @@ import re
 
 from sottovoce.catalog import CONTEXTS
 from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.numbers import count, equals, number
+from sottovoce.report.numbers import count, equals, number, out_of
 from sottovoce.report.reading import ReportedRun
 
 _ACCOUNTING = {
@@ -84,9 +84,9 @@ def _participants(run: ReportedRun) -> str:
         f"participant were replaced by {other}, the probability of anything that can be seen in {seen}, "
         "would change by a factor of at most ",
         factor,
-        f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, of a "
-        f"target of {number(run.epsilon.target)}, at {equals('δ', run.delta)}. This is {unit}-level "
-        f"differential privacy; it was counted by {counted}.",
+        f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, "
+        f"{out_of(run.epsilon.spent_max, run.epsilon.target)} at {equals('δ', run.delta)}. This is "
+        f"{unit}-level differential privacy; it was counted by {counted}.",
     )
 
 

@@ -82,6 +82,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "basis": blueprint.basis.kind,
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
+        "releases_context": resolved.releases_context,
         "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
         "releases": releases,
         "releases_min": int(counts.min()),
@@ -150,8 +151,12 @@ def promise(blueprint: Blueprint) -> str:
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:
-    """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it."""
-    plan, release = blueprint.plan, blueprint.releases_of(0)["gradient"]
+    """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it.
+
+    The bytes are those of a client of middle size: a large one adds less noise, and needs more of them.
+    """
+    middle = int(np.argsort(blueprint.sizes)[len(blueprint.sizes) // 2])
+    plan, release = blueprint.plan, blueprint.releases_of(middle)["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
     x = random_records(blueprint.facts, max(blueprint.sizes), generator)
     y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)

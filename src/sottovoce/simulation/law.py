@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sottovoce.central import Update
 from sottovoce.channel.wire import HEADER_BYTES
 from sottovoce.client import Client
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import StreamReused
-from sottovoce.release import server_randomness
 from sottovoce.simulation.rounds import Round, Simulation
 
 
@@ -41,13 +41,11 @@ class LawSimulation(Simulation):
         self._charge(opened)
         released = [self.blueprint.releases_of(i)["gradient"] for i in opened.participants]
         sigmas = clipped.new_tensor([release.channel.sigma for release in released])
-        noise = self._normal(opened.number, clipped) * sigmas[:, None]
+        noise = self._normal("gradient", opened.number, clipped) * sigmas[:, None]
         releases = clipped + noise
         signal_norm = noise_norm = effective = None
         if plan.noise_at_server:
-            decoded = dict(zip(opened.participants, releases.cpu().numpy(), strict=True))
-            update = self.server.add_up(decoded, server_randomness(plan, self._run, opened.number))
-            self.server.receive_update(update)
+            self.server.receive_update(self._noised_sum(opened, releases))
         else:
             norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])
             decoded = dict(zip(opened.participants, releases.float(), strict=True))
@@ -89,9 +87,20 @@ class LawSimulation(Simulation):
         ]
         self._ledger.commit_many(charges, self.blueprint.budget)
 
-    def _normal(self, number: int, like: Tensor) -> Tensor:
-        """Standard normals of the shape of `like`, float64, fixed by seed, run and round on one device."""
-        stream = f"{self.blueprint.plan.seed}:{self._run}:law:{number}"
+    def _noised_sum(self, opened: Round, releases: Tensor) -> Update:
+        """U = Σ w û hᵀ + σZ (`central.noised_sum`), where the releases are."""
+        h, weights = self.server.counted(opened.participants)
+        bounded = h / h.norm(dim=1, keepdim=True).clamp_min(1.0)
+        total = (releases * releases.new_tensor(weights)[:, None]).T @ bounded
+        total += self.blueprint.sigma * self._normal("update", opened.number, total)
+        return Update(opened.number, tuple(opened.participants), total.float())
+
+    def _normal(self, kind: str, number: int, like: Tensor) -> Tensor:
+        """Standard normals of the shape of `like`, float64, fixed by seed, run, kind and round on one device.
+
+        An own generator for each: what one draws does not shift the draws of another.
+        """
+        stream = f"{self.blueprint.plan.seed}:{self._run}:law:{kind}:{number}"
         seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big") >> 1
         generator = torch.Generator(like.device).manual_seed(seed)
         return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

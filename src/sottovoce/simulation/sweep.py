@@ -46,6 +46,8 @@ SHAPE = (
 
 # A batch writes many checkpoints at once, and its runs are short: what a crash costs is a few minutes.
 CHECKPOINT_SECONDS = 180.0
+KEPT = 2
+"""Datasets that a process keeps on its device between batches."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,7 @@ def run_batch(
     if not open_jobs:
         return
     plan = jobs[0].plan
-    records = dataset if dataset is not None else data.load(plan.dataset)
-    records = described(records, plan, device=device).to(device)
+    records = _on_device(dataset if dataset is not None else data.load(plan.dataset), plan, device)
     federations: dict[tuple[Any, ...], FederatedDataset] = {}
     with ExitStack() as stack:
         sessions = []
@@ -100,6 +101,22 @@ def run_batch(
         _train(sessions, on_round)
         for job, session in zip(open_jobs, sessions, strict=True):
             on_run(job, session.finish())
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # other processes share the card
+
+
+_last: list[tuple[Dataset, tuple[Any, ...], Dataset]] = []
+
+
+def _on_device(records: Dataset, plan: Plan, device: str) -> Dataset:
+    """Records as the plan's models see them, on the device; those of the last batches are kept."""
+    wanted = (plan.features, plan.feature_size, plan.mirror, plan.shift, device)
+    for source, how, found in _last:
+        if source is records and how == wanted:
+            return found
+    found = described(records, plan, device=device).to(device)
+    _last[:] = [*_last[1 - KEPT :], (records, wanted, found)]
+    return found
 
 
 def _train(sessions: Sequence[Session], on_round: Callable[[int], None]) -> None:
