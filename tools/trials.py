@@ -111,7 +111,7 @@ class Watch:
         return self._still > IDLE or self._waited > self._patience
 
     def _state(self) -> tuple[bool, int]:
-        """Whether a thread runs, is stopped, or waits for a processor or the disk; and the processor time of all so far."""
+        """Whether a thread runs, is stopped, or waits for processor or disk; and the time of all so far."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
