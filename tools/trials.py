@@ -41,7 +41,7 @@ PROCESSES.set_forkserver_preload(
 )
 Function = tuple[str, int]
 """Its qualified name and first line."""
-IDLE = 20.0
+IDLE = 8.0
 """Seconds for which tests may wait while nothing happens at all."""
 UNPATCHED = 77
 """Exit status of a child that could not exchange the function in memory."""
@@ -103,7 +103,7 @@ class Watch:
         """Whether nobody ran, or was about to, for `IDLE` seconds on end, or for `patience` in all."""
         passed = time.monotonic() - self._looked
         if passed >= 1.0:
-            self._looked += passed
+            self._looked, passed = self._looked + passed, min(passed, 2.0)  # who watches may be stopped too
             running, ticks = self._state()
             self._waited += 0.0 if running else passed
             self._still = 0.0 if running or ticks != self._ticks else self._still + passed
@@ -111,7 +111,7 @@ class Watch:
         return self._still > IDLE or self._waited > self._patience
 
     def _state(self) -> tuple[bool, int]:
-        """Whether a thread runs, waits for a processor or the disk; and the processor time of all so far."""
+        """Whether a thread runs, is stopped, or waits for processor or disk; and the time of all so far."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -126,7 +126,7 @@ class Watch:
         for process in family:
             for path in Path(f"/proc/{process}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
-                    running |= path.read_text().rpartition(")")[2].split()[0] in "RD"
+                    running |= path.read_text().rpartition(")")[2].split()[0] in "RDT"
         return running, sum(ticks.get(process, 0) for process in family)
 
 

@@ -12,6 +12,7 @@ from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.onboarding.tokens import new_token
+from tests.simulation.test_folder import sites
 
 from .conftest import Failing
 
@@ -68,3 +69,14 @@ def test_an_app_is_written_from_a_plan_and_records_toml_without_a_record(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "records.toml"]
     again = CliRunner().invoke(app, ["federate", *words, *files, "--deal", str(tmp_path / "clients")])
     assert "omit one of them" in str(again.exception)
+
+
+@pytest.mark.parametrize("deal", [[], ["--deal", "clients"]])
+def test_a_folder_of_sites_is_federated_by_its_records_toml(
+    tmp_path: Path, failing: Failing, deal: list[str]
+) -> None:
+    folder = sites(tmp_path / "sites")
+    line = failing("federate", f"dataset={folder}", "--out", str(tmp_path / "app"), *deal)
+    assert (
+        f"give --records {folder}/records.toml, how many participants, and no dataset and no --deal" in line
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+
 import pytest
 
 from sottovoce.blueprint import client_secret, seeded_master
@@ -50,3 +53,5 @@ def test_only_a_seeded_simulation_has_reproducible_channel_secrets() -> None:
 def test_a_proof_is_of_one_secret_and_one_nonce() -> None:
     proofs = {proof(secret, nonce) for secret in (b"a" * 32, b"b" * 32) for nonce in (b"1", b"2")}
     assert len(proofs) == 4
+    expected = hmac.new(b"a" * 32, b"sottovoce enrolment:1", hashlib.sha256).digest()
+    assert proof(b"a" * 32, b"1") == expected  # a client of any version proves the same

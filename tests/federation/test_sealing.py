@@ -17,7 +17,7 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower.server_app import _keep_log
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.federation.result import write_run
-from sottovoce.federation.sealing import SEAL_BYTES, seal, sealed_for, unseal
+from sottovoce.federation.sealing import SEAL_BYTES, seal, seal_downward, sealed_for, unseal, unseal_downward
 
 from . import overhearing
 from .overhearing import Secrets, overheard
@@ -196,6 +196,24 @@ def test_a_seal_is_as_long_as_it_says_and_a_bucket_fits_into_its_header() -> Non
     for bucket in (-1, 2**32):
         with pytest.raises(ChannelError, match="update the server"):
             seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=bucket)
+
+
+def test_what_goes_down_is_opened_by_one_client_of_one_run_alone() -> None:
+    agreed, stream = b"a" * 32, ("run", "participant-0", "model", 0)
+    sealed = seal_downward(b"model", stream, agreed=agreed)
+    assert unseal_downward(sealed, stream, agreed=agreed) == b"model"
+    assert seal_downward(b"model", stream, agreed=agreed) != sealed  # a fresh salt
+    for wrong in (
+        sealed[:-1],
+        sealed[:-1] + bytes([sealed[-1] ^ 1]),
+        bytes([sealed[0] ^ 1]) + sealed[1:],
+        b"",
+    ):
+        with pytest.raises(ChannelError, match="for another client or run"):
+            unseal_downward(wrong, stream, agreed=agreed)
+    for other, key in ((stream, b"b" * 32), (("run", "participant-1", "model", 0), agreed)):
+        with pytest.raises(ChannelError, match="for another client or run"):
+            unseal_downward(sealed, other, agreed=key)
 
 
 def test_a_request_without_a_key_charges_nothing(tmp_path: Path) -> None:

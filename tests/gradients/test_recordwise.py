@@ -251,3 +251,11 @@ def test_trying_a_module_changes_neither_the_generator_nor_the_warnings_of_its_c
     check_recordwise(models.seeded(models.Residual).eval(), Facts((5,), 3))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert warnings.filters == filters
+
+
+def test_a_known_stack_gives_its_records_together_what_it_gives_them_alone() -> None:
+    module = models.seeded(models.tiny)
+    x, _ = models.records((1, 6, 6), 3, 7)
+    assert stack(module) is not None
+    outputs = recordwise_logits(module, models.flat(module), x)
+    assert torch.allclose(outputs, torch.cat([module(record[None]) for record in x]).detach(), atol=1e-6)

@@ -55,6 +55,7 @@ class Told:
 
     def __init__(self, folder: Path, answers: list[Answer | Exception] | None = None, **limits: int) -> None:
         self.asked: list[Request] = []
+        self.places: list[int] = []
         self.sent: list[dict[str, Any]] = []
         self.answers = answers if answers is not None else [Answer(b"model", False)]
         self.metrics = Metrics()
@@ -64,6 +65,7 @@ class Told:
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | Exception]:
         self.asked += requests
+        self.places.append(self.gate.waiting)
         if self.answers == []:
             raise OSError("the disk is gone")
         return self.answers
@@ -88,6 +90,8 @@ class Told:
                 await door({"headers": named, "client": self.client}, receive, send)  # type: ignore[arg-type]
             finally:
                 door.close()
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await door._batches.ask(Request("late", b""))
 
         asyncio.run(converse())
 
@@ -144,6 +148,7 @@ def test_a_request_that_finds_no_place_is_shed_before_its_body_is_read(tmp_path:
         assert told.refused() == 503
     told.client = None
     told.ask({"type": "http.request", "body": b"x"})
+    assert told.places == [1]  # while it was answered
     assert told.gate.waiting == 0
 
 

@@ -368,3 +368,10 @@ def test_a_short_reader_is_waited_for(ledger: Ledger, path: Path, caplog: pytest
     reader.close()
     assert caplog.text == ""
     assert Path(f"{path}-wal").stat().st_size == 0
+
+
+def test_a_charge_says_where_its_noise_is() -> None:
+    for place in ("client", "server"):
+        assert Charge("run", 0, "context", 0, sensitivity=0.1, sigma=1.0, place=place).place == place  # type: ignore[arg-type]
+    with pytest.raises(SottovoceError, match="unknown place of noise 'nowhere'"):
+        Charge("run", 0, "context", 0, sensitivity=0.1, sigma=1.0, place="nowhere")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.privacy import ledger_file
 from sottovoce.privacy.ledger import Budget, Charge, Ledger
 from sottovoce.privacy.ledger_file import LedgerError, LedgerFile
 
@@ -171,3 +172,31 @@ def test_it_waits_a_minute_for_who_writes_and_five_seconds_for_who_only_reads(
     short, checkpoint, long = said[:3]
     assert (short, long) == ("PRAGMA busy_timeout = 5000", "PRAGMA busy_timeout = 60000")
     assert checkpoint == "PRAGMA wal_checkpoint(TRUNCATE)"
+
+
+def test_a_new_ledger_is_in_its_folder_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(ledger_file, "sync_folder", synced.append)
+    LedgerFile.open(tmp_path / "ledger.sqlite", "records").close()
+    LedgerFile.open(tmp_path / "ledger.sqlite", "records").close()
+    assert synced == [tmp_path]
+
+
+def test_a_file_of_an_older_format_is_updated_at_once_or_not_at_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(path)) as database:  # as format 2 was
+        database.executescript(
+            "DROP VIEW spending; ALTER TABLE release DROP COLUMN place; ALTER TABLE lost DROP COLUMN server;"
+            "PRAGMA user_version = 2;"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file, "_SINCE_3", (*ledger_file._SINCE_3[:1], "nonsense"))
+        with pytest.raises(LedgerError, match="syntax error"):
+            LedgerFile.open(path, "records")
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        columns = [row[1] for row in database.execute("PRAGMA table_info(release)")]
+        assert "place" not in columns

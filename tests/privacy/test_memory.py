@@ -8,6 +8,7 @@ import pytest
 
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
 from sottovoce.privacy.memory import MemoryLedger
+from sottovoce.privacy.witness import Witness
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 
@@ -57,3 +58,13 @@ def test_it_refuses_what_the_durable_one_refuses(tmp_path: Path) -> None:
         book.keep()
     with pytest.raises(LedgerError, match="other records"):
         MemoryLedger.begin(tmp_path / "ledger.sqlite", scope="others")
+
+
+def test_a_new_one_is_on_the_disk_with_its_witness_before_anything_is_charged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    name = MemoryLedger.begin(path, scope="demo").name
+    known = Witness(path).read()
+    assert known is not None
+    assert (known.ledger, known.scope, known.genuine) == (name, "demo", True)
+    with Ledger.open(path, scope="demo") as ledger:
+        assert (ledger.name, ledger.clients()) == (name, [])

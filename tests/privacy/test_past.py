@@ -536,3 +536,44 @@ def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> 
         part.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
         assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=0)]
+
+
+def test_two_ledgers_count_what_the_other_knows_and_never_what_it_counts_of_them(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.sqlite", tmp_path / "two.sqlite"
+    with Ledger.open(one, scope="one") as here, Ledger.open(two, scope="two") as there:
+        here.commit(Charge("a", "north", "gradient", 1, 0.5, 1.0), b"", PLENTY)
+        here.commit(Charge("a", "south", "gradient", 1, 0.5, 1.0), b"", PLENTY)
+        there.commit(Charge("b", OWN_RECORDS, "context", 0, 0.3, 1.0), b"", PLENTY)
+        there.commit(Charge("c", OWN_RECORDS, "gradient", 1, 0.4, 1.0, "server"), b"", PLENTY)
+        for _ in range(2):
+            here.count_in(there, "north", OWN_RECORDS)
+            there.count_in(here, OWN_RECORDS, "north")
+        for ledger, client in ((here, "north"), (there, OWN_RECORDS)):
+            assert ledger.spent(client) == pytest.approx(0.25 + 0.09 + 0.16)
+            assert sum(total.releases for total in ledger.totals() if total.client == client) == 3
+            assert sum(total.server for total in ledger.totals() if total.client == client) == 1
+        assert here.spent("south") == 0.25
+        assert here.lost == there.lost == []  # counted, not lost
+    for path in files(one):
+        path.unlink()
+    with Ledger.open(one, scope="one") as back:  # its witness knows what it had counted
+        assert back.spent("north") == pytest.approx(0.5)
+
+
+def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.count(other, "north", there=OWN_RECORDS)
+        assert ledger.clients() == []
+        assert not other.exists()
+    with Ledger.open(other, scope=client_scope("other")) as book:
+        book.commit(Charge("b", OWN_RECORDS, "context", 0, 0.3, 1.0), b"", PLENTY)
+    for file in files(other):
+        file.unlink()  # what its witness knows is charged again, under its own scope
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.count(other, "north", there=OWN_RECORDS)
+        assert ledger.spent("north") == pytest.approx(0.09)
+    Witness(other).path.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.count(other, "south", there=OWN_RECORDS)
+        assert ledger.spent("south") == pytest.approx(0.09)

@@ -22,6 +22,7 @@ from sottovoce.cli.options import (
 )
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
+from sottovoce.report.numbers import count
 
 EXAMPLES = {
     "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
@@ -107,7 +108,8 @@ def federate(
         simulated_clients=deal,
     )
     said = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
-    text = f"app: {written}\ngive every client its agreement: {said['agreement']}"
+    who = count(agreement.plan.participants, "participant")
+    text = f"app for {who}: {written}\ngive every client its agreement: {said['agreement']}"
     answer(said, text, json=json)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.data import Dataset, division, load, resolve
+from sottovoce.data.description import NAME
+from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts
 from sottovoce.federation.agreement import Agreement
 from sottovoce.files import PRIVATE, private_folder, write_atomically
@@ -24,6 +26,11 @@ def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
     The clients of a seeded one are played by this machine: a real client refuses it.
     """
     records = load(plan.dataset) if dataset is None else dataset
+    if records.home is not None:
+        raise SottovoceError(
+            f"{records.home} is a folder of sites, which have their files already: give --records "
+            f"{records.home / NAME}, how many participants, and no dataset and no --deal"
+        )
     sizes = [len(index) for index in division(records, plan)[: plan.participants]]
     facts = described_facts(records.facts, plan)
     return Agreement(resolve(plan, [min(sizes)]), facts, plan.seeded, plan.model)
