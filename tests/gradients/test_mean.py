@@ -336,7 +336,7 @@ def test_norms_of_inputs_are_remembered_until_the_records_change() -> None:
     basis = open_basis("identity", module, 0, seed=0)
 
     def check() -> None:
-        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=1)
+        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=30)
         assert torch.allclose(found, expected(module, theta, basis, x, y, 0.1), atol=1e-6)
 
     check()
@@ -349,5 +349,5 @@ def test_norms_of_records_are_not_taken_for_those_of_a_layer_that_sees_something
     module = models.seeded(lambda: nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(12, 4)))
     theta, (x, y) = models.flat(module), models.records((3, 4), 4, 30)
     basis = open_basis("identity", module, 0, seed=0)
-    found = clipped_mean(module, theta, basis, 5 * x, y, clip=0.1, denominator=1)
+    found = clipped_mean(module, theta, basis, 5 * x, y, clip=0.1, denominator=30)
     assert torch.allclose(found, expected(module, theta, basis, 5 * x, y, 0.1), atol=1e-6)
