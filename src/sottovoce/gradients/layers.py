@@ -19,8 +19,8 @@ from sottovoce.gradients.patches import Window
 
 Parameters = dict[str, Tensor]
 
-# Records whose patches a CPU's second-level cache holds, as they are written and read again at once.
-_IN_CACHE = 12
+# Bytes of patches that a CPU's caches hold, as they are written and read again at once.
+_IN_CACHE = 3 * 2**20
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ class Convolution:
             return torch.bmm(card.patches(self.window, images), by_position)
         window = self.window.size
         out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
-        for start in range(0, n, _IN_CACHE):
-            part = slice(start, start + _IN_CACHE)
+        each = max(1, _IN_CACHE // (out.shape[1] * by_position.shape[1] * images.element_size()))
+        for start in range(0, n, each):
+            part = slice(start, start + each)
             torch.bmm(self.window.patches(images[part])[0], by_position[part], out=out[part])
         return out
 
