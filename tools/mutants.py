@@ -75,10 +75,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "federation/rollback",
         "federation/store",
     ),
-    tuple(f"federation/test_{name}.py" for name in ("coordinator", "handout", "node", "tables")): (
-        "federation/coordinator",
-        "federation/node",
-    ),
+    ("federation",): ("federation/coordinator", "federation/node"),
     tuple(f"onboarding/test_{name}.py" for name in ("batches", "endpoint", "gate", "tokens", "contexts")): (
         "onboarding/batches",
         "onboarding/contexts",
