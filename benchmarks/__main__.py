@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import memory, plots, round, scaling
+from benchmarks import features, memory, plots, round, scaling
 from benchmarks.environment import peer_python
 from sottovoce.bench import channel, gradients
 from sottovoce.channel import CHANNELS
@@ -29,6 +29,7 @@ def main() -> None:
     _write("memory", memory.run())
     _write("round", round.run())
     _write("scaling", scaling.run())
+    _write("features", features.run())
     _write("channel", channel.measure(CHANNELS, 0.0147, (0.1, 0.3, 0.6, 1.0), 16384, 50))
     plots.draw()
     print(f"all in {time.monotonic() - started:.0f} s, in {OUT}")

@@ -27,6 +27,7 @@ from tests.small import federated_plan
 
 from .overhearing import found, overheard
 from .processes import Processes, free_port, write_certificates
+from .test_noise_at_server import NOISE
 from .world import same
 
 
@@ -101,6 +102,25 @@ def test_a_short_federation_with_a_killed_node_equals_the_simulator(tmp_path: Pa
         processes.wait("two rounds", (tmp_path / "run" / "result.json").exists)
         models = [tmp_path / "clients" / f"client-{index}.personal.safetensors" for index in range(2)]
         processes.wait("everybody's model", lambda: all(model.exists() for model in models))
+    equals_the_simulator(tmp_path, agreement)
+    charged_once(tmp_path, agreement)
+
+
+@pytest.mark.slow
+def test_a_federation_with_noise_at_the_server_whose_server_is_killed_equals_the_simulator(
+    tmp_path: Path,
+) -> None:
+    agreement = prepare(tmp_path, participants=2, rounds=3, **NOISE)
+    with Processes(tmp_path, tls=False) as processes:
+        processes.start_superlink()
+        for index in range(2):
+            processes.start_supernode(index)
+        supervise = ("sottovoce", "federate", "--app", str(tmp_path / "app"), "--on", "here")
+        processes.start("federate", *supervise)
+        processes.wait("round 1", lambda: rounds(tmp_path) >= 1)
+        processes.wait("a server", lambda: processes.kill_one("flwr-serverapp"))
+        processes.wait("three rounds", (tmp_path / "run" / "result.json").exists)
+        processes.wait("the end of federate", lambda: not processes.running("federate"))
     equals_the_simulator(tmp_path, agreement)
     charged_once(tmp_path, agreement)
 

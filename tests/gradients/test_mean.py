@@ -285,9 +285,15 @@ def test_cores_share_out_chunks_and_change_nothing_else(
     ],
 )
 def test_records_fall_into_the_same_blocks_in_every_version(
-    clients: int, records: int, megabytes: int, on_cpu: bool, blocks: list[tuple[int, ...]]
+    clients: int,
+    records: int,
+    megabytes: int,
+    on_cpu: bool,
+    blocks: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sums over blocks of another size are rounded differently, and seeded runs repeat bit for bit."""
+    monkeypatch.setattr(mean, "_GPU_BYTES", 8 * 2**30)
     found = mean._chunks(clients, records, megabytes * 2**20, on_cpu=on_cpu)
     assert [(c.start, c.stop, r.start, r.stop) for c, r in found] == blocks
 
@@ -322,3 +328,26 @@ def test_clients_together_need_one_of_each_input(part: int) -> None:
     inputs[part] = inputs[part][:1]  # type: ignore[index]
     with pytest.raises(SottovoceError, match="one of each input"):
         clipped_means(module, *inputs, clip=1.0, denominator=2)  # type: ignore[arg-type]
+
+
+def test_norms_of_inputs_are_remembered_until_the_records_change() -> None:
+    module = models.seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)))
+    theta, (x, y) = models.flat(module), models.records((3, 4), 4, 30)
+    basis = open_basis("identity", module, 0, seed=0)
+
+    def check() -> None:
+        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=30)
+        assert torch.allclose(found, expected(module, theta, basis, x, y, 0.1), atol=1e-6)
+
+    check()
+    check()
+    x.mul_(100.0)  # with the norms of before, gradients would be clipped far too little
+    check()
+
+
+def test_norms_of_records_are_not_taken_for_those_of_a_layer_that_sees_something_else() -> None:
+    module = models.seeded(lambda: nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(12, 4)))
+    theta, (x, y) = models.flat(module), models.records((3, 4), 4, 30)
+    basis = open_basis("identity", module, 0, seed=0)
+    found = clipped_mean(module, theta, basis, 5 * x, y, clip=0.1, denominator=30)
+    assert torch.allclose(found, expected(module, theta, basis, 5 * x, y, 0.1), atol=1e-6)

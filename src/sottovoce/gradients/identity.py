@@ -7,8 +7,6 @@ on a CPU, inputs of linear layers become so a block of records at a time, while 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +16,17 @@ from sottovoce.gradients.layers import Convolution, Linear, by_client
 from sottovoce.gradients.stack import Capture
 from sottovoce.models import Place, places
 
-_IN_CACHE = 128
+_IN_CACHE = 80
 """Records of a block."""
 
 
-def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip: float) -> Tensor:
-    """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d)."""
+def clipped_sum(
+    module: nn.Module, captures: list[Capture], losses: Tensor, clip: float, known: Tensor | None = None
+) -> Tensor:
+    """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d).
+
+    `known` (clients, records) are `squares` of the inputs of the first layer with parameters, if linear.
+    """
     order, count = places(module), len(losses)
     outer: dict[str, tuple[Tensor, Tensor]] = {}
     written: dict[str, Tensor] = {}
@@ -37,7 +40,11 @@ def clipped_sum(module: nn.Module, captures: list[Capture], losses: Tensor, clip
             written[layer.weight] = _grouped(layer.flat_gradients(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
-    flat = (_on_card if card.on_card(losses) else _in_blocks)(outer, written, losses, clip)
+    if card.on_card(losses):
+        flat = _on_card(outer, written, losses, clip)
+    else:
+        first = {} if known is None else {captures[0].layer.weight: known}
+        flat = _in_blocks(outer, written, losses, clip, first)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
             flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], order[seen.layer.weight])
@@ -63,48 +70,49 @@ def _on_card(
 
 
 def _in_blocks(
-    outer: dict[str, tuple[Tensor, Tensor]], written: dict[str, Tensor], losses: Tensor, clip: float
-) -> dict[str, Tensor]:
-    """The sums (clients, size) by name, on a CPU."""
-    squares = sum((_squares(g) for g in written.values()), torch.zeros_like(losses, dtype=torch.float64))
-    sums = {name: d.new_zeros(len(d), d.shape[2], x.shape[2]) for name, (d, x) in outer.items()}
-    scales = torch.cat(list(_add_outer(sums, outer, squares, losses, clip)), dim=1)
-    flat = {name: (blank(g, scales) * scales).sum(1) for name, g in written.items()}
-    return flat | {name: total.flatten(1) for name, total in sums.items()}
-
-
-def _add_outer(
-    sums: dict[str, Tensor],
     outer: dict[str, tuple[Tensor, Tensor]],
-    squares: Tensor,
+    written: dict[str, Tensor],
     losses: Tensor,
     clip: float,
-) -> Iterator[Tensor]:
-    """Adds the clipped δ ⊗ x of linear layers, block by block, and gives the scales (clients, records, 1).
+    known: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    """The sums (clients, size) by name, on a CPU; `known` are squares of the norms of inputs."""
+    total = torch.zeros_like(losses, dtype=torch.float64)
+    for gradients in written.values():
+        total = total + squares(gradients)
+    for name, (deltas, inputs) in outer.items():
+        of_inputs = known[name] if name in known else squares(inputs)
+        total = total + squares(deltas) * of_inputs
+    scales = clip_scales(total.sqrt(), losses, clip).unsqueeze(2)
+    if not bool((scales > 0).all()):  # asking costs less than blanking
+        written = {name: blank(gradients, scales) for name, gradients in written.items()}
+        outer = {name: (blank(d, scales), blank(x, scales)) for name, (d, x) in outer.items()}
+    sums = {name: (gradients * scales).sum(1) for name, gradients in written.items()}
+    return sums | {name: _outer_sum(deltas * scales, inputs) for name, (deltas, inputs) in outer.items()}
 
-    `squares` are those of the norms of all other layers' gradients.
+
+def _outer_sum(deltas: Tensor, inputs: Tensor) -> Tensor:
+    """Σ δ ⊗ x, (clients, rows·size), block by block."""
+    total = deltas.new_zeros(len(deltas), deltas.shape[2], inputs.shape[2])
+    memory = torch.empty_like(inputs[:, :_IN_CACHE], dtype=torch.float64)
+    for start in range(0, inputs.shape[1], _IN_CACHE):
+        rows, x = deltas[:, start : start + _IN_CACHE].mT, inputs[:, start : start + _IN_CACHE]
+        x = memory[:, : x.shape[1]].copy_(x)
+        if len(total) == 1:  # twice as fast as a batch of one
+            total[0].addmm_(rows[0], x[0])
+        else:
+            total.baddbmm_(rows, x)
+    return total.flatten(1)
+
+
+def squares(values: Tensor) -> Tensor:
+    """‖v‖² in float64 of every record of (clients, records, size), on a CPU block by block.
+
+    >>> squares(torch.tensor([[[3.0, 4.0], [1.0, 0.0]]]))
+    tensor([[25.,  1.]], dtype=torch.float64)
     """
-    records = losses.shape[1]
-    of_deltas = {name: _squares(deltas) for name, (deltas, _) in outer.items()}
-    kept = {name: torch.empty_like(x[:, :_IN_CACHE], dtype=torch.float64) for name, (_, x) in outer.items()}
-    for start in range(0, records, _IN_CACHE):
-        part = slice(start, start + _IN_CACHE)
-        total = squares[:, part]
-        for name, (_, inputs) in outer.items():
-            x = kept[name] = kept[name][:, : records - start].copy_(inputs[:, part])
-            total = total + of_deltas[name][:, part] * _squares(x)
-        scales = clip_scales(total.sqrt(), losses[:, part], clip).unsqueeze(2)
-        for name, (deltas, _) in outer.items():
-            rows = (blank(deltas[:, part], scales) * scales).transpose(1, 2)
-            _add_product(sums[name], rows, blank(kept[name], scales))
-        yield scales
-
-
-def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
-    if len(sums) == 1:  # twice as fast as a batch of one, on a CPU
-        sums[0].addmm_(left[0], right[0])
-    else:
-        sums.baddbmm_(left, right)
+    blocks = torch.split(values, _IN_CACHE, dim=1)
+    return torch.cat([torch.linalg.vector_norm(block.double(), dim=2) for block in blocks], dim=1).square()
 
 
 def _by_filter(summed: Tensor, place: Place) -> Tensor:
@@ -116,8 +124,3 @@ def _by_filter(summed: Tensor, place: Place) -> Tensor:
 def _grouped(values: Tensor, clients: int) -> Tensor:
     """(clients·records, ...) to (clients, records, size): float64, to which a GPU converts as it reads."""
     return by_client(values if card.on_card(values) else values.double(), clients).flatten(2)
-
-
-def _squares(values: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(values, dim=2)
-    return norms.square()

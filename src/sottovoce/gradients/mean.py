@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from itertools import takewhile
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
@@ -59,7 +62,7 @@ def clipped_mean(
         refuse_unclippable(module)
         return units.clipped_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
-    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss)[0]
+    return _clipped_means(*one, clip, denominator, loss, lambda: _remembered_squares(x))[0]
 
 
 @one_core()
@@ -80,19 +83,36 @@ def clipped_means(
     `clipped_mean` of client i, on a CPU bit for bit and with any number of cores, on a GPU up to rounding.
     Pass the same `bases` objects every round: what is prepared from them is remembered.
     """
+    given = (module, thetas, bases, x, y, clip, denominator, loss)
+    return _clipped_means(*given, lambda: identity.squares(x.flatten(2)))
+
+
+def _clipped_means(
+    module: nn.Module,
+    thetas: Tensor,
+    bases: Sequence[Basis],
+    x: Tensor,
+    y: Tensor,
+    clip: float,
+    denominator: int,
+    loss: Losses,
+    squares: Callable[[], Tensor],
+) -> Tensor:
+    """`squares` gives ‖x‖² of every record, (c, m)."""
     refuse_unclippable(module)
     _check(thetas, bases, x, y, clip, denominator)
     thetas, first = thetas.detach(), bases[0]
-    total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
     if not x.shape[1]:
-        return total
+        return torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
     layers = stack(module)
-    floats = None if layers is None else _floats_per_record(layers, module, thetas, x, first)
+    floats = None if layers is None else _remembered_floats(layers, module, thetas, x, first)
     if layers is None or floats is None:
         each = zip(thetas, bases, x, y, strict=True)
         sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
+    on_cpu = not card.on_card(thetas)
+    known = squares() if on_cpu and first.kind == "identity" and _linear_in_records(layers) else None
 
     def work(chunk: tuple[slice, slice]) -> Tensor:
         clients, records = chunk
@@ -101,14 +121,17 @@ def clipped_means(
         captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten(0, 1), loss)
         losses = losses.view(xs.shape[:2])
         if gradients is None:
-            return identity.clipped_sum(module, captures, losses, clip)
+            mine = None if known is None else known[clients, records]
+            return identity.clipped_sum(module, captures, losses, clip, mine)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
             return sum_squared(*gradients.products(captures, clients), losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
 
-    on_cpu = not card.on_card(thetas)
     chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))
     parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
+    if len(chunks) == 1:
+        return next(iter(parts)).div_(denominator)
+    total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
     for (clients, _), part in zip(chunks, parts, strict=True):
         total[clients] += part
     return total.div_(denominator)
@@ -128,6 +151,26 @@ def _check(
         )
 
 
+def _linear_in_records(layers: Sequence[Layer]) -> bool:
+    """Whether the first layer with parameters is linear and sees the records as they are."""
+    before = list(takewhile(lambda layer: isinstance(layer, Plain), layers))
+    flat = all(isinstance(layer, Plain) and type(layer.module) is nn.Flatten for layer in before)
+    return flat and isinstance(layers[len(before)], Linear)
+
+
+def _remembered_squares(x: Tensor) -> Tensor:
+    """‖x‖² (1, m) of one client's records, computed once while the tensor lives and is not written to."""
+    if x.is_inference():
+        return identity.squares(x[None].flatten(2))
+    known = _squares.get(x)
+    if known is None or known[0] != x._version:
+        known = _squares[x] = (x._version, identity.squares(x[None].flatten(2)))
+    return known[1]
+
+
+_squares: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+
+
 def _coefficient_gradients(
     module: nn.Module, bases: tuple[Basis, ...], device: torch.device
 ) -> Structured | Unstructured | None:
@@ -137,6 +180,20 @@ def _coefficient_gradients(
     if bases[0].kind == "unstructured":
         return Unstructured(module, cast(tuple[SignedPartition, ...], bases), device)
     return None
+
+
+def _remembered_floats(
+    layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
+) -> int | None:
+    """`_floats_per_record`, found out once for a module and records of a shape."""
+    known = _floats.setdefault(module, {})
+    key = (*x.shape[2:], str(x.device), basis.kind, basis.coefficients)
+    if key not in known:
+        known[key] = _floats_per_record(layers, module, thetas, x, basis)
+    return known[key]
+
+
+_floats: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], int | None]] = WeakKeyDictionary()
 
 
 def _floats_per_record(
