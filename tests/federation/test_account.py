@@ -17,6 +17,7 @@ from sottovoce.onboarding.future_client import obtain_model, personalize
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.terms import Price, Terms
+from sottovoce.privacy.witness import Witness
 from sottovoce.simulation.training import train
 from tests.simulation.test_folder import planned, sites
 
@@ -172,3 +173,26 @@ def test_a_client_without_a_folder_or_with_nothing_simulated_has_a_ledger_of_its
         assert Account.of(folder / "north.csv", Terms()).client == "north"
     (folder / "records.toml").unlink()
     assert Account.of(folder / "north.csv", Terms()).client == ""
+
+
+def test_the_folders_ledger_is_known_by_its_witness_or_by_itself(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    path, north = folder / "ledger.sqlite", folder / "north.csv"
+    Ledger.open(path, scope=NAMED).close()
+    kept = path.read_bytes()
+    for leftover in folder.glob("ledger.sqlite*"):
+        if leftover.suffix != ".witness":
+            leftover.unlink()
+    assert Account.of(north, Terms()).client == "north"  # deleted, and not forgotten
+    with pytest.raises(SottovoceError, match="'today' is none of them"):
+        Account.of(north, Terms(client="today"))
+    Witness(path).path.unlink()
+    assert Account.of(north, Terms()).client == ""
+    path.write_bytes(kept)
+    assert Account.of(north, Terms()).client == "north"
+    for leftover in folder.glob("ledger.sqlite*"):
+        leftover.unlink()
+    Ledger.open(path, scope="something else").close()
+    assert Account.of(north, Terms()).client == ""
+    Witness(path).path.unlink()
+    assert Account.of(north, Terms()).client == ""

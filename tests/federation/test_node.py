@@ -21,6 +21,7 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
+from sottovoce.privacy.witness import Witness
 
 from .world import World, charged, ledger
 
@@ -197,3 +198,17 @@ def test_accuracies_leave_a_client_where_both_ends_want_them_and_there_is_a_mode
     assert 0 <= member(True).release(request)["accuracy"] <= 100
     assert "accuracy" not in member(False).release(request)
     assert "accuracy" not in member(True).release({**request, "diagnostics": False})
+
+
+def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol(0)
+    world.answer(0)
+    Witness(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
+    another = {**world.coordinator.offer(), "run": "0" * 16}
+    with pytest.raises(SottovoceError, match="was copied or restored"):
+        world.node(0).enrol(another)
+    with ledger(world, 0) as book:
+        book.vouch()
+        book.raise_budget(20.0)
+    assert world.node(0).enrol(another)["participant"] == 0

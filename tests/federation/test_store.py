@@ -264,3 +264,21 @@ def test_a_store_that_is_closed_is_free_for_another_server(store: Store, tmp_pat
     with pytest.raises(Exception, match="closed"):
         store.query("SELECT 1")
     Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0).close()
+
+
+def test_who_has_its_model_is_remembered(store: Store, tmp_path: Path) -> None:
+    for participant in (1, 1, 2):
+        store.keep_model(participant)
+    assert reopened(store, tmp_path).kept() == {1, 2}
+
+
+def test_a_store_makes_its_folder_for_its_owner_and_cuts_a_killed_servers_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[Store] = []
+    monkeypatch.setattr(Store, "_forget", lambda made: forgotten.append(made))
+    folder = tmp_path / "new"
+    made = Store.open(folder / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
+    assert forgotten == [made]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    made.close()
