@@ -259,3 +259,12 @@ def test_errors_of_the_database_and_of_the_disk_become_ours_and_mistakes_do_not(
     monkeypatch.setattr(Path, "chmod", refused)
     with pytest.raises(SottovoceError, match="Operation not permitted"):
         database.restrict()
+
+
+def test_a_database_takes_over_all_that_another_holds(tmp_path: Path) -> None:
+    kept, other = (Database(tmp_path / name, explain) for name in ("kept.sqlite", "other.sqlite"))
+    kept.script("CREATE TABLE word (said TEXT); INSERT INTO word VALUES ('once')")
+    kept.copy_to(other)
+    assert other.query("SELECT said FROM word") == [("once",)]
+    kept.close()
+    other.close()

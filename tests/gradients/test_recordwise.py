@@ -228,6 +228,7 @@ def test_an_lstm_of_a_series_has_the_gradients_of_its_records() -> None:
         ),
         (nn.Sequential(nn.Flatten(), nn.Linear(15, 1)), "gives 1 outputs a record"),
         (nn.LSTM(3, 4, batch_first=True), "returns tuple"),
+        (nn.Linear(14, 4), "Linear fails on records of shape (5, 3)"),
     ],
 )
 def test_wrong_widths_one_logit_and_tuples_are_refused_in_a_line(module: nn.Module, said: str) -> None:

@@ -67,6 +67,14 @@ def test_other_records_are_refused(path: Path) -> None:
     assert "other records or another division into clients: give another file" in refused(path, "elsewhere")
 
 
+def test_a_file_that_is_refused_is_not_left_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Path] = []
+    close = LedgerFile.close
+    monkeypatch.setattr(LedgerFile, "close", lambda self: (closed.append(self.path), close(self))[1])
+    refused(path, "elsewhere")
+    assert closed == [path]
+
+
 def test_another_format_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")

@@ -207,6 +207,7 @@ def test_a_damaged_witness_is_a_copy_until_its_owner_vouches(path: Path) -> None
     with Ledger.open(path, scope=MINE) as ledger:
         assert ledger.copied
         ledger.vouch()
+        ledger.check_genuine()  # from now on, not only when it is opened again
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.check_genuine()
         assert ledger.spent(OWN_RECORDS) == spent
