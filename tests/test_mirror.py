@@ -24,6 +24,7 @@ THROUGH = {
     "data/test_public.py": "sources",
     "cli/test_application.py": "datasets display options",
     "cli/test_ledger.py": "consent",
+    "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "arrays columns findings",
     "data/test_description.py": "section",
     "federation/test_coordinator.py": "intake",

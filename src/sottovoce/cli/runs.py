@@ -35,19 +35,13 @@ from sottovoce.cli.options import (
     YES,
 )
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
+from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError, keys
 from sottovoce.report.numbers import (
-    UNKNOWN,
-    count,
-    counted,
     data_size,
     duration,
-    label,
-    measure,
     number,
-    out_of,
-    percent,
 )
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
@@ -115,7 +109,7 @@ def plan(
             f"{duration(costs['seconds_deployed'])}, at 6 to 10 s a round",
         },
     )
-    _show_clients(costs["clients"], costs["unit"])
+    show_clients(costs["clients"], costs["unit"])
     for doubt in costs["doubts"]:
         out.print(f"[dark_orange]•[/] {escape(doubt)}", soft_wrap=True, highlight=False)
 
@@ -161,7 +155,7 @@ def evaluate(
     if json:
         as_json(result)
     else:
-        _show(result, run)
+        show(result, run)
 
 
 def personalize(
@@ -277,86 +271,5 @@ def run_plan(
     if json:
         as_json(result)
     else:
-        _show(result, directory)
+        show(result, directory)
         out.print(f"\nreport: {directory / 'report.html'}", soft_wrap=True)
-
-
-def _show(result: dict[str, Any], directory: Path) -> None:
-    accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
-    target = (
-        ""
-        if spent["target"] is None
-        else f" {out_of(spent['spent_max'], spent['target'])} at δ = {result['delta']:g}"
-    )
-    facts(
-        f"{result['method']} on {result['dataset']}: {directory}",
-        {
-            "participants": f"{_headline(result, 'seen')} on held-out records of "
-            + count(result["participants"], "client"),
-            "future clients": _future(result),
-            **_measured(result),
-            "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
-            f"({spent['accounting']} accounting)",
-            "ε of a future client": epsilon(spent["future_context"]),
-            "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
-            f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
-            f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
-            "downlink": f"{data_size(result['downlink']['total_bytes'])} of coefficients, "
-            f"{number(result['downlink']['bits_per_coefficient'])} bits each in rounds",
-            "time": duration(result["seconds"]),
-        },
-    )
-    judged = label(result.get("metric", "accuracy"))
-    _show_clients(result.get("clients", []), result.get("unit", "record"), judged, accuracy)
-    if result["seeded"]:
-        out.print("seeded simulation: its noise is reproducible and protects nobody")
-
-
-def _measured(result: dict[str, Any]) -> dict[str, str]:
-    """Means of the task's metrics over participants, a line where there are some."""
-    found = result.get("metrics", {}).get("seen", {})
-    text = ", ".join(f"{label(name)} {measure(name, value)}" for name, value in found.items())
-    return {"metrics": text} if text else {}
-
-
-def _show_clients(
-    clients: list[dict[str, Any]],
-    unit: str,
-    judged: str = "",
-    accuracy: dict[str, dict[str, float]] | None = None,
-) -> None:
-    """Size, σ and ε of each client, where they have names and sizes of their own."""
-    if len({client["size"] for client in clients}) < 2:
-        return
-    from sottovoce.report.table import Table
-
-    rows = [
-        [
-            client["name"] + (" (joins later)" if client["role"] == "future" else ""),
-            f"{client['size']:,}",
-            UNKNOWN if client["sigma"] is None else number(client["sigma"]),
-            epsilon(client["epsilon"]),
-            *([] if accuracy is None else [percent(_of(client["name"], accuracy))]),
-        ]
-        for client in clients
-    ]
-    heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else [judged])]
-    out.print(Table(heads, rows, "").terminal())
-
-
-def _of(name: str, accuracy: dict[str, dict[str, float]]) -> float | None:
-    return {**accuracy["seen_per_client"], **accuracy["future_per_client"]}.get(name)
-
-
-def _future(result: dict[str, Any]) -> str:
-    if not result["future_clients"]:
-        return "none"
-    labels = " (their labels were used for contexts)" if result["uses_future_labels"] else ""
-    return f"{_headline(result, 'future')} on {count(result['future_clients'], 'client')} never seen{labels}"
-
-
-def _headline(result: dict[str, Any], role: str) -> str:
-    """The mean that models are judged by; its name where it is not accuracy."""
-    metric = result.get("metric", "accuracy")
-    named = "" if metric == "accuracy" else f"{label(metric)} "
-    return named + percent(result["accuracy"][role], 2)
