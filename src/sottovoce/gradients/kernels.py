@@ -68,13 +68,7 @@ def patches(window: Window, images: Tensor) -> Tensor:
         ROWS=rows,
         POSITIONS=down * across,
         ACROSS=across,
-        SIZE=window.size[1],
-        DOWN=window.stride[0],
-        RIGHT=window.stride[1],
-        TOP=window.padding[0],
-        LEFT=window.padding[1],
-        APART=window.dilation[0],
-        ASIDE=window.dilation[1],
+        **_steps(window),
         TILE=tile[0],
         LONG=tile[1],
     )
@@ -100,17 +94,24 @@ def fold(window: Window, values: Tensor, size: torch.Size) -> Tensor:
         TAPS=window.size[0] * window.size[1],
         BELOW=down,
         ACROSS=across,
-        SIZE=window.size[1],
-        DOWN=window.stride[0],
-        RIGHT=window.stride[1],
-        TOP=window.padding[0],
-        LEFT=window.padding[1],
-        APART=window.dilation[0],
-        ASIDE=window.dilation[1],
+        **_steps(window),
         TILE=tile[0],
         LONG=tile[1],
     )
     return out
+
+
+def _steps(window: Window) -> dict[str, int]:
+    """How a window goes over an image, as a kernel's constants."""
+    return {
+        "SIZE": window.size[1],
+        "DOWN": window.stride[0],
+        "RIGHT": window.stride[1],
+        "TOP": window.padding[0],
+        "LEFT": window.padding[1],
+        "APART": window.dilation[0],
+        "ASIDE": window.dilation[1],
+    }
 
 
 def pool(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
