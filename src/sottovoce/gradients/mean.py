@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -62,7 +63,8 @@ def clipped_mean(
         refuse_unclippable(module)
         return units.clipped_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
-    return _clipped_means(*one, clip, denominator, loss, lambda: _remembered_squares(x))[0]
+    remembered = partial(_remembered_squares, x)
+    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=remembered)[0]
 
 
 @one_core()
@@ -76,29 +78,15 @@ def clipped_means(
     clip: float,
     denominator: int,
     loss: Losses = cross_entropy,
+    squares: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
 
     `thetas` is (c, d), `x` (c, m, ...), `y` (c, m, ...); the bases are of one kind and shape. Row i equals
     `clipped_mean` of client i, on a CPU bit for bit and with any number of cores, on a GPU up to rounding.
-    Pass the same `bases` objects every round: what is prepared from them is remembered.
+    Pass the same `bases` objects every round: what is prepared from them is remembered. `squares` gives ‖x‖²
+    of all records, float64 (c, m), where they are known.
     """
-    given = (module, thetas, bases, x, y, clip, denominator, loss)
-    return _clipped_means(*given, lambda: identity.squares(x.flatten(2)))
-
-
-def _clipped_means(
-    module: nn.Module,
-    thetas: Tensor,
-    bases: Sequence[Basis],
-    x: Tensor,
-    y: Tensor,
-    clip: float,
-    denominator: int,
-    loss: Losses,
-    squares: Callable[[], Tensor],
-) -> Tensor:
-    """`squares` gives ‖x‖² of every record, (c, m)."""
     refuse_unclippable(module)
     _check(thetas, bases, x, y, clip, denominator)
     thetas, first = thetas.detach(), bases[0]
@@ -112,7 +100,9 @@ def _clipped_means(
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     on_cpu = not card.on_card(thetas)
-    known = squares() if on_cpu and first.kind == "identity" and _linear_in_records(layers) else None
+    known = None
+    if squares is not None and on_cpu and first.kind == "identity" and _linear_in_records(layers):
+        known = squares()
 
     def work(chunk: tuple[slice, slice]) -> Tensor:
         clients, records = chunk
