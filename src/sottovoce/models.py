@@ -221,7 +221,7 @@ def places(module: nn.Module) -> dict[str, Place]:
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that θ is made of, in its order."""
-    return [module.get_parameter(name) for name in places(module)]
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def flat_parameters(module: nn.Module) -> Tensor:
@@ -238,7 +238,7 @@ def parameters_at(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
     Tied by us, because the way of `functional_call` leaves a layer that is used twice with tensors in the
     place of its parameters (torch 2.13).
     """
-    by_parameter = {id(module.get_parameter(name)): place for name, place in places(module).items()}
+    by_parameter = dict(zip(map(id, trainable(module)), places(module).values(), strict=True))
     views = {}
     for prefix, owner in module.named_modules():
         for name, parameter in owner.named_parameters(recurse=False):

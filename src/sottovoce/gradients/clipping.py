@@ -40,9 +40,8 @@ def clip_scales(norms: Tensor, losses: Tensor, clip: float) -> Tensor:
     >>> clip_scales(torch.tensor([0.5, 4.0, torch.inf]).double(), torch.zeros(3), clip=1.0).tolist()
     [1.0, 0.24999999999975, 0.0]
     """
-    bound = clip * _ROOM
-    scales = torch.where(norms > bound, bound / norms, 1.0)
-    return torch.where(norms.isfinite() & losses.isfinite(), scales, 0.0)
+    norms = norms + 0.0 * losses  # nothing, or NaN where a loss is not finite
+    return (clip * _ROOM / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)  # C/∞ is 0
 
 
 def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:

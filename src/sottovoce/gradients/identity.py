@@ -7,37 +7,42 @@ on a CPU, inputs of linear layers become so a block of records at a time, while 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sottovoce.gradients import card
 from sottovoce.gradients.clipping import blank, clip_scales
-from sottovoce.gradients.layers import Convolution, Linear, by_client
+from sottovoce.gradients.layers import Convolution, Linear, Parameters, by_client
 from sottovoce.gradients.stack import Capture
-from sottovoce.models import Place, places
 
-_IN_CACHE = 80
-"""Records of a block."""
+_IN_CACHE = 160 * 2**11
+"""Numbers of a block: so many in float64 are read again from a CPU's caches."""
 
 
 def clipped_sum(
-    module: nn.Module, captures: list[Capture], losses: Tensor, clip: float, known: Tensor | None = None
+    parameters: Parameters,
+    captures: list[Capture],
+    losses: Tensor,
+    clip: float,
+    known: Tensor | None = None,
 ) -> Tensor:
     """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d).
 
+    `parameters` are those of the captures, in the order of θ.
     `known` (clients, records) are `squares` of the inputs of the first layer with parameters, if linear.
     """
-    order, count = places(module), len(losses)
-    outer: dict[str, tuple[Tensor, Tensor]] = {}
+    count = len(losses)
+    outer: list[_Outer] = []
     written: dict[str, Tensor] = {}
     for seen in captures:
         layer = seen.layer
         if isinstance(layer, Linear):
-            outer[layer.weight] = (_grouped(seen.deltas, count), by_client(seen.inputs, count))
-        elif isinstance(layer, Convolution):
-            written[layer.weight] = _grouped(layer.weight_gradients(seen.inputs, seen.deltas), count)
-        else:
-            written[layer.weight] = _grouped(layer.flat_gradients(seen.inputs, seen.deltas), count)
+            outer.append(_Outer(layer, _grouped(seen.deltas, count), by_client(seen.inputs, count)))
+            continue
+        weight = layer.weight_gradients if isinstance(layer, Convolution) else layer.flat_gradients
+        written[layer.weight] = _grouped(weight(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
     if card.on_card(losses):
@@ -47,62 +52,75 @@ def clipped_sum(
         flat = _in_blocks(outer, written, losses, clip, first)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
-            flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], order[seen.layer.weight])
-    return torch.cat([flat[name] for name in order], dim=1)
+            flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], parameters[seen.layer.weight])
+    return torch.cat([flat[name] for name in parameters], dim=1)
+
+
+class _Outer(NamedTuple):
+    """A linear layer's δ (clients, records, outputs) and x: its gradient is δ ⊗ (x, 1), the bias included."""
+
+    layer: Linear
+    deltas: Tensor
+    inputs: Tensor
+
+    def squares(self, of_deltas: Tensor, of_inputs: Tensor) -> Tensor:
+        """‖δ‖²(‖x‖² + 1), of the squares of both."""
+        return of_deltas * (of_inputs if self.layer.bias is None else of_inputs + 1.0)
+
+    def sums(self, rows: Tensor, outer: Tensor) -> dict[str, Tensor]:
+        """By name, of scaled δ and their sum of products with x."""
+        bias = {} if self.layer.bias is None else {self.layer.bias: rows.sum(1)}
+        return {self.layer.weight: outer.flatten(1), **bias}
 
 
 def _on_card(
-    outer: dict[str, tuple[Tensor, Tensor]], written: dict[str, Tensor], losses: Tensor, clip: float
+    outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float
 ) -> dict[str, Tensor]:
     """The sums (clients, size) by name: a GPU takes all records at once, and what it reads for itself."""
     total = torch.zeros_like(losses, dtype=torch.float64)
     for gradients in written.values():
         total = total + card.squares(gradients, 2)
-    for deltas, inputs in outer.values():
-        total = total + card.squares(deltas, 2) * card.squares(inputs, 2)
+    for one in outer:
+        total = total + one.squares(card.squares(one.deltas, 2), card.squares(one.inputs, 2))
     scales = clip_scales(total.sqrt(), losses, clip)
     sums = {name: card.weighted_sum(gradients.mT, scales) for name, gradients in written.items()}
     scales = scales.unsqueeze(2)
-    for name, (deltas, inputs) in outer.items():
-        rows = (card.exact(deltas, scales) * scales).mT
-        sums[name] = torch.bmm(rows, card.exact(inputs, scales)).flatten(1)
+    for one in outer:
+        rows = card.exact(one.deltas, scales) * scales
+        sums |= one.sums(rows, torch.bmm(rows.mT, card.exact(one.inputs, scales)))
     return sums
 
 
 def _in_blocks(
-    outer: dict[str, tuple[Tensor, Tensor]],
-    written: dict[str, Tensor],
-    losses: Tensor,
-    clip: float,
-    known: dict[str, Tensor],
+    outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float, known: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The sums (clients, size) by name, on a CPU; `known` are squares of the norms of inputs."""
     total = torch.zeros_like(losses, dtype=torch.float64)
     for gradients in written.values():
         total = total + squares(gradients)
-    for name, (deltas, inputs) in outer.items():
-        of_inputs = known[name] if name in known else squares(inputs)
-        total = total + squares(deltas) * of_inputs
+    for one in outer:
+        of_inputs = known.get(one.layer.weight)
+        of_inputs = squares(one.inputs) if of_inputs is None else of_inputs
+        total = total + one.squares(squares(one.deltas), of_inputs)
     scales = clip_scales(total.sqrt(), losses, clip).unsqueeze(2)
-    if not bool((scales > 0).all()):  # asking costs less than blanking
+    if not float(scales.min()) > 0:  # asking costs less than blanking
         written = {name: blank(gradients, scales) for name, gradients in written.items()}
-        outer = {name: (blank(d, scales), blank(x, scales)) for name, (d, x) in outer.items()}
+        outer = [_Outer(layer, blank(d, scales), blank(x, scales)) for layer, d, x in outer]
     sums = {name: (gradients * scales).sum(1) for name, gradients in written.items()}
-    return sums | {name: _outer_sum(deltas * scales, inputs) for name, (deltas, inputs) in outer.items()}
+    for one in outer:
+        rows = one.deltas * scales
+        sums |= one.sums(rows, torch.stack(list(map(_outer_sum, rows, one.inputs))))
+    return sums
 
 
 def _outer_sum(deltas: Tensor, inputs: Tensor) -> Tensor:
-    """Σ δ ⊗ x, (clients, rows·size), block by block."""
-    total = deltas.new_zeros(len(deltas), deltas.shape[2], inputs.shape[2])
-    memory = torch.empty_like(inputs[:, :_IN_CACHE], dtype=torch.float64)
-    for start in range(0, inputs.shape[1], _IN_CACHE):
-        rows, x = deltas[:, start : start + _IN_CACHE].mT, inputs[:, start : start + _IN_CACHE]
-        x = memory[:, : x.shape[1]].copy_(x)
-        if len(total) == 1:  # twice as fast as a batch of one
-            total[0].addmm_(rows[0], x[0])
-        else:
-            total.baddbmm_(rows, x)
-    return total.flatten(1)
+    """Σ δ ⊗ x of one client's δ (records, rows) and x (records, size), block by block."""
+    total = deltas.new_zeros(deltas.shape[1], inputs.shape[1])
+    each = _records(inputs)
+    memory = torch.empty_like(inputs[:each], dtype=torch.float64)
+    for rows, x in zip(deltas.split(each), inputs.split(each), strict=True):
+        total.addmm_(rows.T, memory[: len(x)].copy_(x))
+    return total
 
 
 def squares(values: Tensor) -> Tensor:
@@ -111,13 +129,18 @@ def squares(values: Tensor) -> Tensor:
     >>> squares(torch.tensor([[[3.0, 4.0], [1.0, 0.0]]]))
     tensor([[25.,  1.]], dtype=torch.float64)
     """
-    blocks = torch.split(values, _IN_CACHE, dim=1)
+    blocks = torch.split(values, _records(values), dim=1)
     return torch.cat([torch.linalg.vector_norm(block.double(), dim=2) for block in blocks], dim=1).square()
 
 
-def _by_filter(summed: Tensor, place: Place) -> Tensor:
-    """From the order of `Convolution.weight_gradients` to that of the parameter."""
-    filters, channels, *window = place.shape
+def _records(values: Tensor) -> int:
+    """How many records of (…, records, size) make a block."""
+    return max(1, _IN_CACHE // values.shape[-1])
+
+
+def _by_filter(summed: Tensor, parameter: Tensor) -> Tensor:
+    """From the order of `Convolution.weight_gradients` to that of the parameter (clients, *shape)."""
+    _, filters, channels, *window = parameter.shape
     return summed.reshape(-1, *window, channels, filters).permute(0, 4, 3, 1, 2).flatten(1)
 
 

@@ -112,7 +112,7 @@ def clipped_means(
         losses = losses.view(xs.shape[:2])
         if gradients is None:
             mine = None if known is None else known[clients, records]
-            return identity.clipped_sum(module, captures, losses, clip, mine)
+            return identity.clipped_sum(parameters, captures, losses, clip, mine)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
             return sum_squared(*gradients.products(captures, clients), losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)

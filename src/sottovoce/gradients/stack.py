@@ -52,7 +52,7 @@ def capture(
             seen.append((layer, inputs.detach()))
             outputs.append(h if h.requires_grad else h.requires_grad_())
         losses = loss(h, y)
-        deltas = torch.autograd.grad(losses.sum(), outputs)
+        deltas = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
     return [Capture(*pair, delta) for pair, delta in zip(seen, deltas, strict=True)], losses.detach()
 
 
