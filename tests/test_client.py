@@ -12,6 +12,7 @@ import torch
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client, release_together
+from sottovoce.cores import beside_others
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
@@ -69,6 +70,22 @@ def test_clients_together_release_what_each_releases_alone(ledger: Ledger, tmp_p
     assert release_together([one.gradient(1, here) for one in clients]) == alone
     assert stored == alone[2]
     assert [ledger.releases(one.name) for one in clients] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("cores", [1, 3, 4, 5])
+def test_clients_are_side_by_side_where_they_are_enough_to_keep_all_cores_busy(
+    ledger: Ledger, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: set[bool] = set()
+    draft, before = Client._draft, torch.get_num_threads()
+    monkeypatch.setattr(Client, "_draft", lambda *asked: (beside.add(beside_others()), draft(*asked))[1])
+    made = blueprint()
+    try:
+        torch.set_num_threads(cores)
+        release_together([one.gradient(1, torch.zeros(made.coefficients)) for one in several(ledger, made)])
+    finally:
+        torch.set_num_threads(before)
+    assert beside == {cores in (3, 4)}
 
 
 def test_if_one_of_them_may_not_release_none_is_charged_and_nothing_leaves(ledger: Ledger) -> None:

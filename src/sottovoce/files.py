@@ -174,8 +174,7 @@ class Database:
 
     def save(self) -> None:
         """Replaces the file at `path`, durably, by what is in memory."""
-        with self.explained():
-            write_atomically(self.path, self._connection.serialize(), PRIVATE)
+        write_atomically(self.path, self._connection.serialize(), PRIVATE)
 
     def restrict(self) -> None:
         """Makes the file and its log readable by their owner only, also where a restore left them open."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,17 @@ def test_clients_together_get_what_each_gets_alone(
     assert together.dtype == torch.float64
     assert together.isfinite().all()
     assert (together - alone).norm(dim=1).max() <= 5e-7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_given_in_float64_is_exact_although_kernels_are_not(kind: str) -> None:
+    module, thetas, bases, x, y = several(models.mixed, (4, 9, 8), 4, 301, kind)
+    assert isinstance(module, nn.Module)
+    inputs: Any = (module.double(), thetas.double(), bases, x.double(), y)  # type: ignore[attr-defined]
+    alone = clipped_means(*inputs, **OPTIONS)  # type: ignore[arg-type]
+    with like_a_card(reference_kernels):
+        together = clipped_means(*inputs, **OPTIONS)  # type: ignore[arg-type]
+    assert (together - alone).norm(dim=1).max() <= 1e-12
 
 
 def parts(device: str) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sottovoce.gradients.stack import capture, stack
 from sottovoce.subspace import Basis, BasisKind, open_basis
 
 from . import models
+from .test_card import like_a_card
 
 KINDS = ("structured", "unstructured", "identity")
 STACKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [
@@ -152,6 +154,11 @@ def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
     tenth = clipped_mean(module, theta, basis, x, y, clip=1.0, denominator=10)
     assert torch.allclose(fifth, 2 * tenth, rtol=1e-15)
     assert not clipped_mean(module, theta, basis, x[:0], y[:0], clip=1.0, denominator=5).any()
+    nobody = clipped_means(
+        module, theta.repeat(2, 1), [basis] * 2, x[None, :0].repeat(2, 1, 1, 1, 1), y[None, :0].repeat(2, 1),
+        clip=1.0, denominator=5,
+    )  # fmt: skip
+    assert torch.equal(nobody, torch.zeros(2, 60, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,8 +178,9 @@ def test_several_clients_at_once_give_what_each_gives_alone(
             for client in zip(thetas, bases, x, y, strict=True)
         ]
     )
-    together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m)
-    assert torch.equal(together, alone)
+    for count in (1, 2, clients):
+        some = (thetas[:count], bases[:count], x[:count], y[:count])
+        assert torch.equal(clipped_means(module, *some, clip=0.5, denominator=m), alone[:count])
     # As on a GPU, which has room for several clients in a chunk.
     monkeypatch.setattr(mean, "_chunks", lambda *sizes, on_cpu: chunks(*sizes, on_cpu=False))
     for room in (1, 100_000, 2**20, 2**30):
@@ -266,7 +274,7 @@ def test_cores_share_out_chunks_and_change_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("clients", "records", "megabytes", "on_cpu", "blocks"),
+    ("clients", "records", "mebibytes", "on_cpu", "blocks"),
     [
         (
             2,
@@ -277,24 +285,23 @@ def test_cores_share_out_chunks_and_change_nothing_else(
         ),
         (1, 40, 10, True, [(0, 1, 0, 32), (0, 1, 32, 40)]),  # never fewer than 32
         (2, 10, 1, True, [(0, 1, 0, 10), (1, 2, 0, 10)]),  # one client each, however small
-        (3, 10, 256, False, [(0, 3, 0, 10)]),  # 32 records on a GPU
-        (5, 16, 256, False, [(0, 2, 0, 16), (2, 4, 0, 16), (4, 5, 0, 16)]),
-        (2, 10, 1024, False, [(0, 1, 0, 8), (0, 1, 8, 10), (1, 2, 0, 8), (1, 2, 8, 10)]),
-        (1, 2, 20000, False, [(0, 1, 0, 1), (0, 1, 1, 2)]),
-        (1, 60, 240, False, [(0, 1, 0, 32), (0, 1, 32, 60)]),  # 34 records, of which 32 are whole vectors
+        (1, 64, 1.26, True, [(0, 1, 0, 32), (0, 1, 32, 64)]),  # 47 of them take 60 MiB
+        (3, 10, 128, False, [(0, 3, 0, 10)]),  # 32 records on a GPU
+        (5, 16, 128, False, [(0, 2, 0, 16), (2, 4, 0, 16), (4, 5, 0, 16)]),
+        (2, 10, 512, False, [(0, 1, 0, 8), (0, 1, 8, 10), (1, 2, 0, 8), (1, 2, 8, 10)]),
+        (1, 2, 10000, False, [(0, 1, 0, 1), (0, 1, 1, 2)]),
+        (1, 60, 120, False, [(0, 1, 0, 32), (0, 1, 32, 60)]),  # 34 records, of which 32 are whole vectors
     ],
 )
 def test_records_fall_into_the_same_blocks_in_every_version(
     clients: int,
     records: int,
-    megabytes: int,
+    mebibytes: float,
     on_cpu: bool,
     blocks: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sums over blocks of another size are rounded differently, and seeded runs repeat bit for bit."""
-    monkeypatch.setattr(mean, "_GPU_BYTES", 8 * 2**30)
-    found = mean._chunks(clients, records, megabytes * 2**20, on_cpu=on_cpu)
+    found = mean._chunks(clients, records, int(mebibytes * 2**20), on_cpu=on_cpu)
     assert [(c.start, c.stop, r.start, r.stop) for c, r in found] == blocks
 
 
@@ -313,6 +320,31 @@ def test_a_record_takes_what_its_layers_put_out_and_its_gradient_writes() -> Non
     assert several is not None
     flat, identity = models.flat(series)[None], open_basis("identity", series, 0, 0)
     assert mean._floats_per_record(several, series, flat, torch.zeros(1, 3, 3, 5), identity) is None
+
+
+def test_a_record_on_a_gpu_also_takes_its_patches_and_the_inputs_of_linear_layers() -> None:
+    module = models.seeded(models.tiny)
+    layers, thetas = stack(module), models.flat(module)[None]
+    assert layers is not None
+    outputs, weights, patches, inputs = 64 + 16 + 16 + 16 + 6 + 6 + 3, 4 * 9, 9 * 16, 16 + 6
+    with like_a_card(None):
+        found = mean._floats_per_record(
+            layers, module, thetas, torch.zeros(1, 3, 1, 6, 6), open_basis("identity", module, 0, seed=0)
+        )
+    assert found == 2 * outputs + patches + 6 * (weights + inputs)
+
+
+def test_what_a_record_takes_is_remembered_for_records_of_its_shape() -> None:
+    module = models.seeded(
+        lambda: nn.Sequential(nn.LayerNorm(5), nn.AdaptiveAvgPool2d((1, 5)), nn.Flatten(), nn.Linear(5, 3))
+    )
+    layers, thetas, basis = stack(module), models.flat(module)[None], open_basis("identity", module, 0, 0)
+    assert layers is not None
+    for rows in (4, 7, 4):
+        x = torch.zeros(1, 2, rows, 5)
+        found = mean._remembered_floats(layers, module, thetas, x, basis)
+        assert found == mean._floats_per_record(layers, module, thetas, x, basis)
+        assert found == 2 * (rows * 5 + 5 + 5 + 3)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -343,11 +375,32 @@ def test_norms_of_inputs_are_remembered_until_the_records_change() -> None:
     check()
     x.mul_(100.0)  # with the norms of before, gradients would be clipped far too little
     check()
+    with torch.inference_mode():
+        x = x.clone()  # whose changes nobody counts
+    check()
 
 
-def test_norms_of_records_are_not_taken_for_those_of_a_layer_that_sees_something_else() -> None:
-    module = models.seeded(lambda: nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(12, 4)))
-    theta, (x, y) = models.flat(module), models.records((3, 4), 4, 30)
+def test_norms_of_records_are_asked_for_where_they_are_those_of_the_inputs_of_a_whole_model() -> None:
+    module = models.seeded(models.perceptron)
+    theta, (x, y) = models.flat(module)[None], models.records((3, 4), 4, 5)
+    asked: list[str] = []
+    for kind in KINDS:
+        known = partial(lambda kind: (asked.append(kind), mean.identity.squares(x[None].flatten(2)))[1], kind)
+        inputs = (module, theta, [open_basis(kind, module, 77, seed=0)], x[None], y[None])
+        told = clipped_means(*inputs, clip=0.1, denominator=5, squares=known)
+        assert torch.equal(told, clipped_means(*inputs, clip=0.1, denominator=5))
+    assert asked == ["identity"]
+
+
+@pytest.mark.parametrize(
+    ("before", "shape"),
+    [((nn.Flatten(), nn.Tanh()), (3, 4)), ((nn.Tanh(),), (12,)), ((nn.Tanh(), nn.Flatten()), (3, 4))],
+)
+def test_norms_of_records_are_not_taken_for_those_of_a_layer_that_sees_something_else(
+    before: tuple[nn.Module, ...], shape: tuple[int, ...]
+) -> None:
+    module = models.seeded(lambda: nn.Sequential(*before, nn.Linear(12, 4)))
+    theta, (x, y) = models.flat(module), models.records(shape, 4, 30)
     basis = open_basis("identity", module, 0, seed=0)
     found = clipped_mean(module, theta, basis, 5 * x, y, clip=0.1, denominator=30)
     assert torch.allclose(found, expected(module, theta, basis, 5 * x, y, 0.1), atol=1e-6)

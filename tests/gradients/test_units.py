@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sottovoce.context import LabelHistogram, Moments
+from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, sensitivity, units
 from sottovoce.gradients.vmap import record_gradients
 from sottovoce.subspace import Identity
@@ -42,6 +43,20 @@ def test_gradients_are_averaged_within_a_unit_and_then_clipped() -> None:
     assert torch.allclose(found, mean, atol=1e-6)
     clipped_before = sum(g.double() * min(1.0, 2.0 / float(g.norm())) for g in gradients) / 2
     assert not torch.allclose(found, clipped_before, atol=0.05)
+
+
+def test_units_are_refused_what_records_are_refused() -> None:
+    x, y = _records(4)
+    unit = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(SottovoceError, match="positive"):
+        _mean(x, y, unit, 0)
+    with pytest.raises(SottovoceError, match="positive"):
+        _mean(x, y, unit, 2, clip=0.0)
+    with pytest.raises(SottovoceError, match="does not fit"):
+        clipped_mean(NET, THETA, Identity(9), x, y, clip=0.5, denominator=2, unit=unit)
+    mixing = nn.Sequential(NET, nn.BatchNorm1d(2)).train()
+    with pytest.raises(SottovoceError, match="mixes records"):
+        clipped_mean(mixing, torch.zeros(12), Identity(12), x, y, clip=0.5, denominator=2, unit=unit)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 50])

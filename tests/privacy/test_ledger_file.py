@@ -75,11 +75,12 @@ def test_a_file_that_is_refused_is_not_left_open(path: Path, monkeypatch: pytest
     assert closed == [path]
 
 
-def test_another_format_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 4, 99])
+def test_another_format_is_refused(path: Path, version: int) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    assert "has ledger format 99 and this version reads 1 to 3" in refused(path)
+    assert f"has ledger format {version} and this version reads 1 to 3" in refused(path)
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:

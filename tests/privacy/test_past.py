@@ -514,6 +514,24 @@ def test_nobody_else_writes_the_ledger_while_its_witness_is_told_or_a_loss_is_ch
     assert len(calls) == 2
 
 
+def test_nobody_else_writes_the_ledger_while_it_is_compared_vouched_for_given_a_budget_or_counts_another(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, read, note = [], Witness.read, Witness.note
+    with Ledger.open(path, scope=MINE) as ledger, Ledger.open(tmp_path / "other", scope="other") as other:
+        other.commit(Charge("b", "north", "context", 0, 0.3, 1.0), b"", PLENTY)
+        monkeypatch.setattr(Witness, "read", lambda mine: (calls.append(refuses_others(path)), read(mine))[1])
+        monkeypatch.setattr(
+            Witness, "note", lambda *told: (calls.append(refuses_others(path)), note(*told))[1]
+        )
+        ledger.compare()
+        assert len(calls) == 2
+        ledger.vouch()
+        ledger.willing(2.0)
+        ledger.count_in(other, OWN_RECORDS, "north")
+    assert len(calls) == 5
+
+
 def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +542,9 @@ def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
         monkeypatch.setattr(Witness, "note", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
             ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
+        monkeypatch.setattr(Witness, "rewrite", broken)
+        with pytest.raises(LedgerError, match="Input/output error"):
+            ledger.vouch()
 
 
 def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> None:
@@ -559,6 +580,25 @@ def test_two_ledgers_count_what_the_other_knows_and_never_what_it_counts_of_them
         path.unlink()
     with Ledger.open(one, scope="one") as back:  # its witness knows what it had counted
         assert back.spent("north") == pytest.approx(0.5)
+
+
+def test_what_was_counted_is_known_to_the_witness_at_once(path: Path, tmp_path: Path) -> None:
+    with Ledger.open(path, scope=MINE) as ledger, Ledger.open(tmp_path / "other", scope="other") as other:
+        other.commit(Charge("b", "north", "context", 0, 0.3, 1.0), b"", PLENTY)
+        ledger.count_in(other, OWN_RECORDS, "north")
+    for file in files(path):
+        file.unlink()
+    assert release(path, "a") == pytest.approx(0.09)
+
+
+def test_what_was_spent_beyond_the_known_releases_is_lost_without_a_release(path: Path) -> None:
+    release(path, "a", 1, 2)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.expect(Total(OWN_RECORDS, "a", 1, 2.0))
+        assert ledger.lost == [Total(OWN_RECORDS, "a", 0, 1.5)]
+        ledger.expect(Total(OWN_RECORDS, "a", 3, 1.0))
+        assert ledger.lost[1:] == [Total(OWN_RECORDS, "a", 1, 0.0)]
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(2.0)
 
 
 def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def reproduce(
 ) -> None:
     """Regenerate a table or figure of the paper, ours beside the published values.
 
-    EXPERIMENT is main-table, frontier, heterogeneity, geometry, codecs, dimension, or all. Finished runs are reused.
+    EXPERIMENT is main-table, frontier, heterogeneity, geometry, codecs, dimension, or all. Finished runs are
+    reused.
     """
     from sottovoce.experiments.execution import Resources, pending
     from sottovoce.experiments.grid import runs_of

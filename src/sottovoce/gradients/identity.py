@@ -118,7 +118,7 @@ def _outer_sum(deltas: Tensor, inputs: Tensor) -> Tensor:
     total = deltas.new_zeros(deltas.shape[1], inputs.shape[1])
     each = _records(inputs)
     memory = torch.empty_like(inputs[:each], dtype=torch.float64)
-    for rows, x in zip(deltas.split(each), inputs.split(each), strict=True):
+    for rows, x in zip(torch.split(deltas, each), torch.split(inputs, each), strict=True):
         total.addmm_(rows.T, memory[: len(x)].copy_(x))
     return total
 

@@ -60,10 +60,11 @@ class Budgets(Past):
 
     def compare(self) -> None:
         """Also puts a budget back that the witness knows and the ledger has lost."""
-        super().compare()
-        known = self._witness.read()
-        if known is not None and known.budget is not None:
-            self._set(Budget(*known.budget), raised=False)
+        with self._file.transaction():  # or a budget that is raised meanwhile would be taken back
+            super().compare()
+            known = self._witness.read()
+            if known is not None and known.budget is not None:
+                self._set(Budget(*known.budget), raised=False)
 
     def _set(self, budget: Budget, *, raised: bool) -> Budget:
         if not budget.delta <= LARGEST_DELTA:
@@ -80,6 +81,5 @@ class Budgets(Past):
                 "INSERT INTO budget (epsilon, delta, accounting, raised, time) VALUES (?, ?, ?, ?, ?)",
                 *(*fields, int(raised), datetime.now(UTC).isoformat()),
             )
-        with self._file.transaction():
             self._tell([], fields)
         return budget
