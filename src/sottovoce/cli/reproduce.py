@@ -44,7 +44,11 @@ def reproduce(
     seeds: str = typer.Option("", help="Seeds, as 41-45 or 41,43. Default: 41-45; with --quick 41."),
     epsilon: list[float] = typer.Option([], help="ε; may be repeated. Default: the paper's."),
     device: str = DEVICE,
-    jobs: int = typer.Option(0, min=0, help="Processes; 0: one per core."),
+    jobs: int = typer.Option(
+        0,
+        min=0,
+        help="Processes; 0: one per core. On a GPU run nvidia-cuda-mps-control -d before: they share it.",
+    ),
     cluster: str = typer.Option(
         "", metavar="ADDRESS", help="Work on a Ray cluster; auto: the one this machine belongs to."
     ),
