@@ -196,3 +196,15 @@ def test_the_folders_ledger_is_known_by_its_witness_or_by_itself(tmp_path: Path)
     assert Account.of(north, Terms()).client == ""
     Witness(path).path.unlink()
     assert Account.of(north, Terms()).client == ""
+
+
+def test_clients_of_a_ledger_without_its_folder_are_those_that_were_charged_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger.open(path, scope=NAMED) as book:
+        book.commit(Charge("r", "north", "context", 0, 0.5, 1.0), b"", book.allowed)
+    today = tmp_path / "today.csv"
+    assert Account.of(today, Terms(ledger=path, client="north")).client == "north"
+    with pytest.raises(
+        SottovoceError, match=r"'nrth' is none of them: say --client NAME, did you mean 'north'"
+    ):
+        Account.of(today, Terms(ledger=path, client="nrth"))

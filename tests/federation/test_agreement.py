@@ -14,7 +14,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import MOST_RECORDS, Agreement, AgreementError
 from sottovoce.federation.client_files import agree
 from sottovoce.federation.flower.template import write_app
-from sottovoce.foreign import MOST_TEXT
+from sottovoce.foreign import MOST_TEXT, ForeignError
 from sottovoce.plan import Plan
 from tests.small import federated_plan
 
@@ -39,6 +39,21 @@ def test_what_is_no_agreement_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(AgreementError, match="is not an agreement"):
         Agreement.load(file)
+
+
+def test_an_agreement_says_what_its_records_are() -> None:
+    text, table = real().to_toml().split("[records]")
+    assert Agreement.parse(f"{text}[records]{table}") == real()
+    for without in (text, f"records = 3\n{text}"):
+        with pytest.raises(AgreementError, match=r"the table \[records\] is missing"):
+            Agreement.parse(without)
+
+
+def test_an_agreement_about_more_than_fits_into_memory_is_refused_before_anything_is_built() -> None:
+    text = real(context_groups=28).to_toml()
+    assert "shape = [1, 28, 28]" in text
+    with pytest.raises(ForeignError, match="groups of moments over records of 4000000 numbers need too much"):
+        Agreement.parse(text.replace("shape = [1, 28, 28]", "shape = [1, 2000, 2000]"))
 
 
 def test_a_missing_agreement_says_whom_to_ask(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import stat
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from sottovoce.data import division, load, read_client
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
+from tests.simulation.test_folder import planned, sites
 from tests.small import federated_plan
 
 
@@ -30,3 +33,9 @@ def test_the_files_are_the_simulators_clients_and_readable_by_their_owner_only(t
 def test_an_agreement_is_resolved_as_the_simulator_resolves_its_plan() -> None:
     agreement = agree(federated_plan(gradient_records=0))
     assert agreement.plan.gradient_records == 80
+
+
+def test_sites_that_have_their_files_are_not_given_others(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites", sizes={"north": 10, "west": 10})
+    with pytest.raises(SottovoceError, match=f"which have their files already: give --records {folder}"):
+        agree(planned(folder))

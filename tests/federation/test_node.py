@@ -6,6 +6,7 @@ import logging
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,19 +18,29 @@ from sottovoce.data import split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
 from sottovoce.federation.coordinator import Options
+from sottovoce.federation.enrolment import Enrolment
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.witness import Witness
 
-from .world import World, charged, ledger
+from .world import QUICK, World, charged, ledger
+
+
+def log_of(world: World, index: int) -> list[str]:
+    """The lines of a client's own log, without their times."""
+    text = (world.folder / "clients" / f"client-{index}" / "client.log").read_text()
+    return [line.partition(" ")[2] for line in text.splitlines()]
 
 
 def test_an_answer_that_was_lost_is_sent_again_byte_for_byte_and_charged_once(tmp_path: Path) -> None:
-    world = World(tmp_path, seeded=False)
-    world.enrol_all()
-    assert world.answer(0) == world.answer(0)
+    world = World(tmp_path, **QUICK, seeded=False)
+    world.enrol(0)
+    first, said = world.answer(0), log_of(world, 0)
+    assert said[-1].startswith("INFO sends the context of round 0, charged: these records have spent ε = ")
+    assert world.answer(0) == first
+    assert log_of(world, 0) == [*said, "INFO sends the context of round 0 again, as it was stored"]
     assert charged(world, 0) == [("context", 0)]
 
 
@@ -161,7 +172,7 @@ def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_p
 
 
 def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, held = World(tmp_path), list[Path]()
+    world, held = World(tmp_path, **QUICK), list[Path]()
     honest = module.locked
 
     @contextmanager
@@ -176,13 +187,16 @@ def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.M
     member.release(world.coordinator.request(0, "context"))
     for _ in range(2):
         world.node(1).refused(world.store.run, "taken")
+    with pytest.raises(EnrolmentError, match="not enrolled"):
+        world.node(1).keep_model({"run": world.store.run})
+    assert log_of(world, 1)[-1].startswith("ERROR refused its model: this client is not enrolled in run")
     clients = tmp_path / "clients"
-    assert held == [clients / "client-0" / "lock"] * 2 + [clients / "client-1" / "lock"] * 2
+    assert held == [clients / "client-0" / "lock"] * 2 + [clients / "client-1" / "lock"] * 3
     assert stat.S_IMODE((clients / "client-1").stat().st_mode) == 0o700
 
 
 def test_accuracies_leave_a_client_where_both_ends_want_them_and_there_is_a_model(tmp_path: Path) -> None:
-    world = World(tmp_path, clients_per_round=3, options=Options(diagnostics=True))
+    world = World(tmp_path, **QUICK, clients_per_round=3, options=Options(diagnostics=True))
     world.enrol_all()
 
     def member(diagnostics: bool) -> Node:
@@ -212,3 +226,66 @@ def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(
         book.vouch()
         book.raise_budget(20.0)
     assert world.node(0).enrol(another)["participant"] == 0
+
+
+def test_a_client_keeps_its_accuracies_to_itself_unless_its_owner_says_otherwise(tmp_path: Path) -> None:
+    agreement: Any = None
+    assert Node(tmp_path, tmp_path / "mine.npz", agreement)._diagnostics is False
+    assert not list(tmp_path.iterdir())  # and does nothing before it is asked
+
+
+def test_two_records_are_the_least_with_which_a_client_declares_how_many_it_has(tmp_path: Path) -> None:
+    world = World(tmp_path, **QUICK)
+    plan = world.agreement.plan.replace(gradient_records=0, context_records=0)
+    open_ = replace(world.agreement, plan=plan)
+    offer = {**world.coordinator.offer(), "agreement": open_.digest()}
+    for index, count in enumerate((1, 2)):
+        path = world.files[index]
+        with np.load(path) as file:
+            fields = dict(file)
+        np.savez(path, **{**fields, "x": fields["x"][:count], "y": fields["y"][:count]})
+    with pytest.raises(EnrolmentError, match="not ready"):
+        world.node(0, open_).enrol(offer)
+    assert "holds 1 records: this run needs 2" in log_of(world, 0)[0]
+    assert world.node(1, open_).enrol(offer)["records"] == 1  # the other one is held out
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(SottovoceError("no such label"), "no such label"), (KeyError("x"), "KeyError('x')")]
+)
+def test_the_owner_reads_in_words_why_a_client_is_not_ready_and_the_kind_of_what_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    world = World(tmp_path, **QUICK)
+    monkeypatch.setattr(module, "dry_client", broken)
+    with pytest.raises(EnrolmentError, match="this client is not ready"):
+        world.enrol(0)
+    assert log_of(world, 0)[0] == f"ERROR not ready, and nothing was charged: {said}"
+
+
+def test_a_refused_client_forgets_its_enrolment_unless_something_was_released_under_it(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, **QUICK)
+    clients = tmp_path / "clients"
+    for index in range(3):
+        world.enrol(index)
+    world.answer(0)
+    for trace in (clients / "client-2").glob("[lt]*"):  # nothing is left that says of a release
+        trace.unlink()
+    kept = []
+    for index in range(3):
+        world.node(index).refused(world.store.run, "taken")
+        kept.append(Enrolment.file(clients / f"client-{index}", world.store.run).exists())
+    assert kept == [True, False, False]
+    assert not (clients / "client-2" / "ledger.sqlite").exists()
+
+
+def test_the_folders_above_a_clients_are_made_for_it(tmp_path: Path) -> None:
+    world = World(tmp_path, **QUICK)
+    member = world.node(0, directory="state/of/mine")
+    member.refused(world.store.run, "full")
+    assert (tmp_path / "clients" / "state" / "of" / "mine" / "client.log").exists()

@@ -25,6 +25,7 @@ from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.witness import Witness
 
 from .world import World
 
@@ -275,3 +276,14 @@ def test_a_model_lies_beside_the_ledger_under_the_clients_name_where_there_are_o
     named = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms(client="north"))
     assert named.client == "north"
     assert named.model_file == tmp_path / "north.personal.safetensors"
+
+
+def test_a_ledger_of_version_01_that_was_deleted_is_still_missed_where_it_was(tmp_path: Path) -> None:
+    own = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms())
+    (tmp_path / "client").mkdir()
+    assert own.path == tmp_path / "mine.ledger.sqlite"
+    old = tmp_path / "client" / "ledger.sqlite"
+    for there in (old, Witness(old).path):
+        there.touch()
+        assert own.path == old
+        there.unlink()

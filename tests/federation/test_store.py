@@ -68,6 +68,8 @@ def test_an_index_and_a_key_belong_together_for_ever(tmp_path: Path) -> None:
     with pytest.raises(EnrolmentError, match="another participant"):
         store.enrol(1, b"a" * 32)
     assert store.keys() == {0: b"a" * 32}
+    assert store.declared() == {0: 0}  # it was not asked how many records it has
+    assert store.names() == {}
 
 
 def test_what_is_interrupted_in_a_batch_is_not_in_the_file(tmp_path: Path) -> None:
@@ -282,3 +284,36 @@ def test_a_store_makes_its_folder_for_its_owner_and_cuts_a_killed_servers_log(
     assert forgotten == [made]
     assert folder.stat().st_mode & 0o777 == 0o700
     made.close()
+
+
+def test_a_server_killed_while_it_makes_its_store_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed() -> bytes:
+        raise KeyboardInterrupt
+
+    path, agreement = tmp_path / "server.sqlite", agree(federated_plan(seeded=False))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "new_key", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Store.open(path, agreement, patience=0.0)
+    made = Store.open(path, agreement, patience=0.0)
+    assert len(made.key) == 32
+
+
+def test_a_store_of_another_agreement_is_refused_and_names_the_difference(
+    store: Store, tmp_path: Path
+) -> None:
+    store.close()
+    other = agree(federated_plan(seeded=False, clip=0.5))
+    with pytest.raises(StoreError, match=r"another agreement \(clip is 0\.5 here and 1\.0 there\)"):
+        Store.open(tmp_path / "server.sqlite", other, patience=0.0)
+    reopened(store, tmp_path)
+
+
+def test_a_restored_store_that_is_open_to_all_is_closed_again(store: Store, tmp_path: Path) -> None:
+    store.close()
+    path = tmp_path / "server.sqlite"
+    path.chmod(0o644)
+    reopened(store, tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600

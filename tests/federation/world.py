@@ -20,6 +20,9 @@ from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
 from tests.small import federated_plan
 
+QUICK = {"model": "linear", "coefficients": 64, "records_per_client": 20, "context_records": 10, "rounds": 2}
+"""What makes a world of a few tenths of a second."""
+
 
 class World:
     """Client files and directories in one folder, and a coordinator that can be killed and started again."""

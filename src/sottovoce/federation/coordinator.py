@@ -337,10 +337,8 @@ class Coordinator:
         return self.server.round + 1 if kind == "gradient" else 0
 
     def _lacks_context(self, participant: int) -> bool:
-        releases = self.agreement.plan.releases_context and self.server.contexts_due
-        return (
-            releases and not self.server.knows(participant) and (participant, "context") not in self._decoded
-        )
+        known = self.server.knows(participant) or (participant, "context") in self._decoded
+        return self.server.contexts_due and not known
 
     def _diagnose(
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from sottovoce.files import write_atomically
+from sottovoce.files import PRIVATE, write_atomically
 
 _PROMPT = 5 * 10**9  # nanoseconds that writing a note may take; a slow disk only looks restored
 
@@ -78,7 +78,7 @@ class Footprint:
     def write(self, path: Path) -> None:
         """Notes the trace durably."""
         fields = {**asdict(self), "time": time.time_ns()}
-        write_atomically(path, json.dumps(fields).encode(), mode=0o600)
+        write_atomically(path, json.dumps(fields).encode(), mode=PRIVATE)
 
     def follows(self, noted: Footprint | None) -> bool:
         """Whether nothing was restored since `noted` was."""
