@@ -19,7 +19,7 @@ def group_sums(
     entries = weights[:, :, None] * torch.stack(
         [mine[a.long()] * mine[b.long()] for mine, a, b in zip(table, first, second, strict=True)]
     )
-    sums = table.new_zeros(len(rows), len(counts), records).index_add_(1, group, entries)
+    sums = table.new_zeros(len(rows), len(counts), records).index_add_(1, group, entries).float()
     return sums, sums.double().square().sum(1)
 
 
