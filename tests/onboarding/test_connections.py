@@ -189,6 +189,16 @@ def test_a_doorkeeper_counts_by_address_and_in_all() -> None:
     assert [keeper.admits(address) for address in "cccab"] == [True, True, False, True, False]
 
 
+def test_who_leaves_one_of_several_connections_is_still_counted_for_the_others() -> None:
+    keeper = Doorkeeper(per_address=2, connections=9)
+    assert [keeper.admits("a") for _ in range(2)] == [True, True]
+    keeper.leaves("a")
+    assert [keeper.admits("a") for _ in range(2)] == [True, False]
+    keeper.leaves("a")
+    keeper.leaves("a")
+    assert list(keeper._open) == []  # of who has left altogether nothing is kept
+
+
 def test_a_handshake_that_is_never_finished_ends(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +273,20 @@ def test_a_request_has_twelve_seconds_an_answer_sixty_and_silence_between_them_n
     asyncio.run(converse())
 
 
+def test_requests_that_come_in_one_piece_are_answered_one_by_one_and_who_is_silent_then_is_let_go() -> None:
+    async def converse() -> None:
+        fake = Fake()
+        fake.protocol.data_received(2 * b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert fake.protocol.timeout_keep_alive_task is None
+        await fake.answered()
+        written = b"".join(call.args[0] for call in fake.transport.write.call_args_list)
+        assert written.count(b"HTTP/1.1 200") == 2
+        assert fake.protocol.timeout_keep_alive_task is not None
+        fake.protocol.connection_lost(None)
+
+    asyncio.run(converse())
+
+
 def test_a_head_has_a_size_in_every_request_of_a_connection_and_a_body_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,11 +294,12 @@ def test_a_head_has_a_size_in_every_request_of_a_connection_and_a_body_none(
 
     async def converse() -> None:
         fake = Fake()
-        head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 300\r\nX-Long: "
+        head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 600\r\nX-Long: "
         head += b"x" * (100 - len(head))
         for _ in range(2):
             fake.protocol.data_received(head)
             fake.protocol.data_received(b"\r\n\r\n" + bytes(150))
+            fake.protocol.data_received(bytes(300))
             fake.protocol.data_received(bytes(150))
             await fake.answered()
         assert not fake.transport.abort.called

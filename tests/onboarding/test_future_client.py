@@ -6,6 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sottovoce import data
-from sottovoce.data import Dataset
+from sottovoce.client import Client
+from sottovoce.data import Dataset, Records
+from sottovoce.data.description import Description
+from sottovoce.data.findings import UnusableFile
 from sottovoce.models import lenet, open_model
-from sottovoce.onboarding import remote
+from sottovoce.onboarding import future_client, remote
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.server import FinishedRun
@@ -25,6 +29,7 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import evaluate, train
+from tests.data.hospitals import AGREED, HEADER, ROWS, written
 from tests.small import SMALL, small_plan, tiny
 
 from .live import live
@@ -198,11 +203,19 @@ def test_where_no_context_is_released_nothing_is_charged_and_all_records_judge_t
     mine = images.records(torch.arange(3))
     hits = (module(mine.x).argmax(1) == mine.y).float().mean()
     assert 100 * float(hits) == pytest.approx(answer["accuracy"])
+    np.savez(tmp_path / "mine.npz", x=images.x[:1].numpy(), y=images.y[:1].numpy())
+    assert personalize(*words, module=SMALL["model"])["accuracy"] in (0.0, 100.0)
 
 
 def test_one_record_beside_those_of_the_context_judges_the_model_and_none_does_not(
-    run: Path, records: Path
+    run: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    evaluate, judging = Client.evaluate, list[int]()
+    monkeypatch.setattr(
+        Client,
+        "evaluate",
+        lambda mine, model: (judging.append(len(mine._records.held_out)), evaluate(mine, model))[1],
+    )
     with np.load(records) as file:
         arrays = dict(file)
     server = FinishedRun.load(run)
@@ -215,6 +228,24 @@ def test_one_record_beside_those_of_the_context_judges_the_model_and_none_does_n
         assert (answer["accuracy"] is None) is not judged
         with safe_open(records.with_name(f"model-{count}"), "pt") as file:
             assert f"some-{count}" in str(file.metadata())
+    assert judging == [1]  # a model need not be one for no record at all
+
+
+def test_labels_that_cannot_be_used_matter_only_where_the_context_needs_them(tmp_path: Path) -> None:
+    facts = Description.parse(AGREED, "records.toml").facts()
+    useless = written(tmp_path, HEADER + ROWS.replace("malignant", "unknown").replace("benign", ""))
+
+    def read(context: str, path: Path) -> tuple[Records, bool]:
+        blueprint = Mock(plan=small_plan(context=context), facts=facts)
+        return future_client._read(path, blueprint, 2, None)
+
+    records, labelled = read("moments", useless)
+    assert (len(records), labelled) == (2, False)
+    with pytest.raises(UnusableFile, match="diagnosis"):
+        read("labels", useless)
+    for context in ("moments", "labels"):
+        records, labelled = read(context, written(tmp_path, HEADER + ROWS))
+        assert (records.y.tolist(), labelled) == ([0, 1], True)
 
 
 def test_what_the_budget_does_not_cover_is_neither_shown_nor_drafted(run: Path, records: Path) -> None:

@@ -6,6 +6,7 @@ import email.message
 import http.client
 import http.server
 import io
+import json
 import ssl
 import struct
 import threading
@@ -21,7 +22,7 @@ from sottovoce.federation.padding import pad
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.remote import Connection, OnboardingError, Service, onboard
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.specification import BUCKET
+from sottovoce.onboarding.specification import BUCKET, SpecificationError
 from sottovoce.onboarding.tokens import new_token
 from tests.federation.world import World
 
@@ -65,6 +66,22 @@ def test_a_service_that_is_not_there_or_not_one_is_named_before_anything_is_char
     assert not records.with_suffix(".ledger.sqlite").exists()
 
 
+def test_a_service_that_states_something_else_than_its_plan_means_is_not_used(run: Path) -> None:
+    with live(create_service(run, open_to_all=True)) as url:
+        connection = Connection(url)
+        stated = json.loads(connection.get("/v1/specification"))
+    asked: list[str] = []
+
+    class Other(Connection):
+        def get(self, path: str) -> bytes:
+            asked.append(path)
+            return json.dumps({**stated, "coefficients": stated["coefficients"] + 1}).encode()
+
+    with pytest.raises(SpecificationError, match="nothing was released"):
+        Service(Other(url))
+    assert asked == ["/v1/specification"]
+
+
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("nothing")
     with pytest.raises(OnboardingError, match="certificate of an authority"):
@@ -95,6 +112,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "file:///etc/passwd",
         "localhost:8443",
         "http://127.0.0.1\n.evil.example",
+        "https://ex\x01mple.org",
+        "https://exämple.org",
         "",
     ],
 )

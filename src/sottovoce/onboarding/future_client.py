@@ -10,6 +10,7 @@ resends the stored context and costs nothing new.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,10 +155,7 @@ def _read(source: Path, blueprint: Blueprint, needed: int, features: str | None)
     """The records of a future client, and whether they say what is to be predicted, so that it is judged."""
     plan, facts = blueprint.plan, blueprint.facts
     if has_target(source, facts.source or facts):
-        try:
+        with suppress(UnusableFile):  # without its labels it may be usable
             return described_client(source, plan, facts, needed=needed, local=features), True
-        except UnusableFile:
-            if plan.uses_future_labels:
-                raise
     labels = plan.uses_future_labels
     return described_client(source, plan, facts, needed=needed, labels=labels, local=features), False

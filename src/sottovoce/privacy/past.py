@@ -52,31 +52,33 @@ class Past:
         return self._file.scope
 
     def compare(self) -> None:
-        """Charges what only the witness knows, and tells the witness what only the ledger knows."""
-        with self._file.transaction():
-            known = self._witness.read()
-            if known is None:
-                mine = self.totals()
-                self.copied = bool(mine) and not self._file.old
-                self._tell(mine)
-                return
-            if known.ledger != self.name:
-                raise LedgerError(
-                    f"{self.path} is not the ledger that {self._witness.path.name} knows: put that one back, "
-                    "because this one knows nothing of what was spent in it"
-                )
-            self.copied = not known.genuine
-            self._witness.restrict()
-            for total in known.totals.values():
-                self.expect(total)
-            grown = [
-                total
-                for total in self.totals()
-                if total.exceeds(known.totals.get((total.client, total.run), Total("", "", 0, 0.0)))
-            ]
-            if grown:
-                self._tell(grown)
-            self._witness.shorten(known)
+        """Charges what only the witness knows, and tells the witness what only the ledger knows.
+
+        Inside a transaction, so that neither changes meanwhile.
+        """
+        known = self._witness.read()
+        if known is None:
+            mine = self.totals()
+            self.copied = bool(mine) and not self._file.old
+            self._tell(mine)
+            return
+        if known.ledger != self.name:
+            raise LedgerError(
+                f"{self.path} is not the ledger that {self._witness.path.name} knows: put that one back, "
+                "because this one knows nothing of what was spent in it"
+            )
+        self.copied = not known.genuine
+        self._witness.restrict()
+        for total in known.totals.values():
+            self.expect(total)
+        grown = [
+            total
+            for total in self.totals()
+            if total.exceeds(known.totals.get((total.client, total.run), Total("", "", 0, 0.0)))
+        ]
+        if grown:
+            self._tell(grown)
+        self._witness.shorten(known)
 
     def expect(self, known: Total) -> None:
         """Charges what the ledger lacks of a client's releases in a run, of which only the sum is known."""
