@@ -23,7 +23,7 @@ from sottovoce.simulation.training import train
 
 from .world import World, charged, ledger
 
-QUICK = {"model": "linear", "rounds": 2, "averaging": 0.5}
+QUICK = {"model": "linear", "rounds": 2, "averaging": 1.0}
 
 
 def trained(folder: Path, **changes: object) -> World:

@@ -35,7 +35,7 @@ def enrolled(folder: Path, options: Options | None = None, **changes: Any) -> Wo
 def test_contexts_rounds_confusions_and_the_average_come_as_in_the_simulator(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    world = enrolled(tmp_path, averaging=0.5, **changes)
+    world = enrolled(tmp_path, averaging=1.0, **changes)
     world.finish()
     train(world.agreement.plan, tmp_path / "simulated")
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
