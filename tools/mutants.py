@@ -49,7 +49,9 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("test_context.py", "gradients/test_units.py", "test_release.py"): ("context",),
     ("gradients/test_recordwise.py",): ("gradients/recordwise",),
-    ("gradients",): ("gradients/clipping", "gradients/sums", "gradients/mean"),
+    ("gradients",): tuple(
+        f"gradients/{name}" for name in ("clipping", "identity", "mean", "sums", "units", "vmap")
+    ),
     ("test_client.py", "test_release.py", "test_central.py", "simulation/test_cost.py"): (
         "client",
         "release",

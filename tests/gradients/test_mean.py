@@ -146,6 +146,21 @@ def test_the_module_is_neither_read_nor_changed(build: Callable[[], nn.Module]) 
     assert torch.equal(x, kept_x)
 
 
+def test_a_record_with_a_token_outside_the_vocabulary_contributes_nothing() -> None:
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    theta = models.flat(module)
+    basis = open_basis("identity", module, len(theta), seed=0)
+    x, y = torch.tensor([[0, 1], [2, -1], [-1, -1], [3, 4]]), torch.tensor([0, 1, 0, 1])
+    total = torch.zeros(len(theta), dtype=torch.float64)
+    for record in (0, 3):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(x[record : record + 1]), y[record : record + 1]).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).double()
+        total += gradient * min(1.0, 0.3 / float(gradient.norm()))
+    found = clipped_mean(module, theta, basis, x, y, clip=0.3, denominator=4)
+    assert torch.allclose(found, total / 4, atol=1e-7)
+
+
 def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
     module = models.seeded(models.tiny)
     theta, basis = models.flat(module), open_basis("structured", module, 60, seed=0)

@@ -45,6 +45,25 @@ def test_gradients_are_averaged_within_a_unit_and_then_clipped() -> None:
     assert not torch.allclose(found, clipped_before, atol=0.05)
 
 
+@pytest.mark.parametrize("worth", [torch.inf, torch.nan])
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_record_of_which_loss_or_gradient_is_not_finite_is_left_out_of_its_unit(
+    worth: float, what: str
+) -> None:
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        bad = torch.where(y == 1, worth, 0.0)
+        fine = outputs.square().sum(dim=1)
+        # A loss that is not finite and whose gradient is, or a gradient that is not and whose loss is.
+        return fine + bad if what == "loss" else fine + (outputs[:, 0] - outputs[:, 0].detach()) * bad
+
+    x, _ = _records(4)
+    y, unit = torch.tensor([0, 1, 0, 0]), torch.tensor([5, 5, 5, 8])
+    keep = torch.tensor([0, 2, 3])
+    options = {"clip": 0.5, "denominator": 2, "loss": loss}
+    found = clipped_mean(NET, THETA, BASIS, x, y, unit=unit, **options)
+    assert torch.allclose(found, clipped_mean(NET, THETA, BASIS, x[keep], y[keep], unit=unit[keep], **options))
+
+
 def test_units_are_refused_what_records_are_refused() -> None:
     x, y = _records(4)
     unit = torch.tensor([0, 0, 1, 1])

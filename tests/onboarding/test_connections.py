@@ -133,11 +133,12 @@ def test_a_request_that_is_never_finished_is_answered_with_the_end(
                 while piece := slow.recv(4096):
                     answer += piece
                 assert b" 408 " in answer
+        monkeypatch.setattr(connections, "REQUEST_SECONDS", 1.5)
         with dial(port, CLIENT) as kept:
-            for _ in range(2):  # time runs for each request, not for the connection
+            for _ in range(3):  # time runs for each request, not for the connection
                 kept.sendall(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
                 assert b" 200 " in kept.recv(4096)
-                time.sleep(0.4)
+                time.sleep(0.8)
 
 
 def test_an_endless_head_is_cut_off(run: Path) -> None:

@@ -1,8 +1,8 @@
 """The clipped sum where the whole model adapts (k = d): norms by layer, then one weighted sum of gradients.
 
 A linear layer's record gradient δ ⊗ x has the norm ‖δ‖‖x‖, and the sum of all clipped ones is a single matrix
-product, so that only the small gradients of other layers are written out per record. All of it is in float64;
-on a CPU, inputs of linear layers become so a block of records at a time, while the caches hold them.
+product, so that only the small gradients of other layers are written out per record. Norms and sums are in
+float64, which numbers become as they are read, on a CPU a block of records at a time while the caches hold them.
 """
 
 from __future__ import annotations
@@ -145,5 +145,5 @@ def _by_filter(summed: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _grouped(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to (clients, records, size): float64, to which a GPU converts as it reads."""
-    return by_client(values if card.on_card(values) else values.double(), clients).flatten(2)
+    """(clients·records, ...) to (clients, records, size)."""
+    return by_client(values, clients).flatten(2)
