@@ -2,7 +2,7 @@
 
 A linear layer's record gradient δ ⊗ x has the norm ‖δ‖‖x‖, and the sum of all clipped ones is a single matrix
 product, so that only the small gradients of other layers are written out per record. Norms and sums are in
-float64, which numbers become as they are read, on a CPU a block of records at a time while the caches hold them.
+float64, which numbers become as they are read: on a CPU a block of records at a time, while caches hold them.
 """
 
 from __future__ import annotations
