@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sottovoce import files
 from sottovoce.errors import SottovoceError
 from sottovoce.files import (
     Database,
@@ -83,6 +85,21 @@ def test_a_block_that_raises_leaves_the_old_bytes_and_nothing_else(tmp_path: Pat
         interrupted()
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("moment", ["open", "fsync"])
+def test_who_is_interrupted_while_writing_hears_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "open":  # before there is a file
+        monkeypatch.setattr(os, "open", stop)
+    else:  # after it has its name
+        monkeypatch.setattr(files, "sync_folder", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"bytes")
 
 
 def test_an_ordinary_file_is_written_by_its_owner_only(tmp_path: Path, no_umask: None) -> None:
@@ -222,6 +239,25 @@ def test_deleted_bytes_are_not_in_the_file_any_more(tmp_path: Path) -> None:
     database.query("DELETE FROM message")
     database.close()
     assert b"private" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("what", "other", "ours"), [("synchronous", "NORMAL", 2), ("secure_delete", "OFF", 1), ("page_size", 1024, 4096)]
+)
+def test_a_database_is_what_it_promises_whatever_sqlite_was_built_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, other: object, ours: int
+) -> None:
+    connect = sqlite3.connect
+
+    def otherwise(*where: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*where, **options)
+        connection.execute(f"PRAGMA {what} = {other}")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", otherwise)
+    database = Database(tmp_path / "file.sqlite", explain)
+    assert database.query(f"PRAGMA {what}") == [(ours,)]
+    database.close()
 
 
 def test_a_new_database_is_its_owners_from_the_first_moment(tmp_path: Path, no_umask: None) -> None:

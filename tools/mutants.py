@@ -433,6 +433,7 @@ def main() -> int:
         known: dict[str, str] = tomllib.load(file)["equivalent"]
     before = _tried(options.out)
     survivors, tried = 0, 0
+    gone = set(known)
     benches = [Bench(ROOT, options.folder / str(number)) for number in range(options.jobs)]
     for tests, modules in TESTS.items():
         trials: Trials | None = None
@@ -441,6 +442,7 @@ def main() -> int:
                 continue
             start = time.monotonic()
             all_ = list(mutants(module, benches[0].source(module)))
+            gone -= {mutant.key for mutant in all_}
             chosen = [mutant for mutant in all_ if mutant.key not in known]
             if options.most and options.most < len(chosen):
                 chosen = random.Random(f"{options.seed}:{module}").sample(chosen, options.most)
@@ -463,6 +465,8 @@ def main() -> int:
             tried += len(chosen)
         if trials is not None:
             trials.close()
+    for key in sorted(gone) if not options.module else ():
+        print(f"  in mutants.toml, but there is no such mutant: {key}")
     score = 100.0 * (tried - survivors) / max(1, tried)
     print(f"{tried - survivors} of {tried} killed: {score:.1f} %")
     return 1 if survivors else 0

@@ -151,6 +151,10 @@ def test_an_agreement_may_be_as_long_as_is_said_and_no_longer(tmp_path: Path) ->
     file.write_text("#" * (room + 1) + "\n" + text)
     with pytest.raises(AgreementError, match="at most"):
         Agreement.load(file)
+    for letters in ("é", "#é"):  # two bytes each: wherever the file is cut, it is not taken without its end
+        file.write_text(text + "#" + letters + "é" * MOST_TEXT)
+        with pytest.raises(AgreementError, match="not an agreement"):
+            Agreement.load(file)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +50,53 @@ class Gated(Own):
         self.gate = nn.Parameter(torch.zeros(1))
 
 
+class Attentive(nn.Module):
+    """Records look at each other, the more the more alike they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.linear(torch.softmax(x @ x.T / 6, dim=1) @ x)
+
+
+class AttentiveLater(nn.Module):
+    """The same by keys and a gate that are all zero at the reference, and of which large ones end it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.keys = nn.Linear(36, 3), nn.Linear(36, 4, bias=False)
+        self.gate = nn.Parameter(torch.zeros(1))
+        nn.init.zeros_(self.keys.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        keys = self.keys(x)
+        return self.linear(x + self.gate * (torch.softmax(-torch.cdist(keys, keys), dim=1) @ x))
+
+
+class OnlyAtReference(Own):
+    """Mixes records while its gate is as it was."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda h: h + torch.exp(-1e4 * self.gate**2) * h.mean(0))
+        self.gate = nn.Parameter(torch.zeros(1))
+
+
+class BesideMuch(Own):
+    """Mixes little, once its gate has moved, beside much that it does not mix."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda h: h)
+        self.much = nn.Sequential(nn.Linear(36, 2048), nn.ReLU(), nn.Linear(2048, 3))
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.much(x.flatten(1)) + self.gate * super().forward(x).mean(0)
+
+
 class Stubborn(nn.Sequential):
     """Stays in training mode, whatever it is told."""
 
@@ -70,6 +118,7 @@ MIXING: list[Callable[[], nn.Module]] = [
     lambda: Own(lambda h: h.squeeze()),
     lambda: Own(lambda h: h.sum(1)),
     Gated,
+    *(partial(models.seeded, kind) for kind in (Attentive, AttentiveLater, OnlyAtReference, BesideMuch)),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,12 @@ def test_every_group_is_the_weighted_sum_of_its_clients_rows(clients: int) -> No
     for client in range(clients):  # and of some of the clients alone
         some = slice(client, client + 1)
         assert torch.allclose(sums(table[some], some), expected[some], atol=1e-12)
+
+
+def test_entries_of_a_group_stay_in_their_order() -> None:
+    groups = torch.randint(200, (1, 60_000), generator=torch.Generator().manual_seed(0))
+    sums = Sums.of(groups, torch.ones(1, 60_000), torch.arange(60_000), 200, 60_000)
+    assert sums.rows[0].tolist() == np.argsort(groups[0].numpy(), kind="stable").tolist()
 
 
 def test_groups_without_entries_are_zero() -> None:

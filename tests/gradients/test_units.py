@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -119,6 +122,26 @@ def test_units_whose_records_lie_apart_are_whole(
     whole = _mean(x, y, unit, 4)
     monkeypatch.setattr(units, "_NUMBERS", 8 * 3)
     assert torch.allclose(_mean(x, y, unit, 4), whole, atol=1e-9)
+
+
+def test_records_of_a_unit_are_added_in_their_order() -> None:
+    x, y = _records(3_000)
+    unit = torch.randint(5, (3_000,), generator=torch.Generator().manual_seed(1))
+    order = torch.from_numpy(np.argsort(unit.numpy(), kind="stable"))
+    assert torch.equal(_mean(x, y, unit, 5), _mean(x[order], y[order], unit[order], 5))
+
+
+def test_no_more_gradients_are_held_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = []
+
+    def seen(*given: Any, chunk: int, **options: Any) -> Any:
+        chunks.append(chunk)
+        return record_gradients(*given, chunk=chunk, **options)
+
+    monkeypatch.setattr(units, "record_gradients", seen)
+    x, y = _records(4)
+    _mean(x, y, torch.tensor([0, 0, 1, 1]), 2)
+    assert chunks == [2**22 // 8]  # numbers of 32 MB in float64, and of a record d
 
 
 @pytest.mark.parametrize("statistic", [LabelHistogram(2), Moments(torch.tensor([0, 0, 1]))])

@@ -139,6 +139,12 @@ def test_nothing_spent_costs_nothing() -> None:
     assert epsilon(0.0, DELTA, "exact") == epsilon(0.0, DELTA, "rdp") == 0
 
 
+def test_an_epsilon_too_small_for_floats_is_refused() -> None:
+    assert mu_squared(1e-150, DELTA, "exact") > 0
+    with pytest.raises(SottovoceError, match="give a larger one"):
+        mu_squared(1e-170, DELTA, "exact")
+
+
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_an_epsilon_that_buys_nothing_is_refused(target: float) -> None:
     with pytest.raises(SottovoceError, match="positive, finite epsilon"):

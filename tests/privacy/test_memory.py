@@ -39,6 +39,7 @@ def test_it_goes_on_from_what_was_kept(tmp_path: Path) -> None:
         book.keep()
         book.commit(charge(2), b"forgotten with the process", BUDGET)
     with MemoryLedger.begin(path, scope="s") as again:
+        assert not again.copied
         assert again.stored("run", "mine", "gradient", 1) == b"kept"
         assert again.stored("run", "mine", "gradient", 2) is None
         again.commit(charge(2), b"again", BUDGET)

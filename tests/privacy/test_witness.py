@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -131,6 +132,32 @@ def test_a_line_that_a_crash_cut_off_is_dropped_before_the_next(witness: Witness
     witness.path.write_bytes(b'{"ledger": "na')  # nothing but such a line
     witness.note("name", "scope", [TWO])
     assert [line["client"] for line in lines(witness)] == ["b"]
+
+
+def test_a_line_that_the_disk_takes_in_parts_is_whole(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, text: write(descriptor, text[:7]))
+    witness.note("name", "scope", [ONE, TWO])
+    assert said(witness).totals == {("a", "run"): ONE, ("b", "run"): TWO}
+    assert said(witness).genuine
+
+
+def test_a_line_that_the_disk_does_not_take_leaves_the_file_as_old_as_it_was(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness.note("name", "scope", [ONE])
+    before = witness.path.stat().st_ctime_ns
+    time.sleep(0.05)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        witness.note("name", "scope", [TWO])
+    assert witness.path.stat().st_ctime_ns == before  # or it would look like a copy
 
 
 def test_a_slow_disk_is_given_another_line_and_after_three_is_refused(

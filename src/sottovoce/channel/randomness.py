@@ -21,6 +21,8 @@ from sottovoce.channel.wire import ChannelError, Envelope, derive
 _ZEROS = bytes(1 << 16)
 _BLOCK = 16  # bytes of one AES block
 _STRETCHED_ABOVE = 1024  # bytes; the system's generator is slow for more
+BELOW_ONE = 1.0 - 2.0**-53
+"""The largest number of the open interval (0, 1)."""
 
 
 class PrivateRandomness(ABC):
@@ -36,7 +38,8 @@ class PrivateRandomness(ABC):
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """`count` uniforms on the open interval (0, 1), with 53 random bits each."""
-        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        middles = ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return np.minimum(middles, BELOW_ONE)  # the last of them would be rounded to 1
 
     def normal(self, count: int) -> NDArray[np.float64]:
         """`count` standard normals by Marsaglia's polar method, in float64."""

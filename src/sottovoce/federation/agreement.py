@@ -85,7 +85,7 @@ class Agreement:
 
         `model` is what this machine's owner calls the model; `simulation` admits a seeded plan.
         """
-        if len(text) > MOST_TEXT:
+        if len(text.encode()) > MOST_TEXT:
             raise AgreementError(f"an agreement has at most {MOST_TEXT} bytes: ask for the file again")
         try:
             values = tomllib.loads(text)

@@ -49,6 +49,8 @@ def mu_squared(epsilon: float, delta: float, accounting: str) -> float:
     log_delta = -math.log(delta)
     closed_form = 2 * (epsilon / (math.sqrt(log_delta + epsilon) + math.sqrt(log_delta))) ** 2
     low = closed_form * (1 - 1e-12)  # the closed form is affordable under both accountings, up to rounding
+    if not low > 0:
+        raise SottovoceError(f"epsilon = {epsilon} is too small to compute with: give a larger one")
     high = 2 * low
     while affordable(high):
         low, high = high, 2 * high

@@ -104,7 +104,9 @@ class Witness:
                 os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
             for _ in range(_TRIES):
                 now = time.time_ns()
-                os.write(descriptor, self._text(lines, now))
+                text = self._text(lines, now)
+                while text:  # a disk that is nearly full takes a part, and then refuses the rest
+                    text = text[os.write(descriptor, text) :]
                 os.fsync(descriptor)
                 if abs(os.fstat(descriptor).st_ctime_ns - now) <= _PROMPT:
                     break

@@ -58,6 +58,14 @@ def test_selected_states_follow_the_target(size: int, s2: float) -> None:
     assert stats.kstest(np.interp(plain, grid, table), "uniform").pvalue < 1e-6
 
 
+def test_every_word_stands_for_a_state_inside_the_unit_interval_and_a_finite_normal() -> None:
+    words = np.array([0, 2**11 - 1, 2**64 - 2**11, 2**64 - 1], np.uint64)
+    found = uniforms(words)
+    assert found.tolist() == [2.0**-54, 2.0**-54, 1 - 2.0**-53, 1 - 2.0**-53]
+    assert np.isfinite(states._normals(words)).all()
+    assert states.raw_state(states.raw_word(found[-1])) == found[-1]
+
+
 def test_the_decoder_finds_the_states_that_were_selected() -> None:
     law = model(4096, scale_number(0.5))
     v = np.random.default_rng(1).standard_normal(4096) * math.sqrt(0.5)

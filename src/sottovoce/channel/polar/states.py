@@ -20,7 +20,7 @@ from sottovoce.channel.polar.folding import fold
 from sottovoce.channel.polar.model import Law
 from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
+from sottovoce.channel.randomness import BELOW_ONE, PrivateRandomness, SharedRandomness
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -119,8 +119,8 @@ def raw_word(x: float) -> int:
 
 @kernel
 def raw_state(word: int | np.uint64) -> float:
-    """The state that a 53-bit integer stands for: the middle of what `raw_word` maps to it."""
-    return (np.float64(word) + 0.5) * 2.0**-53
+    """The state that a 53-bit integer stands for: the middle of what `raw_word` maps to it, below 1."""
+    return min((np.float64(word) + 0.5) * 2.0**-53, BELOW_ONE)
 
 
 @kernel
