@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -64,6 +65,15 @@ def test_the_number_of_cores_is_given_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         side_by_side(lambda item: 1 / item, [1, 0, 1])
     assert torch.get_num_threads() == available() == 3
+
+
+def test_threads_take_short_turns_at_python_while_they_are_side_by_side() -> None:
+    before = sys.getswitchinterval()
+    turns = side_by_side(lambda _: sys.getswitchinterval(), range(3))
+    assert max(turns) < before / 10
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(lambda item: 1 // item, range(3))
+    assert sys.getswitchinterval() == before
 
 
 def test_fresh_threads_have_all_cores_again() -> None:

@@ -242,7 +242,8 @@ def test_deleted_bytes_are_not_in_the_file_any_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "other", "ours"), [("synchronous", "NORMAL", 2), ("secure_delete", "OFF", 1), ("page_size", 1024, 4096)]
+    ("what", "other", "ours"),
+    [("synchronous", "NORMAL", 2), ("secure_delete", "OFF", 1), ("page_size", 1024, 4096)],
 )
 def test_a_database_is_what_it_promises_whatever_sqlite_was_built_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, other: object, ours: int
