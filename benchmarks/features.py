@@ -36,7 +36,7 @@ from sottovoce.simulation.session import Session
 
 CLIENTS, RECORDS, FEATURES, CLASSES = 40, 800, 2_048, 10
 SERIES = {"clients": (40, 100, 300, 1_000), "enrolled": (100, 1_000, 10_000, 100_000)}
-TURNS = 9
+TURNS = 15
 
 
 def run(turns: int = TURNS) -> dict[str, Any]:
