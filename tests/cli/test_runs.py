@@ -170,3 +170,10 @@ def test_a_damaged_model_is_refused(run: Path, tmp_path: Path, failing: Failing)
         (broken / name).write_bytes((run / name).read_bytes())
     (broken / "model.safetensors").write_bytes(b"garbage")
     assert "damaged" in failing("evaluate", str(broken), "--model", SMALL["model"])
+
+
+def test_a_large_delta_is_doubted_before_and_after_training(tmp_path: Path) -> None:
+    words = [f"dataset={sites(tmp_path / 'sites')}", "rounds=1", "delta=0.02"]
+    assert "δ = 0.02 is above a tenth of one over" in runner.invoke(app, ["plan", *words]).stdout
+    trained = runner.invoke(app, ["train", *words, "--out", str(tmp_path / "run")])
+    assert "δ = 0.02 is above a tenth of one over" in trained.stdout
