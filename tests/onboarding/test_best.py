@@ -16,7 +16,6 @@ from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import train
-
 from tests.simulation.test_folder import sites
 
 from .live import live
