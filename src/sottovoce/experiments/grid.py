@@ -15,7 +15,7 @@ from functools import cached_property
 from sottovoce.experiments.cells import Cell
 from sottovoce.plan import Plan
 
-NATIVE = ("direct", "direct-q12")
+NATIVE = ("direct", "direct-q12", "integers")
 """Channels that need nothing compiled."""
 
 _CODED = ("lrsuq", "lrsuq-elias", "polar")
