@@ -54,7 +54,9 @@ def test_the_table_is_the_one_of_its_digest_and_another_is_refused(monkeypatch: 
 def test_six_digits_drawn_one_after_the_other_are_one_discrete_gaussian(x: float) -> None:
     """The law of `draw` itself, from the table's integers: all ways to a number are added up."""
     exact = integers._table()[1]
-    rows = np.diff(np.array([[0, *row, 2**128] for row in exact], dtype=object), axis=1).astype(float) / 2**128
+    rows = (
+        np.diff(np.array([[0, *row, 2**128] for row in exact], dtype=object), axis=1).astype(float) / 2**128
+    )
     rest, law = round(x * 2**24), {0: 1.0}
     for _ in range(6):
         found: dict[int, float] = {}
