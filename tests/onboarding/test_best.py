@@ -14,7 +14,7 @@ from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 
 from .live import live
 
