@@ -108,6 +108,11 @@ class LawSimulation(Simulation):
         return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
+def session_of(plan: Plan) -> type[Session]:
+    """How a run is made whose releases are drawn by their law where they have one."""
+    return LawSession if has_law(plan) else Session
+
+
 class LawSession(Session):
     """A session of `LawSimulation`: its ledger is in memory between checkpoints.
 

@@ -25,7 +25,7 @@ from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.rounds import Round
 from sottovoce.run.session import Session
-from studies.law import LawSession, has_law
+from studies.law import LawSession, session_of
 
 SHAPE = (
     "dataset",
@@ -185,8 +185,7 @@ def _open(
     )
     if divided not in federations:
         federations[divided] = data.divide(records, plan)
-    sessions = LawSession if law and has_law(plan) else Session
-    return sessions.open(
+    return (session_of(plan) if law else Session).open(
         plan,
         job.out,
         records=records,

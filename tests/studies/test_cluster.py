@@ -143,8 +143,9 @@ def test_the_code_of_this_machine_goes_along_and_each_worker_gets_its_share(
     ray = toy(gpus=2)
     cluster.Cluster(tmp_path, "head:6379", "cuda", 5, law=True)
     assert ray.asked["address"] == "head:6379"
-    [code] = ray.asked["runtime_env"]["py_modules"]
-    assert (Path(code) / "experiments" / "work.py").exists()
+    package, studies = ray.asked["runtime_env"]["py_modules"]
+    assert (Path(package) / "run" / "session.py").exists()
+    assert (Path(studies) / "work.py").exists()
     assert (ray.asked["num_cpus"], ray.asked["num_gpus"]) == (1, pytest.approx(1 / 3))
     cluster.Cluster(tmp_path, "auto", "cpu", 1, law=True)
     assert (ray.asked["num_cpus"], ray.asked["num_gpus"]) == (1, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies.law import LawSession, LawSimulation, has_law
+from studies.law import LawSimulation, has_law, session_of
 from studies.sweep import Job, run_batch
 
 from sottovoce import data
@@ -58,7 +58,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 def opened(plan: Plan, out: Path) -> Session:
     federation = data.divide(FEW, plan)
-    return LawSession.open(plan, out, records=FEW, federation=federation)
+    return session_of(plan).open(plan, out, records=FEW, federation=federation)
 
 
 def releases_of_nothing(
