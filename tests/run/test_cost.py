@@ -68,7 +68,7 @@ def test_the_costs_of_a_folder_are_listed_site_by_site(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"delta": 0.5}, "δ = 0.5"),
+        ({"delta": 0.002}, "δ = 0.002"),
         ({"epsilon": 1000}, "100.0 times in 100"),
         ({"epsilon": 0.01}, "nearly all noise"),
     ],

@@ -111,15 +111,10 @@ def doubts(blueprint: Blueprint) -> list[str]:
     """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
     plan = blueprint.plan
     said: list[str] = []
-    smallest = min(blueprint.sizes)
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
     if not plan.private:
         return said
-    if plan.delta * smallest > 1:
-        said.append(
-            f"δ = {plan.delta:g} is above one over the records of the smallest client, {smallest}: "
-            "somebody's record may be given away whole; 1e-5 is usual"
-        )
+    said += data.delta_doubt(plan.delta, min(blueprint.sizes))
     if plan.epsilon > SENSIBLE_EPSILON:
         mu = math.sqrt(mu_squared(plan.epsilon, plan.delta, plan.accounting))
         right = 50 * (1 + math.erf(mu / 2 / math.sqrt(2)))
