@@ -62,7 +62,7 @@ class Integers(Channel):
         return _packed(draw(u / self.step, private))
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
-        return self.step * _unpacked(payload, self.size)
+        return _unpacked(payload, self.size).astype(np.float64) * self.step
 
 
 def widening(size: int) -> float:
@@ -133,4 +133,5 @@ def _unpacked(payload: bytes, size: int) -> NDArray[np.int64]:
     lower = bits[: parameter * size].reshape(size, parameter).astype(np.int64)
     upper = np.diff(ends, prepend=-1) - 1
     folded = (upper << parameter) + (lower << np.arange(parameter)).sum(axis=1)
-    return np.where(folded & 1, -(folded >> 1) - 1, folded >> 1)
+    values: NDArray[np.int64] = np.where(folded & 1, -(folded >> 1) - 1, folded >> 1)
+    return values
