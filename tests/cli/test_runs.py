@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from tests.simulation.test_folder import sites
+from tests.run.test_folder import sites
 from tests.small import SMALL
 
 from .conftest import SETTINGS, Failing

@@ -27,8 +27,8 @@ from sottovoce.data import (
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_files import agree
 from sottovoce.plan import Plan, PlanError
-from sottovoce.simulation.cost import outline
-from sottovoce.simulation.training import train
+from sottovoce.run.cost import outline
+from sottovoce.run.training import train
 from tests.small import small_plan
 
 

@@ -35,8 +35,8 @@ def compare(
     looking at the accuracies is not covered by ε.
     """
     from sottovoce.report.comparison import clients_table, write_comparison
-    from sottovoce.simulation.comparison import ROWS
-    from sottovoce.simulation.comparison import compare as compare_rows
+    from sottovoce.run.comparison import ROWS
+    from sottovoce.run.comparison import compare as compare_rows
 
     words = list(settings or [])
     if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):

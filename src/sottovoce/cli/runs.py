@@ -82,7 +82,7 @@ def plan(
         else:
             facts("Keys of a plan", {name: f"{text} ({default})" for name, default, text in rows})
         return
-    from sottovoce.simulation import cost
+    from sottovoce.run import cost
 
     costs = cost.outline(plan_of(settings, model, features))
     if json:
@@ -136,7 +136,7 @@ def train(
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
-    from sottovoce.simulation.directory import RunDirectory
+    from sottovoce.run.directory import RunDirectory
 
     if threads:
         torch.set_num_threads(threads)
@@ -159,7 +159,7 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Evaluate a finished run again, on participants and future clients."""
-    from sottovoce.simulation.training import evaluate as evaluate_run
+    from sottovoce.run.training import evaluate as evaluate_run
 
     _check_device(device)
     with err.status("evaluating"):
@@ -200,12 +200,11 @@ def report(
     json: bool = JSON,
 ) -> None:
     """Write report.html, one self-contained page about a run, or about a reproduction of the paper."""
-    from sottovoce.experiments.index import read_index
-    from sottovoce.experiments.reproduction import write_reproduction
+    from sottovoce.cli.studies import study
     from sottovoce.report.run import write_report
 
-    index = run / "index.json"
-    path = write_reproduction(read_index(index), run / "report.html") if index.exists() else write_report(run)
+    reproduced = (run / "index.json").exists()
+    path = study("reproduction").write_report(run) if reproduced else write_report(run)
     answer({"report": str(path)}, f"report: {path}", json=json)
 
 
