@@ -29,6 +29,8 @@ class Records:
     y: Tensor
     unit: Tensor | None = None
     """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
+    copied: bool = False
+    """The tensors are copies made here: nobody else holds their memory, and it is never written to again."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,7 +47,7 @@ class Records:
         dense = torch.unique(self.unit, return_inverse=True)[1]
         rank = torch.full((self.units,), -1).scatter_(0, places, torch.arange(len(places)))[dense]
         rows = rank.argsort(stable=True)[int((rank < 0).sum()) :]
-        return Records(self.x[rows], self.y[rows], rank[rows])
+        return Records(self.x[rows], self.y[rows], rank[rows], copied=True)
 
     def rows_of(self, units: int) -> int:
         """How many records the first units have, in an order of `of_units`."""
@@ -59,7 +61,8 @@ class Records:
 
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""
-        return Records(self.x[index], self.y[index], None if self.unit is None else self.unit[index])
+        unit = None if self.unit is None else self.unit[index]
+        return Records(self.x[index], self.y[index], unit, self.copied or isinstance(index, Tensor))
 
 
 @dataclass(frozen=True)
