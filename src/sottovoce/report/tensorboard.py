@@ -40,7 +40,7 @@ def round_scalars(folder: str | Path) -> Iterator[Callable[[Mapping[str, Any]], 
 
         def write(line: Mapping[str, Any]) -> None:
             for name, key in SCALARS.items():
-                if line[key] is not None:
+                if line.get(key) is not None:
                     writer.add_scalar(name, line[key], line["round"])
 
         yield write
