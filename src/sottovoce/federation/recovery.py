@@ -1,7 +1,8 @@
 """A client whose directory or ledger was restored from a backup: charged first for all that may have left.
 
 What the server has received the client can be told; what it was asked for may have left and been lost on its
-way. Both are charged before anything else happens, and a stream that may have been used is left out.
+way. Both are charged before anything else happens, and a stream that may have been used is left out. The
+server of one run knows nothing of others: a ledger that is a copy stays one until its owner says otherwise.
 """
 
 from __future__ import annotations
@@ -32,17 +33,14 @@ class Past:
         """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         ledger, due = self._ledger, (request["kind"], int(request["round"]))
         unknown = self._unknown(request, "received")
-        if unknown or ledger.copied or not self._trace().follows(Footprint.read(self._file)):
+        restored = bool(unknown) or not self._trace().follows(Footprint.read(self._file))
+        if restored or ledger.copied:
             # What the server asked for may have left and been lost on its way.
             unknown += [stream for stream in self._unknown(request, "asked") if stream not in unknown]
             charges = [releases[kind].charge(self._run, OWN_RECORDS, number) for kind, number in unknown]
             ledger.recover(charges, self._run)
-            ledger.vouch()
-            self._client_log.note(
-                "this directory or its ledger was restored from a backup: charged for "
-                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
-                level=logging.WARNING,
-            )
+            if restored or unknown:
+                self._tell(unknown)
             self.note()
         if request["received_context"] or "context" not in releases:
             ledger.forget(self._run, before_round=due[1])
@@ -57,6 +55,17 @@ class Past:
         trace = self._trace()
         if trace != Footprint.read(self._file):
             trace.write(self._file)
+
+    def _tell(self, unknown: list[tuple[Kind, int]]) -> None:
+        said = "this directory or its ledger was restored from a backup: charged for " + (
+            ", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"
+        )
+        if self._ledger.copied:
+            said += (
+                "; what other runs have released since is not known: this client enrols in no other until "
+                f"its owner says 'sottovoce ledger vouch {self._ledger.path}'"
+            )
+        self._client_log.note(said, level=logging.WARNING)
 
     def _trace(self) -> Footprint:
         released, total = self._ledger.releases(OWN_RECORDS, run=self._run), self._ledger.total_in(self._run)
