@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,3 +63,12 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         assert not loaded.findall(text) + linked.findall(text), page
     for style in (tmp_path / "site").rglob("*.css"):
         assert not styled.findall(style.read_text(encoding="utf-8")), style
+
+
+def test_one_version_is_stated_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert newest is not None
+    assert project == cited[1] == newest[1] == sottovoce.__version__

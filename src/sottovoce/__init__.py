@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sottovoce.simulation.export import write_models
     from sottovoce.simulation.training import evaluate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Dataset",
     "PersonalModel",

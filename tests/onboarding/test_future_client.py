@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 
 from sottovoce import data
 from sottovoce.client import Client
-from sottovoce.data import Dataset, Records
+from sottovoce.data import Dataset, read_client
 from sottovoce.data.description import Description
 from sottovoce.data.findings import UnusableFile
 from sottovoce.models import lenet, open_model
@@ -30,6 +29,7 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
 from sottovoce.simulation.training import evaluate, train
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
+from tests.simulation.test_folder import planned, sites
 from tests.small import SMALL, small_plan, tiny
 
 from .live import live
@@ -135,7 +135,6 @@ class TestPersonalization:
         ("arrays", "hint"),
         [
             ({"x": np.zeros((60, 3, 32, 32), np.uint8), "y": np.zeros(60, int)}, "shape"),
-            ({"x": np.zeros((60, 1, 28, 28), np.uint8), "y": np.full(60, 12)}, "label 12"),
             ({"x": np.zeros((20, 1, 28, 28), np.uint8), "y": np.zeros(20, int)}, "needs 50"),
             ({"y": np.zeros(20, int)}, "no array 'x'"),
         ],
@@ -231,21 +230,71 @@ def test_one_record_beside_those_of_the_context_judges_the_model_and_none_does_n
     assert judging == [1]  # a model need not be one for no record at all
 
 
-def test_labels_that_cannot_be_used_matter_only_where_the_context_needs_them(tmp_path: Path) -> None:
+def tabled(at: Path, *, context: str, **changes: Any) -> Path:
+    """A finished run on a folder of tables, whose future clients come later."""
+    plan = planned(sites(at / "sites"), context=context, context_records=16, context_share=0.1, **changes)
+    train(plan, at / "run")
+    return at / "run"
+
+
+def future_table(at: Path, missing: int, records: int = 400) -> Path:
+    """A future client's table whose first records lack their target."""
+    rng, path = np.random.default_rng(1), at / f"east-{missing}" / "east.csv"
+    path.parent.mkdir()
+    rows = [f"{a:.3f},2,{'' if i < missing else 'no'}" for i, a in enumerate(rng.normal(size=records))]
+    path.write_text("a,b,ill\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+class Watched(Client):
+    """A client that shows what it is about to release."""
+
+    seen: ClassVar[list[np.ndarray]] = []
+
+    def release_context(self, coefficients: torch.Tensor | None = None) -> bytes:
+        message = super().release_context(coefficients)
+        assert self.signal is not None
+        self.seen.append(self.signal)
+        return message
+
+
+@pytest.mark.parametrize("context", ["moments", "shares"])
+def test_one_missing_label_more_switches_no_other_record_on_or_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    monkeypatch.setattr(future_client, "Client", Watched)
+    monkeypatch.setattr(Watched, "seen", [])
+    run = tabled(tmp_path, context=context)
+    answers = []
+    for missing in (20, 21):  # 5 % of 400 may be unusable
+        source = future_table(tmp_path, missing)
+        answers.append(personalize(run, source, source.with_name("model")))
+    charged = FinishedRun.load(run).blueprint.releases["context"].sensitivity
+    assert np.linalg.norm(Watched.seen[0] - Watched.seen[1]) <= charged
+    # Its labels are not asked for, so that even these statistics are equal, and lacking ones count as all.
+    assert (Watched.seen[0] == Watched.seen[1]).all()
+    assert answers[0]["accuracy"] is not None
+    assert answers[1]["accuracy"] is None
+
+
+def test_a_context_without_labels_never_reads_them_and_one_of_labels_refuses(tmp_path: Path) -> None:
+    """A service that names any column as target learns nothing of it, and chooses nothing by it."""
     facts = Description.parse(AGREED, "records.toml").facts()
     useless = written(tmp_path, HEADER + ROWS.replace("malignant", "unknown").replace("benign", ""))
-
-    def read(context: str, path: Path) -> tuple[Records, bool]:
-        blueprint = Mock(plan=small_plan(context=context), facts=facts)
-        return future_client._read(path, blueprint, 2, None)
-
-    records, labelled = read("moments", useless)
-    assert (len(records), labelled) == (2, False)
+    whole = written(tmp_path, HEADER + ROWS, "whole.csv")
+    for path in (useless, whole):
+        records = read_client(path, facts=facts, needed=2, labels=False)
+        assert records.usable.all()
+        assert records.y.tolist() == [0, 0]
     with pytest.raises(UnusableFile, match="diagnosis"):
-        read("labels", useless)
-    for context in ("moments", "labels"):
-        records, labelled = read(context, written(tmp_path, HEADER + ROWS))
-        assert (records.y.tolist(), labelled) == ([0, 1], True)
+        read_client(useless, facts=facts, needed=2)
+
+
+def test_labels_of_an_npz_are_not_read_for_a_context_without_them(tmp_path: Path, images) -> None:
+    facts = images.facts
+    for name, labels in (("fits", images.y[:60].numpy()), ("wrong", np.full(60, 12)), ("odd", np.ones(7))):
+        np.savez(tmp_path / name, x=images.x[:60].numpy(), y=labels)
+        assert not read_client(tmp_path / f"{name}.npz", facts=facts, needed=60, labels=False).y.any()
 
 
 def test_what_the_budget_does_not_cover_is_neither_shown_nor_drafted(run: Path, records: Path) -> None:

@@ -164,9 +164,9 @@ class _Reader:
         if self._path.suffix.lower() != ".npz":
             self._problem(f"is a {self._path.suffix} file, but records.toml describes arrays: save an .npz")
             return ArrayColumns({})
-        arrays = read_arrays(self._path, ["x", *sources, "y"])
+        labels = [name for name in self._agreed.target.columns if name in sources]
+        arrays = read_arrays(self._path, ["x", *sources, *(["y"] if labels else [])])
         self._x = arrays.get("x", self._x)
-        labels = self._agreed.target.columns
         y = arrays.get("y")
         if labels and y is not None and y.ndim == 2 and y.shape[1] == len(labels):
             arrays |= {name: y[:, i] for i, name in enumerate(labels) if name not in arrays}

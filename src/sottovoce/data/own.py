@@ -46,12 +46,12 @@ def read_npz(
 ) -> Dataset:
     """The dataset in an `.npz` file (see docs/data.md); Python objects in it are never unpickled.
 
-    With `labels=False` a file without `y` is taken too, all its records in class 0. `shape` is what a record
-    is known to be, for files that could be read in two ways.
+    With `labels=False` labels are not read, and all records are in class 0. `shape` is what a record is known
+    to be, for files that could be read in two ways.
     """
-    arrays = read_arrays(path, _FIELDS)
+    arrays = read_arrays(path, [field for field in _FIELDS if labels or field != "y"])
     if not labels and "x" in arrays:
-        arrays.setdefault("y", np.zeros(len(arrays["x"]), np.int64))
+        arrays["y"] = np.zeros(len(arrays["x"]), np.int64)
     for field in ("x", "y"):
         if field not in arrays:
             raise DataError(f"{path} has no array '{field}': {_HINT}")

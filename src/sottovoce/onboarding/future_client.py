@@ -10,7 +10,7 @@ resends the stored context and costs nothing new.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, Records
+from sottovoce.data import ClientRecords, Facts, Records, read_client
 from sottovoce.data.client_file import has_target
-from sottovoce.data.findings import UnusableFile
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.account import Account
@@ -90,10 +89,10 @@ def obtain_model(
     uses_labels = plan.uses_future_labels
     model = server.context_model()
     needed = blueprint.context_size(None) if plan.releases_context else 0
-    records, labelled = _read(source, blueprint, needed, features)
-    records = records.of_units(torch.arange(records.units))
-    first = records.rows_of(needed)
-    split = ClientRecords(records[:0], records[first:], records[:first])
+    # The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
+    records = described_client(
+        source, plan, blueprint.facts, needed=needed, labels=uses_labels, local=features
+    )
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
     with account.open() as book:
@@ -111,7 +110,7 @@ def obtain_model(
             private = keys.private()
         client = Client(
             NAME,
-            split,
+            _divided(records, needed),
             blueprint,
             book,
             run=server.run,
@@ -134,7 +133,7 @@ def obtain_model(
         accounting=budget.accounting,
     )
     write_atomically(Path(out), model_file)
-    judged = labelled and len(split.held_out) > 0
+    judged = records if uses_labels else _with_targets(records, source, blueprint.facts)
     return {
         "model": str(out),
         "ledger": str(account.path),
@@ -147,15 +146,40 @@ def obtain_model(
         "context_bytes": len(message),
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
-        "accuracy": client.evaluate(coefficients).accuracy if judged else None,
+        "accuracy": _accuracy(judged, needed, blueprint, coefficients),
     }
 
 
-def _read(source: Path, blueprint: Blueprint, needed: int, features: str | None) -> tuple[Records, bool]:
-    """The records of a future client, and whether they say what is to be predicted, so that it is judged."""
-    plan, facts = blueprint.plan, blueprint.facts
-    if has_target(source, facts.source or facts):
-        with suppress(UnusableFile):  # without its labels it may be usable
-            return described_client(source, plan, facts, needed=needed, local=features), True
-    labels = plan.uses_future_labels
-    return described_client(source, plan, facts, needed=needed, labels=labels, local=features), False
+def _divided(records: Records, needed: int) -> ClientRecords:
+    """The first units of a file for the context, all others to judge the model."""
+    records = records.of_units(torch.arange(records.units))
+    first = records.rows_of(needed)
+    return ClientRecords(records[:0], records[first:], records[:first])
+
+
+def _with_targets(records: Records, source: Path, facts: Facts) -> Records | None:
+    """The same records with what is to be predicted, to judge a model at home; None if the file does not say.
+
+    Nothing that has left depends on it: targets are read when the context has been released.
+    """
+    facts = facts.source or facts
+    try:
+        if not has_target(source, facts):
+            return None
+        told = read_client(source, facts=facts, needed=0, raw=True)
+    except SottovoceError as error:
+        logging.getLogger(__name__).warning("the model was not judged: %s", error)
+        return None
+    unusable = -1 if records.x.dtype == torch.int64 else torch.nan
+    seen = told.usable.view(-1, *[1] * (records.x.ndim - 1))
+    return replace(records, x=torch.where(seen, records.x, unusable), y=told.y)
+
+
+def _accuracy(
+    records: Records | None, needed: int, blueprint: Blueprint, coefficients: Tensor
+) -> float | None:
+    """The headline metric of a model on records that are not of the context; None if there are none."""
+    if records is None or records.units <= needed:
+        return None
+    mine = Client(NAME, _divided(records, needed), blueprint, None, run="", secret=b"")
+    return mine.evaluate(coefficients).accuracy
