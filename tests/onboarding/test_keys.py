@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sottovoce.account import Account
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.future_client import personalize

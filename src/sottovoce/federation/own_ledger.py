@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sottovoce.account import called, folder_ledger, own_ledger
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import folder_ledger
 from sottovoce.federation.rollback import traces
 from sottovoce.files import locked
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, Total
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, Total, client_scope
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.privacy.witness import Witness
 from sottovoce.release import spending
@@ -41,12 +41,12 @@ class OwnLedger:
         old = self._directory / "ledger.sqlite"
         if self._terms.ledger is None and (old.exists() or Witness(old).path.exists()):
             return old
-        return self._terms.ledger_file(self._records)
+        return own_ledger(self._records) if self._terms.ledger is None else Path(self._terms.ledger)
 
     @property
     def client(self) -> str:
         """What the client is called."""
-        return self._terms.client or self._records.stem
+        return called(self._records, self._terms)
 
     @property
     def model_file(self) -> Path:
@@ -64,8 +64,10 @@ class OwnLedger:
     def open(self) -> Iterator[Ledger]:
         """The ledger, locked, and charged for what any run of the directory knows and it does not."""
         path = self.path
-        scope = self._terms.scope(self._records)
-        with Ledger.open(path, scope=scope) as ledger, locked(path.with_name(f"{path.name}.lock")):
+        with (
+            Ledger.open(path, scope=client_scope(self.client)) as ledger,
+            locked(path.with_name(f"{path.name}.lock")),
+        ):
             for run, trace in traces(self._directory).items():
                 if trace.spent is not None:
                     ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent, trace.server))

@@ -21,7 +21,14 @@ from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.budgets import Budgets
 from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
-from sottovoce.privacy.ledger_file import CLIENT, OWN_RECORDS, LedgerError, LedgerFile, other_scope
+from sottovoce.privacy.ledger_file import (
+    CLIENT,
+    OWN_RECORDS,
+    LedgerError,
+    LedgerFile,
+    other_scope,
+    same_scope,
+)
 from sottovoce.privacy.past import Copied
 from sottovoce.privacy.witness import Witness
 
@@ -92,7 +99,7 @@ class Ledger(Budgets):
                 "restore both, because a new ledger would forget what was spent"
             )
         if not path.exists() and known is not None:
-            if scope is not None and scope != known.scope:
+            if scope is not None and not same_scope(scope, known.scope):
                 raise other_scope(path, known.scope, scope)
             scope = known.scope
         file = LedgerFile.open(path, scope, "" if known is None else known.ledger)

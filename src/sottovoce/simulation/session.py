@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from sottovoce import data
+from sottovoce.account import own_ledger
 from sottovoce.blueprint import Blueprint, draw, seeded_master
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.data.folder import LEDGER
@@ -245,7 +246,7 @@ def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
     shared = shared_ledger(plan, records)
     if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
         for name, path in data.client_files(records.home).items():
-            book.count(path.with_suffix(".ledger.sqlite"), name, there=OWN_RECORDS)
+            book.count(own_ledger(path), name, there=OWN_RECORDS)
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:

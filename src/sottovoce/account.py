@@ -3,6 +3,7 @@
 A client has one account, for training and onboarding alike. The clients of a folder of sites have theirs in
 the folder's ledger, under their names, because simulations on the folder charge them there; a client by
 itself has a ledger of its own beside its records. Where both are there, each counts what the other knows.
+A name is the same in every Unicode form: macOS and Linux write `Zürich.csv` in different bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import Self
 
 from sottovoce.data.clients import NAMED
+from sottovoce.data.columns import canonical
 from sottovoce.data.description import NAME
-from sottovoce.data.folder import LEDGER, client_files, client_name, described
+from sottovoce.data.folder import LEDGER, client_files, described
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import locked
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.witness import Witness
+
+OWN = ".ledger.sqlite"
+"""How the ledger of one client ends; what comes before is the name of its file of records."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,12 @@ class Account:
     @classmethod
     def of(cls, records: Path, terms: Terms) -> Self:
         """The account of the records in a file, by what their owner says and by what lies beside them."""
-        own = records.with_suffix(".ledger.sqlite")
+        name, own = called(records, terms), own_ledger(records)
         shared = folder_ledger(records) if terms.ledger is None else _of_several(Path(terms.ledger))
         if shared is not None:
-            return cls(shared, NAMED, _known(shared, terms.client or client_name(records)), own)
-        return cls(terms.ledger_file(records), terms.scope(records), OWN_RECORDS, own)
+            return cls(shared, NAMED, _known(shared, name), own)
+        path = own if terms.ledger is None else Path(terms.ledger)
+        return cls(path, client_scope(name), OWN_RECORDS, own)
 
     @property
     def client(self) -> str:
@@ -61,6 +67,22 @@ class Account:
         if self.client and terms.epsilon is None and terms.delta is None:
             return ledger.allowed
         return ledger.willing(terms.epsilon, terms.delta)
+
+
+def called(records: Path, terms: Terms) -> str:
+    """What the client of a file is called, in ledgers, models and towards a server."""
+    return canonical(terms.client or records.stem)
+
+
+def own_ledger(records: Path) -> Path:
+    """The ledger of a client by itself: NAME.ledger.sqlite beside NAME.csv, in whichever Unicode form."""
+    path = records.with_suffix(OWN)
+    if not (path.exists() or Witness(path).path.exists()):
+        for other in sorted(path.parent.glob(f"*{OWN}*")):
+            name = other.name.removesuffix(".witness")
+            if canonical(name) == canonical(path.name):
+                return path.with_name(name)
+    return path
 
 
 def folder_ledger(records: Path) -> Path | None:
