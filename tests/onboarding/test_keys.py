@@ -89,7 +89,7 @@ def book(tmp_path: Path) -> Iterator[Ledger]:
 
 def keys(folder: Path, server: bytes = SERVER) -> Keys:
     path = folder / "mine.sqlite"
-    return Keys(Account(path, "client mine", OWN_RECORDS, path), "run", server)
+    return Keys(Account(path, "client mine", OWN_RECORDS), "run", server)
 
 
 def known(ledger: Ledger, run: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sottovoce.account import called, folder_ledger, own_ledger
+from sottovoce.account import called, ledgers_of, own_ledger
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.rollback import traces
@@ -73,8 +73,7 @@ class OwnLedger:
                     ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent, trace.server))
                 elif trace.releases > ledger.total_in(run).releases:  # noted by version 0.1, without a price
                     raise LedgerBehind(f"{path} lacks releases of run {run}: restore its newest backup")
-            if (shared := folder_ledger(self._records)) is not None:
-                ledger.count(shared, OWN_RECORDS, there=self.client)
+            ledger.count(OWN_RECORDS, ledgers_of(self._records, self._terms))
             yield ledger
 
     def budget(self, ledger: Ledger) -> Budget:

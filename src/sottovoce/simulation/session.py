@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from sottovoce import data
-from sottovoce.account import own_ledger
+from sottovoce.account import ledgers_of
 from sottovoce.blueprint import Blueprint, draw, seeded_master
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.data.folder import LEDGER
@@ -25,8 +25,9 @@ from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.memory import MemoryLedger
+from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.server import Server
 from sottovoce.simulation.directory import RunDirectory, RunError
@@ -246,7 +247,7 @@ def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
     shared = shared_ledger(plan, records)
     if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
         for name, path in data.client_files(records.home).items():
-            book.count(own_ledger(path), name, there=OWN_RECORDS)
+            book.count(name, ledgers_of(path, Terms()))
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:
