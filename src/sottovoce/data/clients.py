@@ -62,7 +62,7 @@ def split_participant(records: Records, context_records: int, seed: int) -> Clie
     """
     train = training_size(records.units)
     _check_context(context_records, train, "training records of a participant")
-    mixed = _shuffled(records, seed)
+    mixed = records.of_units(records.order(seed))
     rows, context = mixed.rows_of(train), mixed.rows_of(context_records or train)
     return ClientRecords(mixed[:rows], mixed[rows:], mixed[:context])
 
@@ -70,7 +70,7 @@ def split_participant(records: Records, context_records: int, seed: int) -> Clie
 def split_future(records: Records, context_records: int, seed: int) -> ClientRecords:
     """`context_records` for the one release a future client makes, all others as its query set."""
     _check_context(context_records, records.units, "records of a future client")
-    mixed = _shuffled(records, seed)
+    mixed = records.of_units(records.order(seed))
     rows = mixed.rows_of(context_records)
     return ClientRecords(mixed[:0], mixed[rows:], mixed[:rows])
 
@@ -154,6 +154,7 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     >>> tuple(mine.train.x.shape), len(mine.held_out), len(clients.future[0].held_out)
     ((400, 1, 28, 28), 100, 200)
     """
+    dataset = identified(dataset, plan)
     index, names = division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
     turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
@@ -275,6 +276,14 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
     )
 
 
+def identified(dataset: Dataset, plan: Plan) -> Dataset:
+    """The dataset with what each unit is, where clients have files of their own: one may be sorted anew.
+
+    Where records are dealt, a record is one place of the dataset, and so is its neighbour.
+    """
+    return dataset.identified() if plan.partition == "client" and not dataset.public else dataset
+
+
 def scope(plan: Plan, dataset: Dataset) -> str:
     """Whose ledger it is: budgets add up only where it is equal.
 
@@ -315,10 +324,6 @@ def check_sizes(context_records: int, participant: int, future: int | None) -> N
     if future is not None:
         # One record less than it holds, so that the query set is not empty.
         _check_context(context_records, future - 1, "records that the smallest future client can spare")
-
-
-def _shuffled(records: Records, seed: int) -> Records:
-    return records.of_units(torch.from_numpy(np.random.default_rng(seed).permutation(records.units)))
 
 
 def _check_context(context_records: int, available: int, what: str) -> None:
