@@ -252,13 +252,19 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
     """Which records fall to which client of a plan, participants first: index tensors.
 
     Own records are never dealt by their labels. A record's label would decide who holds the others, so
-    replacing it would move more than its own client's releases, and ε would not be true.
+    replacing it would move more than its own client's releases, and ε would not be true. Nor are records dealt
+    that belong to units: a unit of two clients has two accounts, and one record more moves public sizes.
     """
     if catalog.PARTITIONS[plan.partition].looks_at_labels and not dataset.public:
         raise PlanError(
             f"partition={plan.partition} deals {dataset.name} out by labels, which no ε covers (it is for "
             "public datasets): say who holds which record with a client column or folders and "
             "partition=client records_per_client=0, or set partition=iid"
+        )
+    if dataset.unit is not None and plan.partition != "client":
+        raise PlanError(
+            f"partition={plan.partition} deals out the records of {dataset.name}, and would split units that "
+            "one ε protects: set partition=client records_per_client=0, with one file for each client"
         )
     if plan.partition == "client" and dataset.clients and dataset.client is not None:
         if plan.records_per_client:
