@@ -18,6 +18,7 @@ from sottovoce.data.clients import (
     FederatedDataset,
     check_sizes,
     client_names,
+    delta_doubt,
     divide,
     division,
     identified,
@@ -28,6 +29,7 @@ from sottovoce.data.clients import (
     split_participant,
     split_seeds,
     training_size,
+    with_delta,
 )
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import Description
@@ -58,6 +60,7 @@ __all__ = [
     "check_sizes",
     "client_files",
     "client_names",
+    "delta_doubt",
     "divide",
     "division",
     "fetch",
@@ -77,6 +80,7 @@ __all__ = [
     "split_participant",
     "split_seeds",
     "training_size",
+    "with_delta",
 ]
 
 NAMES = ("mnist-small", *PUBLIC)
