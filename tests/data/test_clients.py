@@ -251,7 +251,8 @@ def test_own_records_are_not_dealt_out_by_their_labels() -> None:
 @pytest.mark.parametrize("public", [False, True])
 def test_records_of_units_are_never_dealt(partition: str, public: bool) -> None:
     """One visit more of one patient would change the sizes of clients, which are public."""
-    visits = replace(numbered(400), unit=torch.arange(400) // 3, client=torch.arange(400) // 50, public=public)
+    owners = torch.arange(400) // 50
+    visits = replace(numbered(400), unit=torch.arange(400) // 3, client=owners, public=public)
     reason = "partition=client" if partition == "dirichlet" else "would split units.*set partition=client"
     with pytest.raises(PlanError, match=reason):
         divided(visits, partition=partition, records_per_client=0)

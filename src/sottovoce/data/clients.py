@@ -252,8 +252,8 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
     """Which records fall to which client of a plan, participants first: index tensors.
 
     Own records are never dealt by their labels. A record's label would decide who holds the others, so
-    replacing it would move more than its own client's releases, and ε would not be true. Nor are records dealt
-    that belong to units: a unit of two clients has two accounts, and one record more moves public sizes.
+    replacing it would move more than its own client's releases, and ε would not be true. Records that belong
+    to units are not dealt either: a unit of two clients has two accounts, and one record more moves sizes.
     """
     if catalog.PARTITIONS[plan.partition].looks_at_labels and not dataset.public:
         raise PlanError(
