@@ -228,7 +228,7 @@ class Sharing:
     def _signs(self) -> Reals:
         source = SeededRandomness(hashlib.sha256(f"sottovoce rotation:{self.seed}".encode()).digest())
         bits = np.unpackbits(np.frombuffer(source.bytes(-(-self.size // 8)), np.uint8))[: self.size]
-        return 1.0 - 2.0 * bits
+        return 1.0 - 2.0 * bits.astype(np.float64)
 
 
 def centred(words: NDArray[np.unsignedinteger], word: int) -> Integers:
