@@ -166,7 +166,7 @@ class Node:
                         f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
-                past.catch_up(blueprint.releases_of(enrolment.participant), request)
+                past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
                 past.note()
@@ -236,6 +236,8 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
+            records = replace(records, identity=None)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
         return split_participant(records, blueprint.context_size(participant), seeds[participant])
 
