@@ -162,8 +162,11 @@ class Node:
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
+                    self._client_log.note(
+                        f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
+                    )
                     raise EnrolmentError(
-                        f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
+                        "this is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
                 past.catch_up(blueprint, enrolment.participant, request)
