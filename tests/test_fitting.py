@@ -1,4 +1,4 @@
-"""Fits at home: scikit-learn and closed forms agree with them, and what they are drawn to is where they go."""
+"""Fits at home: scikit-learn and closed forms agree with them, and pull draws them where it says."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A generator's file explains itself: plan, facts about records, the run and the reference that its coefficients
 refer to. So does a personal model: its tensors are the state dict θ_ref + P a that any torch module of that
 architecture loads, and its header says what a record is, how it is encoded, what the outputs mean, where the
-model comes from and which ε is behind it. A *home* model says so in its header, and only code that keeps it at
-home reads it. Nothing in a file is code, and nothing is imported by its word.
+model comes from and which ε is behind it. A *home* model says so in its header, and only code that keeps it
+at home reads it. Nothing in a file is code, and nothing is imported by its word.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def load_tensors(
         )
     if HOME in metadata and not home:
         raise HomeModel(
-            f"{path} is a home model, made of records without noise, and does not leave: use the published one"
+            f"{path} is a home model, made of records without noise, and stays at home: use the published one"
         )
     for key, value in (expected or {}).items():
         if metadata.get(key) != value:
