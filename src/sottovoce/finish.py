@@ -8,16 +8,21 @@ grid holds both; what joining is worth to this site is the best of all against t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sottovoce.data import Records
+from sottovoce.data import Records, training_size
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described_client
+from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, open_family
-from sottovoce.modelfile import PersonalModel
+from sottovoce.modelfile import PersonalModel, home_model
 from sottovoce.models import flat_parameters, import_model, model_options
 from sottovoce.tasks import Task, open_task
 
@@ -192,3 +197,51 @@ def _check(task: Task, records: Records) -> None:
         )
     if bool((records.y == records.y[0]).all()):
         raise CannotFinish("every record has the same target: give records that differ in what is predicted")
+
+
+def finish_file(
+    model: PersonalModel,
+    records: Path,
+    out: Path,
+    *,
+    features: str | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
+    """Fits a published model to a client's file, writes the home model to `out`, and returns what it tells.
+
+    The file stays as it is; records without a target are left out and counted.
+    """
+    if model.home:
+        raise CannotFinish("this model was finished already: give the published one")
+    if out.resolve() == records.resolve():
+        raise CannotFinish(f"{out} holds the records: choose another file for the model")
+    found = described_client(records, model.plan, model.facts, needed=0, local=features, limited=False)
+    trained, held_out = divided(found, model.division)
+    finished = finish(model, trained, held_out, progress)
+    told = {
+        "task": model.facts.task,
+        "metric": open_task(model.facts).metric,
+        "rows": finished.rows,
+        "chosen": _chosen(finished.choice),
+        "chosen_alone": _chosen(finished.alone),
+        "worth": asdict(finished.worth),
+        "records": finished.records,
+        "held_out": finished.held_out,
+        "left_out": len(found) - finished.records,
+    }
+    write_atomically(out, home_model(model, finished.theta, told), PRIVATE)
+    return {"model": str(out), "client": model.origin.client, **told}
+
+
+def _chosen(choice: Choice) -> dict[str, float | None]:
+    """A choice as JSON has it: no pull where nothing was fitted."""
+    return {"share": choice.share, "pull": None if math.isinf(choice.pull) else choice.pull}
+
+
+def divided(records: Records, division: int | None) -> tuple[Records, Records]:
+    """Those that a run trained on, and those that it held out."""
+    if division is None:
+        return records, records[:0]
+    mixed = records.of_units(records.order(division))
+    rows = mixed.rows_of(training_size(records.units))
+    return mixed[:rows], mixed[rows:]

@@ -179,6 +179,9 @@ class PersonalModel:
     """Only the keys of model and feature map are those of the run."""
     facts: Facts
     origin: Origin
+    division: int | None = None
+    """The seed by which the run divided its client's records into those that trained and those held out; None:
+    none of them trained, or they were no file of the client's own."""
     home: bool = False
     """Finished on its client's records without noise: it is not private, and never leaves."""
 
@@ -197,6 +200,7 @@ class PersonalModel:
         try:
             values, fields = json.loads(metadata["model"]), json.loads(metadata["origin"])
             origin = Origin.parse(fields)
+            division = int(metadata["division"]) if "division" in metadata else None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
         plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
@@ -208,7 +212,7 @@ class PersonalModel:
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")
         check_model(plan, facts, model=model)
         module = _loaded(path, plan, facts, model, state)
-        return cls(module, plan, facts, origin, home=HOME in metadata)
+        return cls(module, plan, facts, origin, division, home=HOME in metadata)
 
     @property
     def records(self) -> Facts:
@@ -232,11 +236,13 @@ def personal_model(
     delta: float | None = None,
     accounting: str | None = None,
     created: str | None = None,
+    division: int | None = None,
 ) -> bytes:
     """The model θ_ref + P a of one client as the bytes of a file that explains itself.
 
     Its tensors are a state dict, tied parameters under all names. `epsilon` is what this client's records
-    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today.
+    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today;
+    `division` is the seed by which a file of the client's own was divided.
     """
     plan = blueprint.plan
     state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
@@ -256,6 +262,7 @@ def personal_model(
         "origin": json.dumps(dataclasses.asdict(origin)),
         **blueprint.facts.metadata(),
         **({} if plan.features == "none" else {"map": weights_digest()}),
+        **({} if division is None else {"division": str(division)}),
     }
     return _bytes(
         {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}, metadata

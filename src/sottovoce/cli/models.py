@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.markup import escape
 
 from sottovoce.cli.display import as_json, epsilon, err, facts, progress_over
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import JSON, MODEL
+from sottovoce.cli.options import FEATURES, JSON, MODEL
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import count
+from sottovoce.report.numbers import count, label, number, percent
 
 EXAMPLES = {
     "models": "models runs/h --out models/",
     "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
+    "finish": "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
 }
 
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (models, predict):
+    for command in (models, predict, finish):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
 
 
@@ -69,7 +71,7 @@ def predict(
 
     if not model_file.exists():
         raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
-    personal = PersonalModel.read(model_file, model=model)
+    personal = PersonalModel.read(model_file, model=model, home=True)
     with _records_progress() as progress:
         summary = predict_records(personal, data, out, progress)
     if summary.unusable:
@@ -88,6 +90,72 @@ def predict(
     }
     decisions = {f"decided {name}": f"{times:,}" for name, times in summary.decisions.items()}
     facts(f"Predictions written to {out}", rows | decisions)
+
+
+def finish(
+    model_file: Path = typer.Argument(metavar="MODEL", help="A published model of this client's."),
+    data: Path = typer.Option(..., help="The client's own records, with what is to be predicted."),
+    out: Path = typer.Option(..., help="Where to write the home model, a .safetensors file."),
+    model: str = MODEL,
+    features: str = FEATURES,
+    json: bool = JSON,
+) -> None:
+    """Finish a published model at home: fit it to your own records, without noise, for your own use.
+
+    The result says what joining is worth to you. It is made of your records and is not private: it stays
+    here, and nothing of ours that sends, serves or releases reads it.
+    """
+    from sottovoce.finish import finish_file
+    from sottovoce.modelfile import PersonalModel
+
+    if not model_file.exists():
+        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    if out.resolve() == model_file.resolve():
+        raise SottovoceError(f"{out} is the published model: choose another file for the home model")
+    personal = PersonalModel.read(model_file, model=model)
+    with _share_progress("finishing") as progress:
+        told = finish_file(personal, data, out, features=features, progress=progress)
+    if json:
+        as_json(told)
+        return
+    finished(told)
+
+
+def finished(told: Mapping[str, Any]) -> None:
+    """What a finish gives, in words."""
+    from sottovoce.finish import Worth
+    from sottovoce.report.table import Table
+
+    rows = [
+        [name, number(row["loss"], 3), percent(row[told["metric"]], 1)] for name, row in told["rows"].items()
+    ]
+    measured = f"on {count(told['held_out'], 'record')} that the run held out"
+    if not told["held_out"]:
+        measured = "by cross-validation"
+    table = Table(
+        ["", "log loss" if told["task"] != "number" else "loss", label(told["metric"])], rows, measured
+    )
+    stdout.print(table.terminal())
+    if not told["held_out"]:
+        stdout.print("The published model may have been trained on these records, which flatters it.")
+    share, pull = told["chosen"]["share"], told["chosen"]["pull"]
+    chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"
+    stdout.print(f"chosen: {chosen}; {told['left_out']} records left out", highlight=False)
+    stdout.print(str(Worth(**told["worth"])), highlight=False)
+    stdout.print(
+        f"home model, for this house alone: {escape(told['model'])}", soft_wrap=True, highlight=False
+    )
+
+
+@contextmanager
+def _share_progress(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar over the share that is done, gone at the end."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"[bold]{what}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 @contextmanager

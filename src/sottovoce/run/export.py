@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, draw, participant_name
+from sottovoce.data import split_seeds
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import write_atomically
 from sottovoce.generator import open_generator
 from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.server import Server
 
@@ -104,12 +106,25 @@ def write_models(
         path = folder / files[participant]
         spent = result["epsilon"]["per_client"].get(name)
         coefficients = server.coefficients([participant])[0]
-        model = personal_model(server.blueprint, coefficients, run=file.run, client=name, epsilon=spent)
+        model = personal_model(
+            server.blueprint,
+            coefficients,
+            run=file.run,
+            client=name,
+            epsilon=spent,
+            division=_division(file.plan, participant),
+        )
         write_atomically(path, model)
         written.append(
             {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
         )
     return written
+
+
+def _division(plan: Plan, participant: int) -> int | None:
+    """The seed by which a participant's own file was divided; None where a partition dealt the records."""
+    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
+    return seeds[participant] if plan.partition == "client" else None
 
 
 def file_name(client: str) -> str:
