@@ -180,8 +180,8 @@ class PersonalModel:
     facts: Facts
     origin: Origin
     division: int | None = None
-    """The seed by which the run divided its client's records into those that trained and those held out; None:
-    none of them trained, or they were no file of the client's own."""
+    """The seed by which the run divided its client's file into records that trained and records held out;
+    None: none of them trained, or there is no such file."""
     home: bool = False
     """Finished on its client's records without noise: it is not private, and never leaves."""
 
