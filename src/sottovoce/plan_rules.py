@@ -142,6 +142,11 @@ def _check_noise_at_server(plan: Plan) -> None:
         raise PlanError(
             f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
         )
+    if catalog.CHANNELS[plan.channel].private_messages:
+        raise PlanError(
+            f"channel={plan.channel} has noise that protects, and noise=server counts none of it: "
+            "set another channel, or noise=client"
+        )
     if plan.releases_context and not plan.context_share:
         raise PlanError(
             "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"

@@ -20,6 +20,7 @@ from torch import nn
 
 from sottovoce import data
 from sottovoce.blueprint import draw, seeded_master
+from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress, described
@@ -106,8 +107,9 @@ def _rehearse(
         if plan.private:
             book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, records)))
         updates = None
-        if plan.noise_at_server:  # its draws are kept nowhere: a rehearsal is not resumed
-            updates = Updates(Path(stack.enter_context(TemporaryDirectory())), {"run": run})
+        if plan.noise_at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            updates = Updates(folder / "updates", {"run": run}, DrawnRounds.begin(folder / "run", run))
         server = Server(blueprint)
         simulation = Simulation(blueprint, federation, server, book, run=run, master=master, updates=updates)
         while not simulation.done:

@@ -148,9 +148,10 @@ class Simulation:
         """The noised sum of the next round, durable before anything is made from it."""
         plan, number = self.blueprint.plan, self.server.round + 1
         update = self.server.add_up(releases, server_randomness(plan, self._run, number))
-        if self._updates is None:
+        if self._updates is not None:
+            self._updates.commit(update)
+        elif not plan.seeded:
             raise SottovoceError("noise at the server needs a run directory, where its draws are kept")
-        self._updates.commit(update)
         return update
 
     def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
