@@ -1,8 +1,9 @@
 """Noise once a round, at the server: U = Σ_i w_i û_i h_iᵀ + σZ moves the generator, and no release alone.
 
 h_i with ‖h_i‖ ≤ 1 says in which columns of its generator a client's release counts, and is fixed by contexts
-that were paid for; w_i = m_i/Σm with Σm of the smallest planned round, whoever is missing. Replacing one
-record of client i moves its clipped mean û_i by at most 2C/m_i, and so U by at most 2C/Σm in Frobenius norm:
+that were paid for; w_i = m_i/Σm with Σm of the smallest planned round, whoever is missing (a client may count
+for fewer records than it has). Replacing one record of client i moves its clipped mean û_i by at most 2C/m_i,
+and so U by at most 2C/Σm in Frobenius norm:
 Δ and σ are the same for every client and every column. What comes after the noise is post-processing.
 
 The noise of a sum is drawn once for ever: two draws for one sum would average it away, uncharged. So a sum is

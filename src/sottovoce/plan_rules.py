@@ -60,6 +60,7 @@ def check(plan: Plan) -> None:
         "context_round",
         "evaluate_every",
         "repeat",
+        "counted_records",
     )
     for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:

@@ -29,6 +29,7 @@ from sottovoce.federation.client_files import agree
 from sottovoce.plan import Plan, PlanError
 from sottovoce.run.cost import outline
 from sottovoce.run.training import train
+from tests.run.test_folder import planned, sites
 from tests.small import small_plan
 
 
@@ -244,6 +245,27 @@ def test_own_records_are_not_dealt_out_by_their_labels() -> None:
     assert len(divided(own, partition="iid").participants) == 6
     owned = replace(own, client=torch.arange(400) % 8)
     assert len(divided(owned, partition="client", records_per_client=0).participants) == 6
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("public", [False, True])
+def test_records_of_units_are_never_dealt(partition: str, public: bool) -> None:
+    """One visit more of one patient would change the sizes of clients, which are public."""
+    owners = torch.arange(400) // 50
+    visits = replace(numbered(400), unit=torch.arange(400) // 3, client=owners, public=public)
+    reason = "partition=client" if partition == "dirichlet" else "would split units.*set partition=client"
+    with pytest.raises(PlanError, match=reason):
+        divided(visits, partition=partition, records_per_client=0)
+    whole = divided(visits, partition="client", records_per_client=0, context_records=10)
+    assert sum(whole.participants.sizes) > 0
+
+
+def test_a_folder_of_patients_with_iid_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites", unit=True)
+    with pytest.raises(PlanError, match=r"partition=iid .* set partition=client") as refused:
+        train(planned(folder, partition="iid", participants=3, context_records=5), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(folder.glob("ledger*"))
 
 
 def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:

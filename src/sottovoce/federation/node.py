@@ -236,6 +236,8 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
+            records = replace(records, identity=None)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
         return split_participant(records, blueprint.context_size(participant), seeds[participant])
 
