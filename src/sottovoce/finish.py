@@ -46,9 +46,10 @@ class Worth:
     def __str__(self) -> str:
         if self.low <= 0 <= self.high:
             return f"joining is worth nothing that can be told: {self.low:+.1f} to {self.high:+.1f} points"
-        verb = "is worth" if self.points > 0 else "costs you"
         low, high = sorted((abs(self.low), abs(self.high)))
-        return f"joining {verb} {abs(self.points):.1f} points to you, {low:.1f} to {high:.1f}"
+        if self.points < 0:
+            return f"joining costs you {-self.points:.1f} points, {low:.1f} to {high:.1f}"
+        return f"joining is worth {self.points:.1f} points to you, {low:.1f} to {high:.1f}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -232,7 +232,7 @@ class LinearFamily(Family):
         for done, (pull, fitted) in enumerate(
             zip(self.PULLS, self._path(offsets, weights, self.PULLS, ROUGH), strict=True), start=1
         ):
-            outputs = (offsets + self._spanned.coordinates @ fitted).unflatten(0, (-1, count))
+            outputs = (offsets + self._spanned.coordinates @ fitted).reshape(-1, count, *offsets.shape[1:])
             losses = []
             for share, each in zip(self.SHARES, outputs, strict=True):
                 found[Choice(share, pull)] = each[folds, mine]
