@@ -166,7 +166,7 @@ class Node:
                         f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
-                past.catch_up(blueprint.releases_of(enrolment.participant), request)
+                past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
                 past.note()

@@ -2,7 +2,7 @@
 
 There are two ways to reach a server, a finished run in this process (`personalize`) and a service over the
 network (`onboard`), and one client: its records are charged for the context alone, to the one account that
-they have (`federation.account`), under a lock, with noise from the operating system even where the run was a
+they have (`account`), under a lock, with noise from the operating system even where the run was a
 seeded simulation. The budget is the client's own, and the price is stated at its own δ, whatever the server's
 plan says. A ledger that was restored from a backup is charged for what it has lost first. Asking again
 resends the stored context and costs nothing new.
@@ -18,13 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sottovoce.account import Account, called
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
 from sottovoce.data import Facts, Records, read_client, split_future
 from sottovoce.data.client_file import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import personal_model
@@ -129,7 +129,7 @@ def obtain_model(
         blueprint,
         coefficients,
         run=server.run,
-        client=account.client or terms.client or source.stem,
+        client=called(source, terms),
         epsilon=total,
         delta=budget.delta,
         accounting=budget.accounting,
