@@ -11,11 +11,11 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, epsilon, err, facts, progress_over
+from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progress_over, share_progress
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import FEATURES, JSON, MODEL
+from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import count, label, number, percent
+from sottovoce.report.numbers import count, percent
 
 EXAMPLES = {
     "models": "models runs/h --out models/",
@@ -34,7 +34,9 @@ def models(
     run: Path = typer.Argument(help="Directory of a finished run."),
     out: Path = typer.Option(..., help="Folder for the models, one file for each participant."),
     client: list[str] = typer.Option([], help="Only this participant's, by name; repeatable."),
+    finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Write every participant's own model of a run, without any further charge.
@@ -45,12 +47,15 @@ def models(
     from sottovoce.run.export import write_models
 
     with progress_over("writing") as progress:
-        written = write_models(run, out, clients=client, module=model, progress=progress)
+        written = write_models(
+            run, out, clients=client, module=model, features=features, finish=finish, progress=progress
+        )
     if json:
         as_json({"models": written})
         return
-    rows = [[row["client"], epsilon(row["epsilon"])] for row in written]
-    stdout.print(Table(["client", "ε"], rows, count(len(rows), "model")).terminal())
+    rows = [[row["client"], epsilon(row["epsilon"]), *_home(row)] for row in written]
+    head = ["client", "ε", *(["alone", "published", "finished"] if finish else [])]
+    stdout.print(Table(head, rows, count(len(rows), "model")).terminal())
     stdout.print(f"in {escape(str(out))}, each named after its client", soft_wrap=True, highlight=False)
 
 
@@ -105,57 +110,24 @@ def finish(
     The result says what joining is worth to you. It is made of your records and is not private: it stays
     here, and nothing of ours that sends, serves or releases reads it.
     """
-    from sottovoce.finish import finish_file
-    from sottovoce.modelfile import PersonalModel
+    from sottovoce.finishing import finish as finish_model
 
     if not model_file.exists():
         raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
-    if out.resolve() == model_file.resolve():
-        raise SottovoceError(f"{out} is the published model: choose another file for the home model")
-    personal = PersonalModel.read(model_file, model=model)
-    with _share_progress("finishing") as progress:
-        told = finish_file(personal, data, out, features=features, progress=progress)
+    with share_progress("finishing") as progress:
+        told = finish_model(model_file, data, out, module=model, features=features, progress=progress)
     if json:
         as_json(told)
         return
     finished(told)
 
 
-def finished(told: Mapping[str, Any]) -> None:
-    """What a finish gives, in words."""
-    from sottovoce.finish import Worth
-    from sottovoce.report.table import Table
-
-    rows = [
-        [name, number(row["loss"], 3), percent(row[told["metric"]], 1)] for name, row in told["rows"].items()
-    ]
-    measured = f"on {count(told['held_out'], 'record')} that the run held out"
-    if not told["held_out"]:
-        measured = "by cross-validation"
-    table = Table(
-        ["", "log loss" if told["task"] != "number" else "loss", label(told["metric"])], rows, measured
-    )
-    stdout.print(table.terminal())
-    if not told["held_out"]:
-        stdout.print("The published model may have been trained on these records, which flatters it.")
-    share, pull = told["chosen"]["share"], told["chosen"]["pull"]
-    chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"
-    stdout.print(f"chosen: {chosen}; {told['left_out']} records left out", highlight=False)
-    stdout.print(str(Worth(**told["worth"])), highlight=False)
-    stdout.print(
-        f"home model, for this house alone: {escape(told['model'])}", soft_wrap=True, highlight=False
-    )
-
-
-@contextmanager
-def _share_progress(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar over the share that is done, gone at the end."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(f"[bold]{what}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+def _home(row: Mapping[str, Any]) -> list[str]:
+    """Accuracies of a finished model's rows."""
+    if "home" not in row:
+        return []
+    home = row["home"]
+    return [percent(home["rows"][name][home["metric"]], 1) for name in ("alone", "published", "finished")]
 
 
 @contextmanager

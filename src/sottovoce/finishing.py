@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sottovoce.data import Records, training_size
 from sottovoce.errors import SottovoceError
@@ -26,6 +26,7 @@ from sottovoce.modelfile import PersonalModel, home_model
 from sottovoce.models import flat_parameters, import_model, model_options
 from sottovoce.tasks import Task, open_task
 
+Progress = Callable[[float], None]
 FOLDS = 5
 Z = 1.96
 """Standard errors on each side of an interval of 95 %."""
@@ -68,11 +69,11 @@ class Finished:
     """Records behind `rows`; 0: they are cross-validated, which flatters published and finished."""
 
 
-def finish(
+def finish_records(
     model: PersonalModel,
     records: Records,
     held_out: Records | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
 ) -> Finished:
     """Fits a published model to a site's own records.
 
@@ -200,25 +201,33 @@ def _check(task: Task, records: Records) -> None:
         raise CannotFinish("every record has the same target: give records that differ in what is predicted")
 
 
-def finish_file(
-    model: PersonalModel,
-    records: Path,
-    out: Path,
+def finish(
+    model: PersonalModel | str | Path,
+    data: str | Path,
+    out: str | Path,
     *,
+    module: nn.Module | str | None = None,
     features: str | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
 ) -> dict[str, Any]:
-    """Fits a published model to a client's file, writes the home model to `out`, and returns what it tells.
+    """Fits a published model to its client's file, writes the home model to `out`, and returns what it tells.
 
-    The file stays as it is; records without a target are left out and counted.
+    `module` and `features` are the run's own, if it has some, by name or as a module. Records without a
+    target are left out and counted; nothing but `out` is written. `progress` is called with the share that is
+    done.
     """
+    source, target = Path(data), Path(out)
+    if target.resolve() == source.resolve():
+        raise CannotFinish(f"{out} holds the records: choose another file for the home model")
+    if not isinstance(model, PersonalModel):
+        if target.resolve() == Path(model).resolve():
+            raise CannotFinish(f"{out} is the published model: choose another file for the home model")
+        model = PersonalModel.read(Path(model), model=module)
     if model.home:
         raise CannotFinish("this model was finished already: give the published one")
-    if out.resolve() == records.resolve():
-        raise CannotFinish(f"{out} holds the records: choose another file for the model")
-    found = described_client(records, model.plan, model.facts, needed=0, local=features, limited=False)
+    found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
-    finished = finish(model, trained, held_out, progress)
+    finished = finish_records(model, trained, held_out, progress)
     told = {
         "task": model.facts.task,
         "metric": open_task(model.facts).metric,
@@ -230,8 +239,17 @@ def finish_file(
         "held_out": finished.held_out,
         "left_out": len(found) - finished.records,
     }
-    write_atomically(out, home_model(model, finished.theta, told), PRIVATE)
-    return {"model": str(out), "client": model.origin.client, **told}
+    write_atomically(target, home_model(model, finished.theta, told), PRIVATE)
+    return {"model": str(target), "client": model.origin.client, **told}
+
+
+def home_file(published: Path) -> Path:
+    """Where the home model of a published one lies by default: beside it.
+
+    >>> home_file(Path("models/north.safetensors")).name
+    'north.home.safetensors'
+    """
+    return published.with_name(f"{published.stem}.home.safetensors")
 
 
 def _chosen(choice: Choice) -> dict[str, float | None]:

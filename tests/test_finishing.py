@@ -12,11 +12,13 @@ import torch
 
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.finish import CannotFinish, Worth, constant, deal_folds, finish, finish_file
+from sottovoce.finishing import CannotFinish, Worth, constant, deal_folds, finish, finish_records
 from sottovoce.modelfile import GeneratorFile, HomeModel, Origin, PersonalModel, load_tensors
 from sottovoce.models import open_model
+from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
+from sottovoce.privacy.terms import Terms
 from sottovoce.run.export import write_models
 from sottovoce.run.training import evaluate, train
 from sottovoce.tasks import open_task
@@ -63,7 +65,7 @@ def records(count: int, task: str = "classes", seed: int = 0, inputs: int = 4, o
 def test_a_site_of_few_records_gains_by_a_published_model_that_is_right(task: str) -> None:
     outputs, weight = (1, 0.25) if task == "number" else (3, 2.0)
     mine, others = (records(n, task, seed, outputs=outputs) for n, seed in ((15, 1), (4000, 2)))
-    finished = finish(model(task, outputs=outputs, weight=weight), mine, others)
+    finished = finish_records(model(task, outputs=outputs, weight=weight), mine, others)
     losses = {name: row["loss"] for name, row in finished.rows.items()}
     assert losses["finished"] < losses["alone"] < losses["constant"]
     assert finished.worth.low > 0
@@ -73,13 +75,13 @@ def test_a_site_of_few_records_gains_by_a_published_model_that_is_right(task: st
 
 
 def test_a_published_model_that_is_wrong_does_no_harm() -> None:
-    finished = finish(model(weight=-5.0), records(200), records(2000, seed=1))
+    finished = finish_records(model(weight=-5.0), records(200), records(2000, seed=1))
     assert finished.rows["finished"]["loss"] < finished.rows["alone"]["loss"] + 0.02
     assert finished.rows["published"]["loss"] > finished.rows["constant"]["loss"]
 
 
 def test_without_held_out_records_rows_are_cross_validated() -> None:
-    finished = finish(model(), records(60))
+    finished = finish_records(model(), records(60))
     assert finished.held_out == 0
     assert finished.rows["alone"]["loss"] > 0
 
@@ -103,7 +105,7 @@ def test_units_count_once_in_the_interval() -> None:
     # Ten copies of each record as one unit say no more than one of each.
     mine, others = records(40), records(50, seed=3)
     tenfold = Records(others.x.repeat(10, 1), others.y.repeat(10), torch.arange(50).repeat(10))
-    once, often = finish(model(), mine, others).worth, finish(model(), mine, tenfold).worth
+    once, often = finish_records(model(), mine, others).worth, finish_records(model(), mine, tenfold).worth
     assert often.high - often.low == pytest.approx(once.high - once.low, rel=0.05)
 
 
@@ -115,9 +117,9 @@ def test_a_constant_has_the_sites_shares_with_one_record_more_of_each_class() ->
 
 def test_records_that_cannot_say_anything_are_refused() -> None:
     with pytest.raises(CannotFinish, match="4 records can be used"):
-        finish(model(), records(4))
+        finish_records(model(), records(4))
     with pytest.raises(CannotFinish, match="same target"):
-        finish(model(), Records(torch.randn(20, 4), torch.zeros(20).long()))
+        finish_records(model(), Records(torch.randn(20, 4), torch.zeros(20).long()))
 
 
 def site_file(path: Path, rows: int, seed: int, missing: int = 0) -> Path:
@@ -147,7 +149,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_published_is_judged_on_the_records_that_the_run_held_out(run: Path, tmp_path: Path) -> None:
     published = PersonalModel.read(run / "models/north.safetensors")
-    told = finish_file(published, run / "sites/north.csv", tmp_path / "north.home.safetensors")
+    told = finish(published, run / "sites/north.csv", tmp_path / "north.home.safetensors")
     accuracy = evaluate(run / "run")["accuracy"]["seen_per_client"]["north"]
     assert told["rows"]["published"]["accuracy"] == pytest.approx(accuracy)
     assert (told["held_out"], told["records"], told["left_out"]) == (24, 120, 0)
@@ -157,7 +159,7 @@ def test_a_home_file_is_its_owners_and_predicts(run: Path, tmp_path: Path) -> No
     home = tmp_path / "north.home.safetensors"
     published = PersonalModel.read(run / "models/north.safetensors")
     before = (run / "models/north.safetensors").read_bytes()
-    finish_file(published, run / "sites/north.csv", home)
+    finish(published, run / "sites/north.csv", home)
     assert stat.S_IMODE(home.stat().st_mode) == 0o600
     assert (run / "models/north.safetensors").read_bytes() == before
     model = PersonalModel.read(home, home=True)
@@ -168,7 +170,7 @@ def test_a_home_file_is_its_owners_and_predicts(run: Path, tmp_path: Path) -> No
 def test_records_without_a_target_are_left_out_and_counted(run: Path, tmp_path: Path) -> None:
     published = PersonalModel.read(run / "models/north.safetensors")
     few = site_file(tmp_path / "north.csv", 120, 1, missing=100)
-    told = finish_file(published, few, tmp_path / "home.safetensors")
+    told = finish(published, few, tmp_path / "home.safetensors")
     assert (told["left_out"], told["records"]) == (100, 20)
 
 
@@ -176,7 +178,7 @@ WAYS_OUT: dict[str, Callable[[Path, Path], object]] = {
     "read as a published model": lambda home, run: PersonalModel.read(home),
     "read as a generator": lambda home, run: GeneratorFile.read(home),
     "loaded as a state": lambda home, run: load_tensors(home),
-    "finished again": lambda home, run: finish_file(
+    "finished again": lambda home, run: finish(
         PersonalModel.read(home, home=True), run / "sites/north.csv", home.with_name("again")
     ),
 }
@@ -185,7 +187,7 @@ WAYS_OUT: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_a_home_model_is_refused_by_whatever_could_let_it_out(way: str, run: Path, tmp_path: Path) -> None:
     home = tmp_path / "north.home.safetensors"
-    finish_file(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
+    finish(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
     with pytest.raises((HomeModel, CannotFinish)) as refusal:
         WAYS_OUT[way](home, run)
     assert "\n" not in str(refusal.value)
@@ -197,7 +199,7 @@ def test_a_run_does_not_start_from_or_end_with_a_home_model(run: Path, tmp_path:
     from sottovoce.onboarding.server import FinishedRun
 
     home = tmp_path / "north.home.safetensors"
-    finish_file(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
+    finish(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
     model_file = run / "run/model.safetensors"
     kept = model_file.read_bytes()
     try:
@@ -227,7 +229,30 @@ def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -
     for source, target in ((without, out), (other, out), (single, out), (data, data)):
         before = source.read_bytes()
         with pytest.raises(SottovoceError) as refusal:
-            finish_file(published, source, target)
+            finish(published, source, target)
         assert "\n" not in str(refusal.value)
         assert source.read_bytes() == before
         assert not out.exists()
+
+
+def test_models_are_finished_beside_themselves(run: Path, tmp_path: Path) -> None:
+    rows = write_models(run / "run", tmp_path, clients=["east"], finish=True)
+    assert (tmp_path / "east.home.safetensors").exists()
+    assert rows[0]["home"]["rows"]["finished"]["accuracy"] > 60
+    with pytest.raises(HomeModel):
+        PersonalModel.read(tmp_path / "east.home.safetensors")
+
+
+def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path) -> None:
+    """The default preset of tables has a public context: nothing of the file is released, labels least."""
+    published = []
+    for missing in (0, 80):
+        data = site_file(tmp_path / f"{missing}.csv", 100, 5, missing=missing)
+        out = tmp_path / f"south-{missing}.safetensors"
+        found = personalize(run / "run", data, out, terms=Terms(client="south"), finish=True)
+        assert found["home"]["left_out"] == missing
+        published.append(out.read_bytes())
+        assert (tmp_path / f"south-{missing}.home.safetensors").exists()
+    assert published[0] == published[1]
+    homes = [(tmp_path / f"south-{missing}.home.safetensors").read_bytes() for missing in (0, 80)]
+    assert homes[0] != homes[1]
