@@ -1,4 +1,4 @@
-"""Fits of one site's own records, without noise, drawn towards a model that is known: the inside of `finishing`.
+"""Fits of one site's own records, without noise, drawn towards a known model: the inside of `finishing`.
 
 A fit minimizes, over the parameters θ of a model,
 

@@ -156,7 +156,7 @@ class Node:
                 division=_split_seed(blueprint.plan, enrolment.participant),
             )
             path = self._own.model_file
-            write_atomically(path, model, mode=PRIVATE)
+            write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self._finish:
                 self._finish_at_home(path, blueprint.plan.model)
@@ -188,8 +188,11 @@ class Node:
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
+                    self._client_log.note(
+                        f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
+                    )
                     raise EnrolmentError(
-                        f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
+                        "this is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
                 past.catch_up(blueprint, enrolment.participant, request)

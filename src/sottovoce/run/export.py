@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sottovoce.blueprint import Blueprint, draw, participant_name
 from sottovoce.data import client_files, split_seeds
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
@@ -102,7 +102,7 @@ def write_models(
     sources = _sources(file.plan, names) if finish else {}
     server, folder = open_server(file, module), Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     written = []
