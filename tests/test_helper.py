@@ -85,7 +85,7 @@ def test_a_replaced_ephemeral_key_opens_nothing(tmp_path: Path) -> None:
         for i, key in own.items():
             for h, one in enumerate(keys):
                 seed = derived(exchanged(key, one.public), made.terms, 1, i, h, told[i], one.public)
-                guessed = guessed + made.terms.words(stream(seed, made.terms.bytes))
+                guessed = guessed + made.terms.words(stream(seed, made.terms.length))
     opened = unmasked(made.terms, {0: messages[0]}, answers) + guessed.astype(np.int64)
     assert ((opened - values[0]) % 2**16 != 0).sum() > 15
 
@@ -289,7 +289,7 @@ def test_for_every_strategy_nothing_but_one_sum_of_enough_honest_clients_opens(t
         for i, e in told.items():
             both = exchanged(private, e) + exchanged(made.helpers[0][0], bytes.fromhex(made.terms.clients[i]))
             expected = expected + made.terms.words(
-                stream(derived(both, made.terms, 1, i, 0, e, keys[0].public), made.terms.bytes)
+                stream(derived(both, made.terms, 1, i, 0, e, keys[0].public), made.terms.length)
             )
         np.testing.assert_array_equal(made.terms.words(answer), expected)
         # Rows over ℤ₂: three honest messages Y_i + M_i, and the answer; unknowns: M_i and M'_i of false keys.

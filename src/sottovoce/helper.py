@@ -129,7 +129,7 @@ class Helper(Database):
         for client, e in ephemerals.items():
             both = exchanged(private, e) + exchanged(self._exchange, bytes.fromhex(terms.clients[client]))
             seed = derived(both, terms, round_number, client, self.number, e, public)
-            total = total + terms.words(stream(seed, terms.bytes))
+            total = total + terms.words(stream(seed, terms.length))
         return total.astype(f"<u{terms.word // 8}").tobytes()
 
     def _private(self, round_number: int) -> X25519PrivateKey:

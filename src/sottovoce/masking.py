@@ -97,13 +97,13 @@ class MaskTerms:
         return self.schedule[round_number - 1]
 
     @property
-    def bytes(self) -> int:
+    def length(self) -> int:
         """Bytes of the words of a message, or of an answer."""
         return self.size * self.word // 8
 
     def words(self, data: bytes) -> Words:
         """The words of a message or an answer."""
-        if len(data) != self.bytes:
+        if len(data) != self.length:
             raise MaskingError(f"{len(data)} bytes are not {self.size} words of {self.word} bits: ask again")
         return np.frombuffer(data, f"<u{self.word // 8}")
 
@@ -164,7 +164,7 @@ def masked(
         seed = derived(
             fresh + long_term, terms, round_number, terms.clients.index(mine), one.helper, public, one.public
         )
-        total = total + terms.words(stream(seed, terms.bytes))
+        total = total + terms.words(stream(seed, terms.length))
     return public + total.astype(f"<u{terms.word // 8}").tobytes()
 
 
