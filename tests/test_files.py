@@ -102,11 +102,13 @@ def test_who_is_interrupted_while_writing_hears_of_nothing_else(
         write_atomically(tmp_path / "file", b"bytes")
 
 
-def test_an_ordinary_file_is_written_by_its_owner_only(tmp_path: Path, no_umask: None) -> None:
+def test_a_file_is_for_its_owner_alone_unless_it_is_meant_for_others(tmp_path: Path, no_umask: None) -> None:
     write_atomically(tmp_path / "whole", b"")
     with replaced(tmp_path / "block"):
         pass
-    assert {mode(path) for path in tmp_path.iterdir()} == {0o644}
+    assert {mode(path) for path in tmp_path.iterdir()} == {0o600}
+    write_atomically(tmp_path / "told", b"", files.PUBLIC)
+    assert mode(tmp_path / "told") == 0o644
 
 
 def test_a_private_folder_and_those_made_for_it_are_their_owners(tmp_path: Path, no_umask: None) -> None:

@@ -20,7 +20,9 @@ from typing import Any, BinaryIO
 from sottovoce.errors import SottovoceError
 
 PRIVATE = 0o600
-"""The mode of a file that only its owner reads."""
+"""The mode of a file that only its owner reads, as what is made of records is."""
+PUBLIC = 0o644
+"""The mode of a file that is meant for others."""
 SECRET_BYTES = 32
 
 
@@ -28,14 +30,14 @@ class FileError(SottovoceError):
     """A file that cannot be written or used as asked."""
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Replaces `path` durably: after a crash it holds the old bytes or the new ones, nothing between."""
     with replaced(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
-def replaced(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+def replaced(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of `path` durably when the block ends; never if it raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -23,7 +23,7 @@ from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, re
 from sottovoce.errors import SottovoceError
 from sottovoce.features.local import fingerprint, open_local
 from sottovoce.features.maps import FeatureMap, map_size, open_features
-from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
+from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -59,7 +59,7 @@ def described(
         else:
             file = io.BytesIO()
             np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
-            write_atomically(path, file.getvalue(), mode=PRIVATE)
+            write_atomically(path, file.getvalue())
     kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 

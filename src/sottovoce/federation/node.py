@@ -148,7 +148,7 @@ class Node:
                 accounting=budget.accounting,
             )
             path = self._own.model_file
-            write_atomically(path, model, mode=PRIVATE)
+            write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
         return {"kind": MODEL, "kept": True}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, draw, participant_name
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.generator import open_generator
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.run.directory import RunDirectory
@@ -93,7 +93,7 @@ def write_models(
             raise SottovoceError(f"two participants would be one file, {name}, such as '{other}': rename one")
     server, folder = open_server(file, module), Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     written = []
