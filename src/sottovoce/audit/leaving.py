@@ -6,7 +6,8 @@ Nothing leaves here, and nothing is charged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -25,6 +26,8 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
 
+TOLERANCE = 1e-9
+"""By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
 ROUNDS = 2
 """Rounds of a client that are looked at: each has its own records, where it does not take all."""
 
@@ -59,7 +62,7 @@ class Largest:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     pairs: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    """Pairs of which one file was refused, by what its owner was told."""
+    """Pairs of which one file was refused, by what its owner was told, numbers left out."""
     faults: list[str] = field(default_factory=list)
 
     def compare(self, files: Sequence[Leaving | str]) -> None:
@@ -69,7 +72,7 @@ class Largest:
                 self.pairs += 1
                 self._pair(one, other)
             elif isinstance(one, Leaving) or isinstance(other, Leaving):
-                why = one if isinstance(one, str) else str(other)
+                why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
                 self.refused[why] = self.refused.get(why, 0) + 1
 
     def _pair(self, one: Leaving, other: Leaving) -> None:
@@ -87,9 +90,9 @@ class Largest:
                 moved.add(what.client)
             self.counts[kind] = self.counts.get(kind, 0) + 1
             self.charged[kind] = max(self.charged.get(kind, 0.0), one.charged[what])
-            if not ratio <= self.ratios.get(kind, 0.0):
+            if not ratio <= self.ratios.setdefault(kind, 0.0):
                 self.ratios[kind] = ratio
-            if not ratio <= 1:
+            if not ratio <= 1 + TOLERANCE:
                 self._fault(f"{what.kind} of {what.client} moves by {ratio:.3f} of what is charged")
         if len(moved) > 1:
             self._fault(f"one unit moves releases of {len(moved)} clients")
@@ -130,13 +133,19 @@ def _drawn(plan: Plan, facts: Facts, sizes: tuple[int, ...]) -> Blueprint:
     return draw(plan, facts, plan.model, sizes)
 
 
-def leaving(blueprint: Blueprint, federation: FederatedDataset, at: Sequence[Tensor]) -> Leaving:
-    """What all clients of a run would release, for each of the coefficients (k,) that they may be sent."""
+def leaving(
+    blueprint: Blueprint,
+    federation: FederatedDataset,
+    at: Sequence[Tensor],
+    only: Collection[str] | None = None,
+) -> Leaving:
+    """What clients of a run would release, all or `only` some, for all coefficients (k,) they may be sent."""
     found = Leaving({}, {}, _public(blueprint, federation))
-    for i, name in enumerate(federation.names):
-        _leaving(found, blueprint, name, federation.participants[i], i, at)
-    for i, name in enumerate(federation.future_names):
-        _leaving(found, blueprint, name, federation.future[i], None, at)
+    roles = (federation.names, federation.participants), (federation.future_names, federation.future)
+    for role, (names, clients) in enumerate(roles):
+        for i, name in enumerate(names):
+            if only is None or name in only:
+                _leaving(found, blueprint, name, clients[i], i if role == 0 else None, at)
     return found
 
 

@@ -53,8 +53,10 @@ class Table:
                 rows = list(csv.reader(file, delimiter=csv_header(path)[1]))[1:]
             cells = zip(*(row for row in rows if row), strict=True)
             return cls(dict(zip(names, map(list, cells), strict=True)), kind, {})
-        pa, _ = arrow()
-        return cls(pa.parquet.read_table(path).to_pydict(), kind, {})
+        arrow()
+        from pyarrow import parquet
+
+        return cls(parquet.read_table(path).to_pydict(), kind, {})
 
     def write(self, path: Path) -> None:
         """The file again, in its format."""
@@ -68,8 +70,10 @@ class Table:
                 writer.writerows(zip(*self.columns.values(), strict=True))
         else:
             pa, _ = arrow()
+            from pyarrow import parquet
+
             table = pa.table({name: pa.array(_plain(cells)) for name, cells in self.columns.items()})
-            pa.parquet.write_table(table, path)
+            parquet.write_table(table, path)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -147,7 +151,7 @@ def _cells(agreed: Description | None, row: Row) -> dict[str, Cell]:
     """How the cells of a record may be made anew, column by column."""
     cells: dict[str, Cell] = {}
     if "x" in row and (agreed is None or agreed.array is not None):
-        cells["x"] = lambda random, rows: _array_like(row["x"], random, rows)
+        cells["x"] = lambda random, rows: array_like(row["x"], random, rows)
     if agreed is None:
         cells["y"] = lambda random, rows: random.choice(rows)["y"]
         return cells
@@ -172,17 +176,18 @@ def _one_of(values: Sequence[Any]) -> Cell:
     return lambda random, rows: random.choice(values)
 
 
-def _array_like(x: Any, random: Random, rows: list[Row]) -> Any:
+def array_like(x: Any, random: Random, rows: list[Row]) -> Any:
     """An array of the same shape and type: constant, of another record, far away, or with a hole."""
     x = np.asarray(x)
     other = np.asarray(random.choice(rows)["x"])
     if x.dtype.kind in "iu":
         edge = np.full_like(x, random.choice((0, 1, np.iinfo(x.dtype).max)))
         return random.choice((other, other.max() - other, edge))
-    far = [other * scale for scale in (-1.0, 1e3, -1e30)]
-    holed = other.copy()
-    holed.flat[random.randrange(holed.size)] = random.choice(NUMBERS)
-    return random.choice([other, *far, holed, np.full_like(x, random.choice(NUMBERS))]).astype(x.dtype)
+    with np.errstate(over="ignore"):
+        far = [other * scale for scale in (-1.0, 1e3, -1e30)]
+        holed = other.copy()
+        holed.flat[random.randrange(holed.size)] = random.choice(NUMBERS)
+        return random.choice([other, *far, holed, np.full_like(x, random.choice(NUMBERS))]).astype(x.dtype)
 
 
 def _placed(unit: list[Row], others: list[Row], first: int, random: Random) -> list[Row]:
