@@ -26,16 +26,18 @@ def read_client(
     needed: int,
     labels: bool = True,
     raw: bool = False,
+    limited: bool = True,
 ) -> Records:
     """At least `needed` records of a file, normalized with the run's constants, in the file's order.
 
     CSV and Parquet are read, and an .npz too, by the `records.toml` in the run's facts where there is one.
     `raw` records are not normalized, only on the scale from 0 to 1 if they were bytes: for feature maps.
+    `limited` as in `read_site`.
     """
     normalize = (Facts(facts.shape, facts.classes) if raw else facts).normalize
     agreed = description.of(facts)
     if agreed is not None:
-        site = read_site(path, agreed, target=labels)
+        site = read_site(path, agreed, target=labels, limited=limited)
         unit = None if site.unit is None else torch.from_numpy(site.unit)
         x, y = torch.from_numpy(site.x), torch.from_numpy(site.y)
         identity = of_records(x, y) if site.identity is None else site.identity

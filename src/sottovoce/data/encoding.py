@@ -42,14 +42,17 @@ class Site:
     findings: Findings
 
 
-def read_site(path: Path, agreed: Description, *, target: bool = True, unit: bool = True) -> Site:
+def read_site(
+    path: Path, agreed: Description, *, target: bool = True, unit: bool = True, limited: bool = True
+) -> Site:
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
-    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read.
+    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
+    stays at home is not `limited`: any number of records may be unusable.
     """
     findings = Findings(canonical(path.stem))
     reader = _Reader(path, agreed, findings)
-    site = reader.site(target=target, unit=unit and agreed.unit is not None)
+    site = reader.site(target=target, unit=unit and agreed.unit is not None, limited=limited)
     if site is None or findings.problems:
         raise UnusableFile(findings)
     return site
@@ -88,7 +91,7 @@ class _Reader:
         self._path, self._agreed, self.findings = path, agreed, findings
         self._x: Values = np.zeros(0)
 
-    def site(self, *, target: bool, unit: bool) -> Site | None:
+    def site(self, *, target: bool, unit: bool, limited: bool) -> Site | None:
         agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
@@ -116,7 +119,9 @@ class _Reader:
         if target:
             self._count_targets(y[usable])
         names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
-        self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        findings.unusable = int((~usable).sum())
+        if limited:
+            self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
         return Site(*without_unusable(x, y, usable), units, identity, findings)
 
     def stored(self, x: Values) -> Values | None:
@@ -139,7 +144,6 @@ class _Reader:
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
-        findings.unusable = int((~usable).sum())
         if findings.unusable > agreed.unusable * len(usable):
             self._problem(
                 f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "

@@ -27,6 +27,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import write_atomically
+from sottovoce.finishing import finish as finish_at_home
+from sottovoce.finishing import home_file
 from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
@@ -64,14 +66,28 @@ def personalize(
     terms: Terms | None = None,
     module: nn.Module | str | None = None,
     features: str | None = None,
+    finish: bool = False,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
     `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
-    `features`, by name.
+    `features`, by name. With `finish` it is finished at home as well (`finished_too`).
     """
     server = FinishedRun.load(run, module, features)
-    return obtain_model(server, records_file, out, terms or Terms(), features)
+    found = obtain_model(server, records_file, out, terms or Terms(), features)
+    return finished_too(found, records_file, module, features) if finish else found
+
+
+def finished_too(
+    found: dict[str, Any], records_file: str | Path, module: nn.Module | str | None, features: str | None
+) -> dict[str, Any]:
+    """What `obtain_model` returned, and as `home` what the model finished on the client's labels is.
+
+    Labels enter the home file alone: the context has been released, and the published file written.
+    """
+    published = Path(found["model"])
+    at_home = finish_at_home(published, records_file, home_file(published), module=module, features=features)
+    return {**found, "home": at_home}
 
 
 def obtain_model(
