@@ -12,7 +12,6 @@ import torch
 from sottovoce.audit.ratios import ratios
 from sottovoce.data import dataset as dataset_module
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan
 from tests.run.test_folder import planned, sites
 from tests.small import small_plan
 
@@ -61,16 +60,9 @@ def test_units_that_are_drawn_by_rank_are_noticed(tmp_path: Path, monkeypatch: p
 
 def test_one_file_and_a_bare_npz_with_clients(tmp_path: Path) -> None:
     folder = sites(tmp_path / "sites")
-    alone = Plan.load(
-        overrides={
-            "preset": "best",
-            "dataset": str(folder / "north.csv"),
-            "rounds": 2,
-            "context_records": 0,
-            "future_clients": 0,
-        }
-    )
-    assert ratios(alone, families=2, size=4).faults == []
+    for partition in ({"partition": "iid", "participants": 4}, {"partition": "client", "participants": 1}):
+        alone = planned(folder / "north.csv", **partition, future_clients=0, clients_per_round=1)
+        assert ratios(alone, families=2, size=4).faults == []
     rng = np.random.default_rng(0)
     x, y, client = rng.normal(size=(90, 3)).astype(np.float32), np.arange(90) % 2, np.arange(90) % 3
     np.savez(tmp_path / "a.npz", x=x, y=y, client=client, classes=2)

@@ -1,7 +1,7 @@
 """How far one unit of given records moves everything that would leave, in parts of what is charged for it.
 
-Clients that have files of their own get neighbours of these files, in a folder that is gone afterwards. Of a
-dataset that is dealt, one record becomes another one in its place.
+Clients that have files of their own get neighbours of these files, in a folder that is gone afterwards. Where
+records are dealt, one of them becomes another one in its place.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sottovoce.audit.leaving import Largest, Leaving, coefficients, leaving, ope
 from sottovoce.audit.neighbours import Table, array_like, family
 from sottovoce.data import Dataset, Description
 from sottovoce.data.description import NAME
+from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described, settled
 from sottovoce.plan import Plan
@@ -40,7 +41,7 @@ def ratios(
     Nothing leaves, and nothing is charged. `faults` of the answer says what breaks the promise.
     """
     found, path = Largest(), Path(plan.dataset).expanduser()
-    own = path.is_dir() or data.described(path) or (path.exists() and plan.partition == "client")
+    own = path.is_dir() or has_agreement(path) or (path.exists() and plan.partition == "client")
     for number in range(families):
         random = Random(f"{seed}:{number}")
         found.compare(list((_files if own else _dealt)(plan, path, random, size)))
@@ -53,7 +54,7 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
     clients = data.client_files(path) if path.is_dir() else {path.stem: path}
     name = random.choice(list(clients))
     agreed = (path if path.is_dir() else path.parent) / NAME
-    described_by = Description.load(agreed) if path.is_dir() or data.described(path) else None
+    described_by = Description.load(agreed) if path.is_dir() or has_agreement(path) else None
     with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
         copies = {client: Path(folder, file.name) for client, file in clients.items()}
         for client, file in clients.items():
@@ -61,7 +62,8 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
         if described_by is not None:
             shutil.copyfile(agreed, Path(folder, NAME))
         at = None
-        for table in family(Table.read(clients[name]), described_by, random, size):
+        in_place = plan.partition != "client"
+        for table in family(Table.read(clients[name]), described_by, random, size, in_place=in_place):
             table.write(copies[name])
             try:
                 records = data.load(folder if path.is_dir() else copies[name])
