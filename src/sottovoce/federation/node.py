@@ -204,10 +204,9 @@ class Node:
                 bucket=int(request["bucket"]),
             ),
         )
-        if kind == "context":
-            message = client.release_context(coefficients)
-        elif kind == "confusion" and coefficients is not None:
-            message = client.release_confusion(coefficients)
+        once = {phase.kind: phase.model == "shared" for phase in blueprint.once}
+        if kind in once and once[kind] == (coefficients is not None):
+            message = client.release_once(kind, coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
