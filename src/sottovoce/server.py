@@ -43,11 +43,11 @@ def update_generator(
     """
     descent.zero()
     weighted = releases / len(releases) if weights is None else releases * weights[:, None]
-    generator.pull(inputs, weighted, releases, participants)
-    pulled = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
+    generator.vjp(inputs, weighted, releases, participants)
+    moved = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
     descent.step()
     released = torch.linalg.vector_norm(releases).clamp_min(1e-30)
-    return float((len(releases) * torch.linalg.vector_norm(torch.stack(pulled)) / released) ** 2)
+    return float((len(releases) * torch.linalg.vector_norm(torch.stack(moved)) / released) ** 2)
 
 
 class Server:
@@ -274,7 +274,7 @@ class Server:
         if update.participants:
             self._descent.zero()
             weights = self._pooled(update.participants).tolist()
-            self._bounded.move(update.columns.to(self._device), update.participants, weights)
+            self._bounded.apply_update(update.columns.to(self._device), update.participants, weights)
             self._descent.step()
         self._count_round()
 
