@@ -56,14 +56,7 @@ def _noted(path: Path) -> dict[str, Any]:
 class Recovery:
     """What one client has released in one run: as its ledger, its memory and the server know it."""
 
-    def __init__(
-        self,
-        directory: Path,
-        lock: Path,
-        ledger: Ledger,
-        run: str,
-        client_log: ClientLog,
-    ) -> None:
+    def __init__(self, directory: Path, lock: Path, ledger: Ledger, run: str, client_log: ClientLog) -> None:
         self._memory = Memory(directory / f"trace-{run}", lock)
         self._ledger = ledger
         self._run = run
@@ -92,30 +85,25 @@ class Recovery:
 
     def note(self) -> None:
         """Makes the run's memory true, before anything leaves; also where a killed process could not."""
-        now, facts = self._now(), self._memory.recall() or [{}]
-        if self._memory.copied or any(facts[-1].get(name) != value for name, value in now.items()):
+        now, noted = self._now(), self._noted()
+        if any(noted.get(name) != value for name, value in now.items()):
             self._memory.trust([now])
 
     def _now(self) -> dict[str, Any]:
-        """How much of the run the ledger holds, one by one and in all, and of which copy it was recovered."""
-        total = self._ledger.past.total_in(self._run)
-        released = self._ledger.releases(OWN_RECORDS, run=self._run)
-        return {
-            "releases": released,
-            "spent": total.spent,
-            "server": total.server,
-            "copy": self._ledger.past.copy,
-        }
+        """How much of the run the ledger holds, one by one and in all, and as which copy."""
+        past, run = self._ledger.past, self._run
+        released, total = self._ledger.releases(OWN_RECORDS, run=run), past.total_in(run)
+        return {"releases": released, "spent": total.spent, "server": total.server, "copy": past.copy}
+
+    def _noted(self) -> dict[str, Any]:
+        """The same when the last release left; nothing if that memory is a copy."""
+        facts = self._memory.recall()
+        return facts[-1] if facts and not self._memory.copied else {}
 
     def _restored(self) -> bool:
-        """Whether the ledger, or this memory, was put back since the run's last release."""
-        facts, now = self._memory.recall() or [{}], self._now()
-        noted = facts[-1]
-        return (
-            self._memory.copied
-            or noted.get("releases", now["releases"] + 1) > now["releases"]
-            or now["copy"] not in (0, noted.get("copy"))
-        )
+        """Whether the ledger, or the memory of the run, was put back since its last release."""
+        now, noted = self._now(), self._noted()
+        return not noted or noted["releases"] > now["releases"] or now["copy"] not in (0, noted["copy"])
 
     def _tell(self, unknown: list[tuple[Kind, int]]) -> None:
         said = "this directory or its ledger was restored from a backup: charged for " + (

@@ -318,11 +318,6 @@ class Ledger:
         """ε that the client's records have spent at `delta`."""
         return epsilon(self.spent(client), delta, accounting)
 
-    def worst(self, delta: float, accounting: str) -> float:
-        """ε of the client that has spent most; 0 for an empty ledger."""
-        totals = self._file.query("SELECT TOTAL(spent) FROM spending GROUP BY client")
-        return epsilon(max((total for (total,) in totals), default=0.0), delta, accounting)
-
     def releases(self, client: Client, *, run: str | None = None) -> int:
         """How many releases the client was ever charged for, in all runs, or one by one in one run.
 
