@@ -109,8 +109,8 @@ class DrawnRounds:
     def reopen(cls, name: Path, run: str) -> DrawnRounds:
         """Those of a run that goes on; refused if the notes are gone, copied, restored or another run's."""
         memory = Memory(name)
-        facts = memory.recall()
-        if not facts or memory.copied or any(fact.get("run") != run for fact in facts):
+        facts = memory.faithful(run=run)
+        if facts is None:
             raise AlreadyDrawn(
                 f"{memory.path} is missing, copied or restored from a backup: noise of this run may have "
                 "been drawn since, and a second draw would undo it; start a new run"

@@ -357,3 +357,22 @@ def test_a_delta_above_a_tenth_of_the_limit_is_doubted() -> None:
     assert delta_doubt(1e-5, 10_000) == []
     (doubt,) = delta_doubt(5e-5, 10_000)
     assert "a chance of 50 %" in doubt
+
+
+def test_only_records_that_were_copied_here_say_that_nobody_else_holds_their_memory() -> None:
+    memory = np.zeros((40, 3), dtype=np.float32)
+    given = Records(torch.from_numpy(memory), torch.zeros(40).long())
+    assert not given.copied
+    assert not given[:20].copied
+    for records in (
+        given[torch.arange(40)],
+        given[torch.arange(40)][:9],
+        split_participant(given, 5, 0).train,
+    ):
+        assert records.copied
+        memory += 1.0
+        assert records.x.unique().numel() == 1
+        assert float(records.x[0, 0]) != memory[0, 0]
+    of_units = Records(given.x, given.y, torch.arange(40) // 2).of_units(torch.arange(20))
+    assert of_units.copied
+    assert of_units.x.data_ptr() != given.x.data_ptr()

@@ -152,6 +152,20 @@ def test_what_its_caller_knows_to_be_a_copy_stays_one(memory: Memory) -> None:
     assert copied(memory)
 
 
+def test_facts_are_faithful_if_there_are_any_of_no_copy_and_all_about_one_thing(
+    memory: Memory, store: Path
+) -> None:
+    assert memory.faithful() is None
+    memory.note([{"run": "a", "count": 1}, {"run": "a", "count": 2, "list": []}])
+    assert [fact["count"] for fact in memory.faithful(run="a") or []] == [1, 2]
+    assert len(memory.faithful() or []) == 2
+    assert memory.faithful(run="b") is None
+    assert memory.faithful(run="a", count=1) is None
+    restored(memory)
+    assert Memory(store).faithful(run="a") is None
+    assert Memory(store).faithful() is None
+
+
 @pytest.mark.parametrize("damage", ["{}", "[]", "nonsense", '{"count": 7}', '{"time": "now"}', "1"])
 def test_a_line_that_cannot_be_read_makes_the_rest_no_less_true(memory: Memory, damage: str) -> None:
     memory.note([{"count": 1}])

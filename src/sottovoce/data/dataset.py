@@ -33,6 +33,8 @@ class Records:
     """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
     identity: Tensor | None = None
     """What each record's unit is, int64 (n, 2) (`identity`); None where its place says so."""
+    copied: bool = False
+    """The tensors are copies made here: nobody else holds their memory, and it is never written to again."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -76,7 +78,8 @@ class Records:
 
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""
-        return Records(self.x[index], self.y[index], _at(self.unit, index), _at(self.identity, index))
+        picked = self.copied or isinstance(index, Tensor)
+        return Records(self.x[index], self.y[index], _at(self.unit, index), _at(self.identity, index), picked)
 
 
 @dataclass(frozen=True)

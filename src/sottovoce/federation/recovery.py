@@ -97,8 +97,7 @@ class Recovery:
 
     def _noted(self) -> dict[str, Any]:
         """The same when the last release left; nothing if that memory is a copy."""
-        facts = self._memory.recall()
-        return facts[-1] if facts and not self._memory.copied else {}
+        return (self._memory.faithful() or [{}])[-1]
 
     def _restored(self) -> bool:
         """Whether the ledger, or the memory of the run, was put back since its last release."""

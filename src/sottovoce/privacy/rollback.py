@@ -1,8 +1,8 @@
 """Rollback detection: what a store has done is remembered beside it, so that a restored backup shows.
 
 A store is a file whose past must not be lost unnoticed: a ledger, a client's directory of a run, the sums of
-a run with noise at the server. Facts about it stand in `STORE.witness`, which is only ever added to, on the
-disk before anything leaves. Then three things show:
+a run with noise at the server, a helper's keys. Facts about it stand in `STORE.witness`, which is only ever
+added to, on the disk before anything leaves. Then three things show:
 
 - *restored*: a store that was deleted, put back or exchanged holds less than these facts say, or has another
   name. Its owner compares, because only the owner knows what the facts mean;
@@ -78,6 +78,15 @@ class Memory:
             or bool(last.get("copied"))
         )
         return facts
+
+    def faithful(self, **about: object) -> list[dict[str, Any]] | None:
+        """All facts, if there are any, they are no copies, and each of them is `about` this; None otherwise.
+
+        Whoever may never do a thing twice, and is told None, never does it again.
+        """
+        facts = self.recall()
+        same = all(about.items() <= fact.items() for fact in facts or [{}])
+        return facts if facts and same and not self.copied else None
 
     def note(self, facts: Iterable[Mapping[str, Any]]) -> None:
         """Adds facts, on the disk when this returns."""

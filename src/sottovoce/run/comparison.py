@@ -24,7 +24,7 @@ from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress, described
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.result import accuracies, description, site_rows
@@ -74,7 +74,7 @@ def compare(
     plan = data.settle(plan, records).replace(channel="direct", evaluate_every=0)
     federation = data.divide(records, plan)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     rows: dict[str, Any] = {}
