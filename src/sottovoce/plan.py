@@ -128,6 +128,7 @@ class Plan:
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
+    optimizer: str = key("sgd", "how the server steps along what was released (post-processing)", since="0.2")
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
 
