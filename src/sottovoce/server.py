@@ -258,8 +258,10 @@ class Server:
             return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
         stacked = np.stack([releases[participant] for participant in order])
         h, weights = self.counted(order)
-        total = noised_sum(stacked, h.cpu().numpy(), weights, self.blueprint.sigma, randomness)
-        return Update(self.round + 1, order, total)
+        shape = (stacked.shape[1], h.shape[1])
+        noise = self.blueprint.sigma * randomness.normal(math.prod(shape)).reshape(shape)
+        total = noised_sum(stacked, h.cpu().numpy(), weights, noise)
+        return Update(self.round + 1, order, torch.from_numpy(total).float())
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
