@@ -104,7 +104,7 @@ def create_service(
     """
     server, metrics, chosen = Onboarding(run, model), Metrics(), limits or Limits()
     if not read_tokens(Path(run)) and not open_to_all:
-        raise SottovoceError(f"nobody has a token: make one with 'sottovoce serve {run} --new-token NAME'")
+        raise SottovoceError("nobody has a token: make a new one", "new_token")
     gate = Gate(chosen, Tokens(Path(run)), open_to_all)
     specification = server.specification.fields(server.blueprint)
     context_model = server.context_model()

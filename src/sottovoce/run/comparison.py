@@ -67,7 +67,7 @@ def compare(
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
     folder = Path(out)
     if (folder / RESULT).exists():
-        raise SottovoceError(f"{folder} already holds a comparison: choose another --out")
+        raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     records = dataset if dataset is not None else data.load(plan.dataset)
     records = described(records, plan, cache=cache, progress=on_features)
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
