@@ -173,7 +173,3 @@ def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: p
     revoke_token(tmp_path, "alice")
     assert held == [True, True]
     assert honest(tmp_path) == {}
-
-
-def test_ten_thousand_clients_or_addresses_are_remembered() -> None:
-    assert tokens.MOST_REMEMBERED == 10_000
