@@ -141,7 +141,7 @@ ACCOUNTINGS = ("rdp", "exact")
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-NOISES = ("client", "server")
+NOISES = ("client", "server", "shared")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 

@@ -8,6 +8,7 @@ runs under every engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
 from sottovoce.release import Release
 from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
+
+log = logging.getLogger(__name__)
 
 
 class Client:
@@ -144,13 +147,24 @@ class Client:
     def _draft(self, asked: Asked) -> bytes:
         """The message of a release that is not charged yet."""
         release, plan = self._release(asked), self._blueprint.plan
-        u = asked.given
-        if u is None:
-            u = release.statistic(asked.records(), asked.coefficients)
-        self.signal = u.double().cpu().numpy()
+        self.signal = self._statistic(asked, release).double().cpu().numpy()
         stream = release.stream(self._run, self.name, asked.round)
         seed = plan.seed if plan.seeded else None
         return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)
+
+    def _statistic(self, asked: Asked, release: Release) -> Tensor:
+        if asked.given is not None:
+            return asked.given
+        try:
+            return release.statistic(asked.records(), asked.coefficients)
+        except Exception:
+            if release.place != "shared":
+                raise
+            # Who is missing in a sum is seen by all: nothing about records may decide it.
+            log.exception(
+                "%s could not use its records: its share of round %d is noise", self.name, asked.round
+            )
+            return torch.zeros(release.size, dtype=torch.float64)
 
     def _charge(self, asked: Asked) -> Charge:
         return self._release(asked).charge(self._entry, self._account, asked.round)

@@ -130,6 +130,7 @@ def train(
     threads: int = THREADS,
     tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
     cache: bool = typer.Option(True, help="Keep computed features in the cache, for the next run."),
+    masks: bool = typer.Option(False, "--masks", help="noise=shared: mask shares, unmask sums; same result."),
     model: str = OWN_MODEL,
     features: str = OWN_FEATURES,
     json: bool = JSON,
@@ -148,7 +149,15 @@ def train(
     else:
         chosen = plan_of(settings, model, features)
     run_plan(
-        chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard
+        chosen,
+        out,
+        ledger,
+        resume=resume,
+        device=device,
+        json=json,
+        cache=cache,
+        masks=masks,
+        tensorboard=tensorboard,
     )
 
 
@@ -275,6 +284,7 @@ def run_plan(
     device: str = "cpu",
     json: bool,
     cache: bool = True,
+    masks: bool = False,
     tensorboard: Path | None = None,
 ) -> None:
     """Trains a plan with progress, writes its report and shows its result."""
@@ -297,6 +307,7 @@ def run_plan(
             resume=resume,
             device=device,
             cache=cache,
+            masks=masks,
             on_round=on_round,
             on_features=stack.enter_context(feature_progress()),
         )

@@ -2,9 +2,9 @@
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
 a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (with noise at the server also `updates/`
-and `run.witness`, the rounds whose noise was drawn), `model.safetensors` and `result.json` when it is done,
-`report.html`. Files are replaced atomically and rounds appended, so a run that is killed at any moment can be
-resumed, by one process at a time (`run.lock`).
+and `run.witness`, the rounds whose noise was drawn), `helpers/` where shares have masks, `model.safetensors`
+and `result.json` when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run
+that is killed at any moment can be resumed, by one process at a time (`run.lock`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class RunDirectory:
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
+        self.helpers_folder = self.path / "helpers"
         self.drawn = self.path / "run"
         """Beside which rounds with drawn noise are noted."""
 

@@ -24,6 +24,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
+from sottovoce.run.masks import Masks
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
 
@@ -46,10 +47,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Made:
-    """A release that a client has made: the bytes that left and, if wanted, what they say."""
+    """A release that a client has made: the message that left and, if wanted, what it says."""
 
     client: Client
-    bytes: int
+    message: bytes
     decoded: np.ndarray | None
 
 
@@ -66,6 +67,7 @@ class Simulation:
         run: str,
         master: bytes,
         updates: Updates | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.federation = federation
@@ -74,6 +76,7 @@ class Simulation:
         self._run = run
         self._master = master
         self._updates = updates
+        self._masks = masks
         self._future_contexts: np.ndarray | None = None
         self.confusion_bytes = 0
         """Sent after the last round."""
@@ -109,15 +112,20 @@ class Simulation:
         """
         gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
-        summed = self.blueprint.plan.noise_at_server
+        shares: dict[int, bytes] = {}
+        summed, shared = self.blueprint.plan.noise_in_sum, self.blueprint.plan.noise_shared
+        if self._masks is not None:
+            self._masks.begin()
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
         asked = [
             client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
             for i, client in enumerate(opened.clients)
         ]
-        for made in self._released(asked, decoded=drawn is None):
-            sent += made.bytes
+        for made in self._released(asked, decoded=drawn is None and not shared):
+            sent += len(made.message)
             client = made.client
+            if shared and client.participant is not None:
+                shares[client.participant] = made.message
             if made.decoded is None or client.participant is None:
                 continue
             releases[client.participant] = made.decoded
@@ -127,10 +135,13 @@ class Simulation:
         effective = None
         if not summed:
             effective = self.server.receive_round(releases)
+        elif shared:
+            total = self._total(opened.number, shares)
+            self.server.receive_update(self.server.share_out(total, list(shares)))
         else:
             self.server.receive_update(drawn or self._draw(releases))
         # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
-        counted = {} if summed and len(opened.clients) == 1 else {"bytes": sent}
+        counted = {} if summed and not shared and len(opened.clients) == 1 else {"bytes": sent}
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
@@ -145,6 +156,13 @@ class Simulation:
             "seen": None,
             "future": None,
         }
+
+    def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
+        """The sum of the shares of a round, unmasked if they have masks."""
+        if self._masks is not None:
+            return self._masks.total(number, shares)
+        assert self.blueprint.sharing is not None
+        return self.blueprint.sharing.added(shares.values())
 
     def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
         """The noised sum of the next round, durable before anything is made from it."""
@@ -196,7 +214,7 @@ class Simulation:
         for made in self._released(client.context(model) for client in participants):
             assert made.client.participant is not None
             assert made.decoded is not None
-            total += made.bytes
+            total += len(made.message)
             self.server.receive_context(made.client.participant, made.decoded)
         self.server.close_contexts()
         if not self.blueprint.plan.context_traits.predicted_for_future:
@@ -212,7 +230,7 @@ class Simulation:
             for made in self._released(client.confusion(model) for client in participants):
                 assert made.client.participant is not None
                 assert made.decoded is not None
-                self.confusion_bytes += made.bytes
+                self.confusion_bytes += len(made.message)
                 self.server.receive_confusion(made.client.participant, made.decoded)
             self._release_future(model)
 
@@ -231,6 +249,7 @@ class Simulation:
 
     def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
         secret = client_secret(self._master, name)
+        masked = self._masks is not None and participant is not None
         return Client(
             name,
             records,
@@ -239,6 +258,7 @@ class Simulation:
             run=self._run,
             secret=secret,
             participant=participant,
+            **({"seal": self._masks.seal(participant)} if masked else {}),
         )
 
     def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
@@ -249,7 +269,7 @@ class Simulation:
             if decoded:
                 vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
             for one, message, vector in zip(block, messages, vectors, strict=True):
-                yield Made(one.client, len(message), vector)
+                yield Made(one.client, message, vector)
 
     def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
         asked, message = received
