@@ -187,7 +187,7 @@ SHARED = {"preset": "shared", "dataset": "mnist-small"}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": "factorized", "context": "public"}, "method=factorized has none"),
+        ({"method": "factorized", "learning_rate": 0.1}, "method=factorized has none"),
         ({"weighting": 1.5}, "set weighting=1"),
         ({"channel": "polar"}, "set channel=integers"),
         ({"channel": "direct"}, "set channel=integers"),
