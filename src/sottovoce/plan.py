@@ -130,6 +130,7 @@ class Plan:
         "client: every release is private; server: noise in a round's sum; shared: clients add it",
         since="0.2",
     )
+    optimizer: str = key("sgd", "how the server steps along what was released (post-processing)", since="0.2")
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
     threshold: int = key(

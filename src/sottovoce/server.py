@@ -23,18 +23,18 @@ from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.cores import one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
+from sottovoce.optimizers import Optimizer, open_optimizer
 from sottovoce.phases import Phase
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
-from sottovoce.sgd import Descent
 
 log = logging.getLogger(__name__)
 
 
 def update_generator(
     generator: AnyGenerator,
-    descent: Descent,
+    descent: Optimizer,
     inputs: Tensor,
     releases: Tensor,
     participants: Sequence[int] = (),
@@ -77,7 +77,7 @@ class Server:
             blueprint.blending,
         ).to(self._device)
         self._step = plan.learning_rate or blueprint.blending.step
-        self._descent = Descent(self.generator, self._step, plan.momentum)
+        self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
@@ -262,8 +262,10 @@ class Server:
             return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
         stacked = np.stack([releases[participant] for participant in order])
         h, weights = self.counted(order)
-        total = noised_sum(stacked, h.cpu().numpy(), weights, self.blueprint.sigma, randomness)
-        return Update(self.round + 1, order, total)
+        shape = (stacked.shape[1], h.shape[1])
+        noise = self.blueprint.sigma * randomness.normal(math.prod(shape)).reshape(shape)
+        total = noised_sum(stacked, h.cpu().numpy(), weights, noise)
+        return Update(self.round + 1, order, torch.from_numpy(total).float())
 
     def share_out(self, total: np.ndarray, participants: Sequence[int]) -> Update:
         """What the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
@@ -324,7 +326,7 @@ class Server:
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed or serving copy needs, as CPU tensors."""
         state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
-        state.update({f"momentum.{name}": value for name, value in self._descent.velocity.items()})
+        state.update({f"momentum.{name}": value for name, value in self._descent.state.items()})
         if self.blueprint.plan.averaging > 0:
             state.update({f"average.{name}": value for name, value in self._descent.means.items()})
             counts = [self._descent.rounds[name] for name in sorted(self._descent.means)]
@@ -346,7 +348,7 @@ class Server:
         try:
             self.generator.load_state_dict(_under("generator.", state))
             for name, value in _under("momentum.", state).items():
-                self._descent.velocity[name] = value.to(self._device)
+                self._descent.state[name] = value.to(self._device)
             self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)

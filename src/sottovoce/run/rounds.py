@@ -25,6 +25,7 @@ from sottovoce.evaluation import Evaluation, mean_accuracy
 from sottovoce.phases import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
+from sottovoce.run.directory import round_line
 from sottovoce.run.masks import Masks
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
@@ -44,6 +45,21 @@ class Round:
     context_bytes: int
     downlink_bytes: int
     started: float
+
+    def line(self, gain: float, effective_gain: float | None, **observed: float | None) -> dict[str, Any]:
+        """Its line of rounds.jsonl, with what only a simulator sees; accuracies come later, if at all."""
+        return round_line(
+            self.number,
+            [client.name for client in self.clients],
+            downlink_bytes=self.downlink_bytes,
+            gain=gain,
+            effective_gain=effective_gain,
+            started=self.started,
+            context_bytes=self.context_bytes,
+            **observed,
+            seen=None,
+            future=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -143,20 +159,8 @@ class Simulation:
             self.server.receive_update(drawn or self._draw(releases))
         # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
         counted = {} if summed and not shared and len(opened.clients) == 1 else {"bytes": sent}
-        return {
-            "round": opened.number,
-            "clients": [client.name for client in opened.clients],
-            **counted,
-            "context_bytes": opened.context_bytes,
-            "downlink_bytes": opened.downlink_bytes,
-            "signal_norm": float(np.mean(signals)) if signals else None,
-            "noise_norm": float(np.mean(noises)) if noises else None,
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - opened.started,
-            "seen": None,
-            "future": None,
-        }
+        signal_norm, noise_norm = (float(np.mean(norms)) if norms else None for norms in (signals, noises))
+        return opened.line(gain, effective, **counted, signal_norm=signal_norm, noise_norm=noise_norm)
 
     def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
         """The sum of the shares of a round, unmasked if they have masks."""
