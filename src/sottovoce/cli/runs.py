@@ -255,12 +255,12 @@ def _noise(costs: dict[str, Any]) -> str:
         return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts)))
     if costs["sharing"] is not None:
         shared = costs["sharing"]
-        own = (
+        added = (
             f"shared by clients: σ = {costs['sigma']:.6f} from {shared['honest']} of them in a round's sum "
             f"(at least {shared['threshold']} of {shared['clients']} are in it, {shared['colluding']} may "
             f"collude), {shared['sigma_total']:.6f} if all come"
         )
-        return own + (f"; at the client: {contexts}" if contexts else "")
+        return added + (f"; at the client: {contexts}" if contexts else "")
     once = (
         f"at the server: σ = {costs['sigma']:.6f} once a round for the sum of gradients, of which each "
         f"comes with {costs['sigma_carried']:.6f}, which protects nobody"

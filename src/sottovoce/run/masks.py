@@ -6,7 +6,7 @@ does, byte for byte of its messages, and its result says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.channel.wire import Stream
+from sottovoce.client import Seal
 from sottovoce.files import private_folder
 from sottovoce.helper import Helper
 from sottovoce.masking import (
@@ -72,7 +73,7 @@ class Masks:
         """Before a round: its helpers' keys, which all clients get."""
         self._keys = [key for helper in self._helpers if (key := helper.key()) is not None]
 
-    def seal(self, participant: int) -> Callable[[bytes, Stream], bytes]:
+    def seal(self, participant: int) -> Seal:
         """What puts this client's masks on its shares, and nothing on other messages."""
 
         def put(message: bytes, stream: Stream) -> bytes:

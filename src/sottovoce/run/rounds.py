@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
-from sottovoce.client import Asked, Client, release_together
+from sottovoce.client import Asked, Client, Seal, release_together, unsealed
 from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
@@ -255,7 +255,6 @@ class Simulation:
 
     def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
         secret = client_secret(self._master, name)
-        masked = self._masks is not None and participant is not None
         return Client(
             name,
             records,
@@ -264,8 +263,12 @@ class Simulation:
             run=self._run,
             secret=secret,
             participant=participant,
-            **({"seal": self._masks.seal(participant)} if masked else {}),
+            seal=self._seal(participant),
         )
+
+    def _seal(self, participant: int | None) -> Seal:
+        """What is put on a client's messages before they are stored: masks on its shares, if there are any."""
+        return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
     def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
         """What clients are asked for, some of them at a time: released, and decoded if wanted."""
