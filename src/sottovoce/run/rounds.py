@@ -267,7 +267,7 @@ class Simulation:
         )
 
     def _seal(self, participant: int | None) -> Seal:
-        """What is put on a client's messages before they are stored: masks on its shares, if there are any."""
+        """What is put on a client's messages before they are stored: masks, where its shares have any."""
         return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
     def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
