@@ -52,7 +52,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("gradients",): tuple(
         f"gradients/{name}" for name in ("clipping", "identity", "mean", "sums", "units", "vmap")
     ),
-    ("test_client.py", "test_release.py", "test_central.py", "simulation/test_cost.py"): (
+    ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): (
         "client",
         "release",
     ),
@@ -72,7 +72,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "federation/sealing",
     ),
     tuple(f"federation/test_{name}.py" for name in ("account", "own_ledger", "rollback", "store")): (
-        "federation/account",
+        "account",
         "federation/own_ledger",
         "federation/rollback",
         "federation/store",

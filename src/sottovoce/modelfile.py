@@ -118,7 +118,9 @@ def _participants(
             raise ModelFileError(f"{path} has {what} that are not what they must be: ask for it again")
     assert isinstance(sizes, list)
     assert isinstance(names, list)
-    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(0 < len(n) <= 100 for n in names):
+    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(
+        0 < len(name) <= 100 and name.isprintable() for name in names
+    ):
         raise ModelFileError(f"{path} has sizes or names beyond all bounds: ask for the file again")
     return tuple(sizes), tuple(names)
 

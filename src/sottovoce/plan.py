@@ -86,7 +86,7 @@ class Plan:
     channel: str = key("polar", "how a release becomes bytes")
     lattice: str = key("Z4", "lattice of the lrsuq channel")
     epsilon: float = key(8.0, "target of the worst client; inf: no noise and no privacy, for ablations")
-    delta: float = key(1e-5, "δ of (ε, δ) differential privacy")
+    delta: float = key(1e-5, "δ of (ε, δ) differential privacy, below one over a client's records")
     accounting: str = key("exact", "exact: Gaussian composition; rdp: the paper's closed form")
     budget: float = key(0.0, "most that a client may have spent over all runs of its ledger; 0: epsilon")
     seed: int = key(41, "public seed of partition, schedule, reference, basis and generator")
@@ -98,6 +98,9 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    counted_records: int = key(
+        0, "most records that a client counts for in weights; 0: ten times the median client's", since="0.2"
+    )
     features: str = key(
         "none",
         "public map that the model sees instead of a record; or 'package.module:function' of yours",

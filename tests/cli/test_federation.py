@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.federation.agreement import Agreement
-from tests.simulation.test_folder import sites
+from tests.run.test_folder import sites
 
 from .conftest import Failing
 

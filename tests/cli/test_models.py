@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.data import Description
-from sottovoce.modelfile import personal_model
-from tests.small import drawn, small_plan
+from sottovoce.modelfile import load_tensors, personal_model, save_tensors
+from sottovoce.report.table import Table
+from tests.small import SMALL, drawn, small_plan
 
 from .conftest import Failing
 
@@ -84,3 +88,22 @@ def test_models_refuses_in_a_line(run: Path, tmp_path: Path, failing: Failing) -
     (tmp_path / "file").write_text("")
     said = failing("models", str(run), "--out", str(tmp_path / "file"), "--model", "tests.small:tiny")
     assert "cannot create" in said
+
+
+def test_a_clients_name_cannot_speak_to_the_terminal(run: Path, tmp_path: Path, failing: Failing) -> None:
+    """A run directory comes from elsewhere: its names are shown, and never obeyed."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    tensors, metadata = load_tensors(copy / "model.safetensors")
+    names = json.loads(metadata["names"])
+    metadata["names"] = json.dumps(["\x1b[2J" + names[0], *names[1:]])
+    save_tensors(copy / "model.safetensors", tensors, metadata)
+    words = ["models", str(copy), "--out", str(tmp_path / "models"), "--model", SMALL["model"]]
+    assert "names beyond all bounds" in failing(*words)
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=True).print(
+        Table(["\x1b]0;x\x07"], [["\x1b[2J"]], "\x9b2J").terminal()
+    )
+    for text in ("\x1b]0;x", "\x1b[2J", "\x07", "\x9b"):
+        assert text not in shown.getvalue()
+    assert r"\x1b[2J" in shown.getvalue()
+    assert r"\x1b[2J" in failing("models", "no\x1b[2Jrun", "--out", str(tmp_path / "models"))

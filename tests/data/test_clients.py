@@ -17,14 +17,20 @@ from sottovoce.data import (
     Facts,
     FederatedDataset,
     Records,
+    delta_doubt,
     divide,
     load,
+    resolve,
     split_future,
     split_participant,
 )
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_files import agree
 from sottovoce.plan import Plan, PlanError
+from sottovoce.run.cost import outline
+from sottovoce.run.training import train
+from tests.run.test_folder import planned, sites
+from tests.small import small_plan
 
 
 def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
@@ -241,6 +247,27 @@ def test_own_records_are_not_dealt_out_by_their_labels() -> None:
     assert len(divided(owned, partition="client", records_per_client=0).participants) == 6
 
 
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("public", [False, True])
+def test_records_of_units_are_never_dealt(partition: str, public: bool) -> None:
+    """One visit more of one patient would change the sizes of clients, which are public."""
+    owners = torch.arange(400) // 50
+    visits = replace(numbered(400), unit=torch.arange(400) // 3, client=owners, public=public)
+    reason = "partition=client" if partition == "dirichlet" else "would split units.*set partition=client"
+    with pytest.raises(PlanError, match=reason):
+        divided(visits, partition=partition, records_per_client=0)
+    whole = divided(visits, partition="client", records_per_client=0, context_records=10)
+    assert sum(whole.participants.sizes) > 0
+
+
+def test_a_folder_of_patients_with_iid_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites", unit=True)
+    with pytest.raises(PlanError, match=r"partition=iid .* set partition=client") as refused:
+        train(planned(folder, partition="iid", participants=3, context_records=5), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(folder.glob("ledger*"))
+
+
 def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist-small.npz", x=np.zeros((4, 1)), y=np.arange(4))
     assert load("mnist-small").public
@@ -298,3 +325,54 @@ def test_every_client_sees_its_pictures_by_its_own_quarter_turn() -> None:
 def test_only_square_pictures_are_turned() -> None:
     with pytest.raises(PlanError, match="turns square pictures"):
         divided(numbered(400), shift="turns")
+
+
+@pytest.mark.parametrize("entry", ["train", "plan", "agree"])
+def test_a_delta_that_may_give_a_record_away_is_refused_whoever_asks(entry: str, tmp_path: Path) -> None:
+    plan = small_plan(delta=0.5)
+    with pytest.raises(PlanError, match=r"delta=0.5 is above one over .* 120: .* set at most 0.0008"):
+        {"train": lambda: train(plan, tmp_path), "plan": lambda: outline(plan), "agree": lambda: agree(plan)}[
+            entry
+        ]()
+    assert not list(tmp_path.iterdir())
+
+
+def test_delta_is_at_most_one_over_the_records_of_the_smallest_client() -> None:
+    assert resolve(small_plan(delta=0.01), [100, 500]).delta == 0.01
+    with pytest.raises(PlanError, match="smallest client, 100"):
+        resolve(small_plan(delta=0.0101), [100, 500])
+    without_noise = small_plan(delta=0.5, epsilon="inf", channel="direct")
+    assert resolve(without_noise, [100, 500]).delta == 0.5  # promises nothing, whatever δ
+
+
+def test_a_delta_that_nobody_set_follows_from_the_number_of_records() -> None:
+    plan = small_plan()
+    assert "delta" not in plan.given
+    assert resolve(plan, [9_999]).delta == resolve(plan, [10_000]).delta == 1e-5
+    assert resolve(plan, [100_000, 10**6]).delta == pytest.approx(1e-6)
+    assert resolve(plan.replace(delta=1e-5), [100_000]).delta == 1e-5  # set by somebody
+
+
+def test_a_delta_above_a_tenth_of_the_limit_is_doubted() -> None:
+    assert delta_doubt(1e-5, 10_000) == []
+    (doubt,) = delta_doubt(5e-5, 10_000)
+    assert "a chance of 50 %" in doubt
+
+
+def test_only_records_that_were_copied_here_say_that_nobody_else_holds_their_memory() -> None:
+    memory = np.zeros((40, 3), dtype=np.float32)
+    given = Records(torch.from_numpy(memory), torch.zeros(40).long())
+    assert not given.copied
+    assert not given[:20].copied
+    for records in (
+        given[torch.arange(40)],
+        given[torch.arange(40)][:9],
+        split_participant(given, 5, 0).train,
+    ):
+        assert records.copied
+        memory += 1.0
+        assert records.x.unique().numel() == 1
+        assert float(records.x[0, 0]) != memory[0, 0]
+    of_units = Records(given.x, given.y, torch.arange(40) // 2).of_units(torch.arange(20))
+    assert of_units.copied
+    assert of_units.x.data_ptr() != given.x.data_ptr()

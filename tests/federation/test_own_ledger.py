@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -106,6 +107,33 @@ def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path:
     assert spent["restored"] == pytest.approx(spent["unharmed"], rel=1e-9)
 
 
+def test_an_enrolled_run_does_not_make_a_restored_ledger_a_true_one(tmp_path: Path) -> None:
+    """All files are put back, and what another run has spent since is known to nobody here."""
+    world = world_of(tmp_path, clients_per_round=3)
+    site, one, two = Site(world), run(world, "one"), run(world, "two")
+    member = site.node(world.agreement, epsilon=100.0)
+    one.enrol(member.enrol(one.offer()), "0")
+    shutil.copytree(site.records.parent, tmp_path / "backup")
+    train(site, two, world.agreement)
+    one.accept(0, member.release(one.request(0, "context")))
+    shutil.rmtree(site.records.parent)
+    shutil.copytree(tmp_path / "backup", site.records.parent)
+    for _ in range(2):
+        # Its own streams the run recovers: what the server has is charged, and later releases go on.
+        answer = site.node(world.agreement).release({**one.request(0, "context"), "received_context": True})
+        assert "release" not in answer
+        with Ledger.open(site.ledger, scope=None) as ledger:
+            assert ledger.releases(OWN_RECORDS) == 1
+            assert ledger.copied
+    with pytest.raises(SottovoceError, match="was copied or restored from a backup"):
+        site.node(world.agreement).enrol(run(world, "three").offer())
+    said = (site.directory / "client.log").read_text()
+    assert said.count("charged for the context of round 0; what other runs have released since is not") == 1
+    with Ledger.open(site.ledger, scope=None) as ledger:
+        ledger.vouch()
+    site.node(world.agreement).enrol(run(world, "three").offer())
+
+
 def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Path) -> None:
     world = World(tmp_path, context="labels")
     for index in range(3):
@@ -188,7 +216,9 @@ def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Pa
 
 
 def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
-    world = world_of(tmp_path, delta=0.9, epsilon=1.0)
+    world = world_of(tmp_path, epsilon=1.0)
+    greedy = world.agreement.plan.replace(delta=0.9)  # which no plan that is resolved here has
+    world.agreement = dataclasses.replace(world.agreement, plan=greedy)
     one = run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
         Site(world).node(world.agreement).enrol(one.offer())

@@ -15,8 +15,8 @@ from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.training import train
-from tests.simulation.test_folder import sites
+from sottovoce.run.training import train
+from tests.run.test_folder import sites
 
 from .live import live
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sottovoce.errors import visible
 from sottovoce.report.numbers import data_size, label, number, percent
 
 out = Console()
@@ -19,7 +20,7 @@ err = Console(stderr=True)
 
 def problem(text: str) -> None:
     """An error on standard error, on one line."""
-    line = escape(" ".join(text.split()))
+    line = escape(visible(" ".join(text.split())))
     err.print(f"[bold red]error:[/] {line}", soft_wrap=True, highlight=False)
 
 
@@ -33,7 +34,7 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
     if json:
         as_json(value)
     else:
-        out.print(escape(text), soft_wrap=True, highlight=False)
+        out.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
 
         def advance(client: str, clients: int) -> None:
             nonlocal done
-            bar.update(task, completed=done, total=clients, description=escape(client))
+            bar.update(task, completed=done, total=clients, description=escape(visible(client)))
             done += 1
 
         yield advance

@@ -22,6 +22,8 @@ from sottovoce.report.numbers import (
 
 def show(result: dict[str, Any], directory: Path) -> None:
     """What a run came to: accuracy, what was spent, what was sent."""
+    from sottovoce.data import delta_doubt
+
     accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
     target = (
         ""
@@ -38,9 +40,7 @@ def show(result: dict[str, Any], directory: Path) -> None:
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
             f"({spent['accounting']} accounting)",
             "ε of a future client": epsilon(spent["future_context"]),
-            "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
-            f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
-            f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
+            "uplink": _uplink(uplink),
             "downlink": f"{data_size(result['downlink']['total_bytes'])} of coefficients, "
             f"{number(result['downlink']['bits_per_coefficient'])} bits each in rounds",
             "time": duration(result["seconds"]),
@@ -48,8 +48,21 @@ def show(result: dict[str, Any], directory: Path) -> None:
     )
     judged = label(result.get("metric", "accuracy"))
     show_clients(result.get("clients", []), result.get("unit", "record"), judged, accuracy)
+    sizes = [client["size"] for client in result.get("clients", []) if client["role"] == "participant"]
+    for doubt in delta_doubt(result["delta"], min(sizes)) if sizes and spent["target"] is not None else []:
+        out.print(f"[dark_orange]•[/] {doubt}", soft_wrap=True, highlight=False)
     if result["seeded"]:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
+
+
+def _uplink(uplink: dict[str, Any]) -> str:
+    if uplink["bits_per_coefficient"] is None:
+        return f"{uplink['releases']:,} releases, whose lengths are not told: noise at the server hides none"
+    return (
+        f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
+        f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
+        f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)"
+    )
 
 
 def _measured(result: dict[str, Any]) -> dict[str, str]:

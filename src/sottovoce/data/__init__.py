@@ -18,8 +18,10 @@ from sottovoce.data.clients import (
     FederatedDataset,
     check_sizes,
     client_names,
+    delta_doubt,
     divide,
     division,
+    identified,
     resolve,
     scope,
     settle,
@@ -27,6 +29,7 @@ from sottovoce.data.clients import (
     split_participant,
     split_seeds,
     training_size,
+    with_delta,
 )
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import Description
@@ -57,11 +60,13 @@ __all__ = [
     "check_sizes",
     "client_files",
     "client_names",
+    "delta_doubt",
     "divide",
     "division",
     "fetch",
     "fetched",
     "from_torch",
+    "identified",
     "load",
     "partition",
     "read_client",
@@ -75,6 +80,7 @@ __all__ = [
     "split_participant",
     "split_seeds",
     "training_size",
+    "with_delta",
 ]
 
 NAMES = ("mnist-small", *PUBLIC)

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
+from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.features.local import fingerprint, open_local
 from sottovoce.features.maps import FeatureMap, map_size, open_features
-from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
+from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ def described(
     features = feature_map(plan, dataset.facts, device, local)
     if features is None:
         return dataset
-    facts = described_facts(dataset.facts, plan, local)
+    facts, dataset = described_facts(dataset.facts, plan, local), identified(dataset, plan)
     if not cache:
         kept = _computed(dataset, features, plan.shift, progress)
         return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
@@ -59,7 +59,7 @@ def described(
         else:
             file = io.BytesIO()
             np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
-            write_atomically(path, file.getvalue(), mode=PRIVATE)
+            write_atomically(path, file.getvalue())
     kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 

@@ -45,7 +45,7 @@ from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.dry_run import dry_client
+from sottovoce.run.dry_run import dry_client
 
 
 class Declined(SottovoceError):
@@ -148,7 +148,7 @@ class Node:
                 accounting=budget.accounting,
             )
             path = self._own.model_file
-            write_atomically(path, model, mode=PRIVATE)
+            write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
         return {"kind": MODEL, "kept": True}
 
@@ -162,11 +162,14 @@ class Node:
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
+                    self._client_log.note(
+                        f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
+                    )
                     raise EnrolmentError(
-                        f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
+                        "this is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
-                past.catch_up(blueprint.releases_of(enrolment.participant), request)
+                past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
                 past.note()
@@ -236,6 +239,8 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
+            records = replace(records, identity=None)
         seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
         return split_participant(records, blueprint.context_size(participant), seeds[participant])
 

@@ -2,7 +2,7 @@
 
 There are two ways to reach a server, a finished run in this process (`personalize`) and a service over the
 network (`onboard`), and one client: its records are charged for the context alone, to the one account that
-they have (`federation.account`), under a lock, with noise from the operating system even where the run was a
+they have (`account`), under a lock, with noise from the operating system even where the run was a
 seeded simulation. The budget is the client's own, and the price is stated at its own δ, whatever the server's
 plan says. A ledger that was restored from a backup is charged for what it has lost first. Asking again
 resends the stored context and costs nothing new.
@@ -18,13 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sottovoce.account import Account, called
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, Facts, Records, read_client
+from sottovoce.data import Facts, Records, read_client, split_future
 from sottovoce.data.client_file import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import personal_model
@@ -34,6 +34,7 @@ from sottovoce.onboarding.specification import NAME
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
+from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
 
@@ -78,8 +79,9 @@ def obtain_model(
 ) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
-    The context is made of the first m_c records of the file; where there are more and they have labels, the
-    model's accuracy on the others is returned too. It stays with the client.
+    The context is made of m_c records of the file (or units), drawn by what they are and not by their place;
+    where there are more and they have labels, the model's accuracy on the others is returned too. It stays
+    with the client.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
@@ -87,7 +89,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.uses_future_labels
-    model = server.context_model()
+    model, draw = server.context_model(), derived_seed(plan.seed, "context")
     needed = blueprint.context_size(None) if plan.releases_context else 0
     # The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
     records = described_client(
@@ -110,7 +112,7 @@ def obtain_model(
             private = keys.private()
         client = Client(
             NAME,
-            _divided(records, needed),
+            split_future(records, needed, draw),
             blueprint,
             book,
             run=server.run,
@@ -127,7 +129,7 @@ def obtain_model(
         blueprint,
         coefficients,
         run=server.run,
-        client=account.client or terms.client or source.stem,
+        client=called(source, terms),
         epsilon=total,
         delta=budget.delta,
         accounting=budget.accounting,
@@ -146,15 +148,8 @@ def obtain_model(
         "context_bytes": len(message),
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
-        "accuracy": _accuracy(judged, needed, blueprint, coefficients),
+        "accuracy": _accuracy(judged, needed, draw, blueprint, coefficients),
     }
-
-
-def _divided(records: Records, needed: int) -> ClientRecords:
-    """The first units of a file for the context, all others to judge the model."""
-    records = records.of_units(torch.arange(records.units))
-    first = records.rows_of(needed)
-    return ClientRecords(records[:0], records[first:], records[:first])
 
 
 def _with_targets(records: Records, source: Path, facts: Facts) -> Records | None:
@@ -176,10 +171,10 @@ def _with_targets(records: Records, source: Path, facts: Facts) -> Records | Non
 
 
 def _accuracy(
-    records: Records | None, needed: int, blueprint: Blueprint, coefficients: Tensor
+    records: Records | None, needed: int, draw: int, blueprint: Blueprint, coefficients: Tensor
 ) -> float | None:
     """The headline metric of a model on records that are not of the context; None if there are none."""
     if records is None or records.units <= needed:
         return None
-    mine = Client(NAME, _divided(records, needed), blueprint, None, run="", secret=b"")
+    mine = Client(NAME, split_future(records, needed, draw), blueprint, None, run="", secret=b"")
     return mine.evaluate(coefficients).accuracy

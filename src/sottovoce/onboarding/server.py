@@ -27,9 +27,9 @@ from sottovoce.federation.padding import pad, unpad
 from sottovoce.files import Database, kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.onboarding.specification import BUCKET, NAME, Specification
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.export import open_server
 from sottovoce.server import Server
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.export import open_server
 
 KEY_FILE = "service.key"
 CONTEXTS_FILE = "contexts.sqlite"

@@ -1,0 +1,219 @@
+"""`result.json`: what a finished run promises, spent, sent and achieved, for other programs to read."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sottovoce import __version__
+from sottovoce.blueprint import Blueprint
+from sottovoce.data import Facts, FederatedDataset
+from sottovoce.data import description as data_description
+from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.features.kept import chosen
+from sottovoce.features.local import pretrained
+from sottovoce.privacy import schedule
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.tasks import NoMeasures, mean_metrics, open_task
+
+log = logging.getLogger(__name__)
+
+COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
+
+
+def assemble(
+    blueprint: Blueprint,
+    rounds: Sequence[Mapping[str, Any]],
+    seen: Mapping[str, Evaluation],
+    future: Mapping[str, Evaluation],
+    ledger: Ledger | None,
+    clients: Sequence[Mapping[str, Any]] = (),
+    confusion_bytes: int = 0,
+    *,
+    metrics: bool = True,
+) -> dict[str, Any]:
+    """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger.
+
+    Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time.
+    """
+    plan = blueprint.plan
+    releases = sum(len(line["clients"]) for line in rounds)
+    sent = sum(line.get("bytes", 0) for line in rounds)
+    counted = all("bytes" in line for line in rounds)
+    contexts = sum(line["context_bytes"] for line in rounds)
+    dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
+    return {
+        **description(blueprint),
+        "future_clients": plan.future_clients,
+        "alpha": plan.alpha,
+        "rounds": len(rounds),
+        "releases_max": blueprint.releases_max,
+        "epsilon": _epsilon(blueprint, ledger, seen),
+        "delta": plan.delta,
+        "clients": list(clients),
+        "unit": protected_unit(blueprint.facts),
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "accuracy": accuracies(seen, future),
+        "metrics": measured(seen, future) if metrics else {},
+        "confusion": {
+            name: evaluation.confusion.tolist()
+            for name, evaluation in {**seen, **future}.items()
+            if evaluation.confusion is not None
+        },
+        "uplink": {
+            "bytes": sent,
+            "releases": releases,
+            "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
+            "context_bytes": contexts,
+            "confusion_bytes": confusion_bytes,
+            "total_bytes": sent + contexts + confusion_bytes,
+            "fp32_bytes": dense,
+        },
+        "downlink": downlink(blueprint, rounds),
+        "seconds": sum(line["seconds"] for line in rounds),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What participants were sent: coefficients in their rounds, and once for contexts and confusions.
+
+    Each message counts once, however often an engine has repeated it.
+    """
+    messages = sum(len(chosen) for chosen in blueprint.schedule[: len(rounds)])
+    dense = COEFFICIENT_BYTES * messages * blueprint.coefficients
+    # Version 0.1 sent float32 and did not count.
+    sent = sum(line.get("downlink_bytes", dense // len(rounds)) for line in rounds)
+    return {
+        "bytes": sent,
+        "messages": messages,
+        "bits_per_coefficient": 8 * sent / (messages * blueprint.coefficients),
+        "once_bytes": blueprint.once_downlink_bytes,
+        "total_bytes": sent + blueprint.once_downlink_bytes,
+        "fp32_bytes": dense,
+    }
+
+
+def protected_unit(facts: Facts) -> str:
+    """What privacy protects one of: a record, or the column whose value records of one unit share."""
+    agreed = data_description.of(facts.source or facts)
+    return "record" if agreed is None or agreed.unit is None else agreed.unit
+
+
+def site_rows(
+    blueprint: Blueprint, federation: FederatedDataset, ledger: Ledger | None = None
+) -> list[dict[str, Any]]:
+    """Each client's number of records (units), σ and ε: of the ledger where there is one, else as planned."""
+    plan, rows = blueprint.plan, []
+    counts = schedule.counts(blueprint.schedule, plan.participants)
+    for i, name in enumerate(federation.names):
+        spent = None
+        if ledger is not None:
+            spent = ledger.epsilon(name, plan.delta, plan.accounting)
+        elif plan.private:
+            spent = blueprint.epsilon(blueprint.participant_counts(int(counts[i])), i)
+        rows.append(
+            {
+                "name": name,
+                "role": "participant",
+                "size": federation.participants.sizes[i],
+                "training": blueprint.sizes[i],
+                "sigma": blueprint.releases_of(i)["gradient"].sigma,
+                "epsilon": spent,
+            }
+        )
+    for name, size in zip(federation.future_names, federation.future.sizes, strict=True):
+        cost = blueprint.epsilon(blueprint.future_counts) if plan.private else None
+        rows.append(
+            {"name": name, "role": "future", "size": size, "training": 0, "sigma": None, "epsilon": cost}
+        )
+    return rows
+
+
+def description(blueprint: Blueprint) -> dict[str, Any]:
+    """What was run, for results of every engine."""
+    plan = blueprint.plan
+    return {
+        "version": 1,
+        "sottovoce": __version__,
+        "method": plan.method,
+        "dataset": plan.dataset,
+        "seed": plan.seed,
+        "preset": plan.preset,
+        "context": plan.context,
+        "uses_future_labels": plan.uses_future_labels,
+        "channel": plan.channel,
+        "noise": plan.noise,
+        "features": chosen(plan, blueprint.facts) if blueprint.facts.source else "none",
+        "public_pretraining": ":" in plan.features and pretrained(plan.features),
+        "task": blueprint.facts.task,
+        "metric": open_task(blueprint.facts).metric,
+        "basis": blueprint.basis.kind,
+        "seeded": plan.seeded,
+        "model_parameters": blueprint.basis.size,
+        "coefficients": blueprint.coefficients,
+        "participants": plan.participants,
+    }
+
+
+def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent.
+
+    Where the task has no accuracy it is the task's `metric`, on a scale of 100.
+    """
+    result: dict[str, Any] = {}
+    for role, evaluations in (("seen", seen), ("future", future)):
+        masked = {name: evaluation.masked_accuracy for name, evaluation in evaluations.items()}
+        result[role] = mean_accuracy(evaluations)
+        result[f"{role}_masked"] = mean_known(list(masked.values()))
+        result[f"{role}_per_client"] = {name: e.accuracy for name, e in evaluations.items()}
+        result[f"{role}_masked_per_client"] = masked
+    return result
+
+
+def measured(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `metrics` object: means over clients by role, and each client's own; empty without torchmetrics."""
+    try:
+        own = {name: evaluation.metrics() for name, evaluation in {**seen, **future}.items()}
+    except NoMeasures as error:
+        log.warning("%s", error)
+        return {}
+    roles = {"seen": seen, "future": future}
+    means = {role: mean_metrics([own[name] for name in names]) for role, names in roles.items()}
+    return {**means, "per_client": own}
+
+
+def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """ε from what the ledger holds; JSON has no infinity, so a run without noise says null."""
+    plan = blueprint.plan
+    if ledger is None or not math.isfinite(plan.epsilon):
+        return {
+            "target": None,
+            "spent_max": None,
+            "accounting": plan.accounting,
+            "per_client": {},
+            "future_context": None,
+            "add_remove": None,
+        }
+    per_client = {name: ledger.epsilon(name, plan.delta, plan.accounting) for name in seen}
+    return {
+        "target": plan.epsilon,
+        "spent_max": max(per_client.values()),
+        "accounting": plan.accounting,
+        "per_client": per_client,
+        "future_context": blueprint.epsilon(blueprint.future_counts),
+        "add_remove": epsilon_add_remove(blueprint),
+    }
+
+
+def epsilon_add_remove(blueprint: Blueprint) -> float:
+    """ε of this run's busiest participant for one record added or removed, to be read beside other work."""
+    calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+    kinds = {int(i): blueprint.participant_counts(int(count)) for i, count in enumerate(calls)}
+    if blueprint.uniform:
+        kinds = {int(calls.argmax()): kinds[int(calls.argmax())]}
+    return max(blueprint.epsilon_add_remove(counts, i) for i, counts in kinds.items())
