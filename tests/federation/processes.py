@@ -164,8 +164,8 @@ class Processes:
                 return True
         return False
 
-    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 180.0) -> None:
-        """Waits until the condition holds."""
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 1200.0) -> None:
+        """Waits until the condition holds; the limit is for hangs."""
         deadline = time.monotonic() + seconds
         while not condition():
             self._revive()
