@@ -237,15 +237,19 @@ def test_who_waits_while_others_are_answered_shares_the_next_turn_and_gets_an_ow
 
 
 def test_a_refusal_reaches_only_its_own_request_and_a_failure_all_of_its_turn() -> None:
+    go = threading.Event()
+
     def work(requests: Sequence[Request]) -> list[Answer | Exception]:
+        go.wait(60)
         if any(request.client == "7" for request in requests):
             raise OSError("the disk is gone")
         odd = ValueError("odd")
         return [odd if int(request.client) % 2 else Answer(b"", False) for request in requests]
 
-    kinds = [type(answer) for answer in _asked(range(4), work)]
+    kinds = [type(answer) for answer in _asked(range(4), work, given=go)]
     assert kinds == [Answer, ValueError, Answer, ValueError]
-    assert {type(answer) for answer in _asked([7, 7], work)} == {OSError}
+    go.clear()
+    assert {type(answer) for answer in _asked([7] * 9, work, given=go)} == {OSError}
 
 
 def test_who_has_gone_disturbs_nobody() -> None:
