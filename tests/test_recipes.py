@@ -1,4 +1,4 @@
-"""The six recipes of docs/architecture.md, each tried once with a toy that really runs.
+"""The recipes of docs/architecture.md, each tried once with a toy that really runs.
 
 A toy does what the recipe says with what the recipe names, and nothing else of the package knows it.
 """
@@ -29,13 +29,28 @@ from sottovoce.federation.result import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.optimizers import Optimizer
+from sottovoce.report.numbers import measure
+from sottovoce.report.run import write_report
 from sottovoce.run.cost import outline
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
+from sottovoce.server import Server
+from sottovoce.tasks import Task
 from tests.federation.world import World, everyone_paid, same
-from tests.small import small_plan
+from tests.small import drawn, small_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-RECIPES = ("a dataset", "a context", "a channel", "a method", "a model", "an engine")
+RECIPES = (
+    "a dataset",
+    "a context",
+    "a channel",
+    "a method",
+    "an optimizer",
+    "a metric",
+    "a model",
+    "an engine",
+)
 SOURCE = Path(__file__).parents[1] / "src" / "sottovoce"
 
 
@@ -98,7 +113,9 @@ class Brightness(Statistic):
 
 
 def test_a_context_is_one_statistic_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.CONTEXTS, "brightness", catalog.Context(rescaled="together"))
+    monkeypatch.setitem(
+        catalog.CONTEXTS, "brightness", catalog.Context(phrase="its brightness", rescaled="together")
+    )
     monkeypatch.setitem(context.STATISTICS, "brightness", lambda shape, classes, groups: Brightness())
     result = trained(tmp_path, context="brightness")
     assert (result["context"], result["uses_future_labels"]) == ("brightness", False)
@@ -120,7 +137,9 @@ class Doubles(Channel):
 
 
 def test_a_channel_is_one_class_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.CHANNELS, "doubles", catalog.Channel({"doubles": 15}))
+    monkeypatch.setitem(
+        catalog.CHANNELS, "doubles", catalog.Channel({"doubles": 15}, phrase="numbers of 64 bits")
+    )
     monkeypatch.setitem(
         channel.OPENERS, "doubles", lambda size, sigma: Doubles("doubles", "doubles", size, sigma)
     )
@@ -150,11 +169,74 @@ def test_a_method_is_one_generator_and_two_entries(tmp_path: Path, monkeypatch: 
 
         return Generator(Sine(), hidden, coefficients)
 
-    monkeypatch.setitem(catalog.METHODS, "waves", catalog.Method("optional"))
+    monkeypatch.setitem(catalog.METHODS, "waves", catalog.Method(phrase="waves", context="optional"))
     monkeypatch.setitem(generator.GENERATORS, "waves", waves)
     result = trained(tmp_path, method="waves")
     assert result["method"] == "waves"
     assert "generator.trunk.frequencies.weight" in load_tensors(tmp_path / "run" / "model.safetensors")[0]
+
+
+# An optimizer: its class, and its entry in catalog.OPTIMIZERS
+
+
+class Signs(Optimizer):
+    """Steps of one length in every coordinate, along the sign of a running mean of gradients."""
+
+    def direction(self, name: str, gradient: Tensor) -> Tensor:
+        mean = self.state.setdefault(f"mean of {name}", torch.zeros_like(gradient))
+        return mean.mul_(0.9).add_(gradient, alpha=0.1).sign()
+
+
+def test_an_optimizer_is_one_class_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = catalog.Optimizer("tests.test_recipes:Signs", linear=False)
+    monkeypatch.setitem(catalog.OPTIMIZERS, "signs", toy)
+    result = trained(tmp_path, optimizer="signs", learning_rate=0.01, rounds=2, averaging=0)
+    assert RunDirectory(tmp_path / "run").plan().optimizer == "signs"
+    assert result["rounds"] == 2
+    state, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    steps = (state["generator.weight"] / 0.01).round(decimals=3).unique().tolist()
+    assert set(steps) <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+    assert len(steps) > 2
+    with pytest.raises(SottovoceError, match="set learning_rate above 0"):
+        small_plan(optimizer="signs", method="blend", learning_rate=0)
+
+
+def test_a_resumed_run_remembers_what_its_optimizer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = catalog.Optimizer("tests.test_recipes:Signs", linear=False)
+    monkeypatch.setitem(catalog.OPTIMIZERS, "signs", toy)
+    plan = small_plan(optimizer="signs", learning_rate=0.01, rounds=4, averaging=0)
+    blueprint = drawn(plan.replace(gradient_records=96), data.load(plan.dataset).facts)
+    rng = np.random.default_rng(0)
+    rounds = [{0: rng.normal(size=blueprint.coefficients)} for _ in range(4)]
+    whole, half, rest = (Server(blueprint) for _ in range(3))
+    for number, releases in enumerate(rounds):
+        whole.receive_round(releases)
+        (half if number < 2 else rest).receive_round(releases)
+        if number == 1:
+            rest.load_state(half.state())
+    assert same(whole.state(), rest.state())
+
+
+# A metric: its function, and its entry in catalog.METRICS
+
+
+def worst_recall(task: Task, outputs: Tensor, y: Tensor) -> float | None:
+    found = [float((task.decisions(outputs)[y == c] == c).double().mean()) for c in y.unique()]
+    return 100.0 * min(found) if found else None
+
+
+def test_a_metric_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"classes": "tests.test_recipes:worst_recall"}
+    toy = catalog.Metric("recall of the worst class", measured, percent=True)
+    monkeypatch.setitem(catalog.METRICS, "worst_recall", toy)
+    result = trained(tmp_path)
+    for role in ("seen", "future"):
+        assert 0 <= result["metrics"][role]["worst_recall"] <= result["accuracy"][role]
+    text = write_report(tmp_path / "run").read_text()
+    assert "recall of the worst class" in text
+    assert measure("worst_recall", 12.0).endswith("%")
 
 
 # A model: its function and entry in models.MODELS, or no file of ours at all
@@ -262,7 +344,9 @@ def test_the_page_states_the_layers_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    "toy", [{"method": "waves"}, {"context": "brightness"}, {"channel": "doubles"}], ids=str
+    "toy",
+    [{"method": "waves"}, {"context": "brightness"}, {"channel": "doubles"}, {"optimizer": "signs"}],
+    ids=str,
 )
 def test_a_toy_is_gone_when_its_test_is_over(toy: dict[str, str]) -> None:
     with pytest.raises(SottovoceError, match="is not known"):

@@ -8,9 +8,10 @@ runs under every engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from sottovoce.tasks import open_task
 class Client:
     """One client of a run; `run` names the run in streams, `secret` is shared with the server.
 
+    `records` may be a function that reads them when they are needed.
     `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
     `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
@@ -43,7 +45,7 @@ class Client:
     def __init__(
         self,
         name: str,
-        records: ClientRecords,
+        records: ClientRecords | Callable[[], ClientRecords],
         blueprint: Blueprint,
         ledger: Ledger | None,
         *,
@@ -59,7 +61,7 @@ class Client:
         self.participant = participant
         """Its number among the participants; None for a future client."""
         self._account = account or name
-        self._records = records
+        self._given = records
         self._blueprint = blueprint
         self._ledger = ledger
         self._run = run
@@ -69,14 +71,20 @@ class Client:
         self._seal = seal
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
+        self.faults: list[str] = []
+        """What kept a statistic from being computed; for the owner of the records."""
+
+    @cached_property
+    def _records(self) -> ClientRecords:
+        return self._given() if callable(self._given) else self._given
 
     def release_context(self, coefficients: Tensor | None = None) -> bytes:
         """The context as a channel message, charged once for ever."""
-        return release_together([self.context(coefficients)])[0]
+        return self.release_once("context", coefficients)
 
-    def release_confusion(self, coefficients: Tensor) -> bytes:
-        """The confusion as a channel message, charged once, at the end."""
-        return release_together([self.confusion(coefficients)])[0]
+    def release_once(self, kind: Kind, coefficients: Tensor | None = None) -> bytes:
+        """A release that is made once in a run, as a channel message."""
+        return release_together([self.once(kind, coefficients)])[0]
 
     def release_gradient(
         self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
@@ -84,16 +92,14 @@ class Client:
         """The clipped mean gradient as a channel message for this round."""
         return release_together([self.gradient(round_number, coefficients, clipped)])[0]
 
-    def context(self, coefficients: Tensor | None = None) -> Asked:
-        """The release of its context.
+    def once(self, kind: Kind, coefficients: Tensor | None = None) -> Asked:
+        """A release that is made once: a context of the m_c records for it, others of m_g training records.
 
         `coefficients` (k,) of the model behind a statistic that uses one, None for other statistics.
         """
-        return Asked(self, "context", 0, lambda: self._records.context, coefficients)
-
-    def confusion(self, coefficients: Tensor) -> Asked:
-        """The release of how the shared model confuses the classes of m_g training records."""
-        return Asked(self, "confusion", 0, partial(self.training_records, 0), coefficients)
+        if kind == "context":
+            return Asked(self, kind, 0, lambda: self._records.context, coefficients)
+        return Asked(self, kind, 0, partial(self.training_records, 0), coefficients)
 
     def gradient(self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None) -> Asked:
         """The release of the clipped mean gradient at coefficients (k,).
@@ -130,6 +136,25 @@ class Client:
                 owned[records.y[records.usable]] = True
         return Evaluation.of(open_task(facts), output, held_out.y, owned)
 
+    def statistic(self, asked: Asked) -> Tensor:
+        """What a release is about, before its noise: float64 (size,). It stays here.
+
+        Zero if it cannot be computed: that may depend on records, so a release happens all the same, is
+        charged, and looks like any other. Why is for the owner alone (`faults`).
+        """
+        release, u = self._release(asked), asked.given
+        try:
+            if u is None:
+                u = release.statistic(asked.records(), asked.coefficients)
+            if u.shape == (release.size,) and bool(u.isfinite().all()):
+                return u.double().cpu()
+            fault = "its statistic is not finite"
+        except Exception as error:  # whatever records, files and a stranger's model raise
+            fault = str(error) or type(error).__name__
+        self.faults.append(f"the {asked.kind} of round {asked.round} counts as zero: {fault}")
+        logging.getLogger(__name__).error("%s: %s", self.name, self.faults[-1])
+        return torch.zeros(release.size, dtype=torch.float64)
+
     def _stored(self, asked: Asked) -> bytes | None:
         """The message of a release that was charged before; None if it is to be made."""
         self.signal = None
@@ -144,10 +169,7 @@ class Client:
     def _draft(self, asked: Asked) -> bytes:
         """The message of a release that is not charged yet."""
         release, plan = self._release(asked), self._blueprint.plan
-        u = asked.given
-        if u is None:
-            u = release.statistic(asked.records(), asked.coefficients)
-        self.signal = u.double().cpu().numpy()
+        self.signal = self.statistic(asked).numpy()
         stream = release.stream(self._run, self.name, asked.round)
         seed = plan.seed if plan.seeded else None
         return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)

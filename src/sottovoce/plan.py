@@ -128,6 +128,7 @@ class Plan:
     noise: str = key(
         "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
     )
+    optimizer: str = key("sgd", "how the server steps along what was released (post-processing)", since="0.2")
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
 
@@ -257,12 +258,12 @@ class Plan:
     @property
     def uses_future_labels(self) -> bool:
         """Whether future clients need labels."""
-        return self.context_traits.uses_labels and not self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_labels
 
     @property
     def future_uses_model(self) -> bool:
         """Whether the context of a future client is made with the run's model."""
-        return self.context_traits.uses_model or self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_model
 
     @property
     def context_traits(self) -> catalog.Context:

@@ -30,6 +30,7 @@ CHOICES: dict[str, Collection[str]] = {
     "shift": catalog.SHIFTS,
     "noise": catalog.NOISES,
     "mlp_activation": catalog.ACTIVATIONS,
+    "optimizer": catalog.OPTIMIZERS,
 }
 
 
@@ -65,6 +66,8 @@ def check(plan: Plan) -> None:
     for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
             raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+    if not plan.learning_rate and not catalog.OPTIMIZERS[plan.optimizer].linear:
+        raise PlanError(f"optimizer={plan.optimizer} has steps of its own size: set learning_rate above 0")
     if plan.weighting > 4:
         raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
     if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:

@@ -104,6 +104,8 @@ def predict(
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")
+    if out.resolve() == records.resolve():
+        raise DataError(f"{out} holds the records to predict: choose another file for predictions")
     layout, summary = Layout.of(model), Summary()
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
         for block in predictions(model, records):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.rollback import Memory
 
 from .world import QUICK, World, charged, ledger
 
@@ -142,7 +143,9 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
     world = World(tmp_path)
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
     nothing = Records(torch.zeros(0, 1), torch.zeros(0))
-    monkeypatch.setattr(module, "described_client", lambda *_, needed: (read.append(needed), nothing)[1])
+    monkeypatch.setattr(
+        module, "described_client", lambda *_, needed, limited: (read.append(needed), nothing)[1]
+    )
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):
         blueprint: Any = SimpleNamespace(
@@ -220,12 +223,12 @@ def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(
     world = World(tmp_path)
     world.enrol(0)
     world.answer(0)
-    Witness(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
+    Memory(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
     another = {**world.coordinator.offer(), "run": "0" * 16}
     with pytest.raises(SottovoceError, match="was copied or restored"):
         world.node(0).enrol(another)
     with ledger(world, 0) as book:
-        book.vouch()
+        book.trust_copy()
         book.raise_budget(20.0)
     assert world.node(0).enrol(another)["participant"] == 0
 
@@ -291,3 +294,44 @@ def test_the_folders_above_a_clients_are_made_for_it(tmp_path: Path) -> None:
     member = world.node(0, directory="state/of/mine")
     member.refused(world.store.run, "full")
     assert (tmp_path / "clients" / "state" / "of" / "mine" / "client.log").exists()
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+@pytest.mark.parametrize("kind", ["context", "gradient"])
+def test_a_file_that_became_unusable_is_nothing_that_the_server_notices(
+    tmp_path: Path, noise: str, kind: str
+) -> None:
+    """An enrolled client answers for ever: around zero, charged, and as long as always."""
+    blend = {
+        "method": "blend",
+        "context": "shares",
+        "context_share": 0.1,
+        "prior": "context",
+        "basis": "structured",
+    }
+    world = World(tmp_path, **QUICK, **blend, noise=noise)
+    world.enrol_all()
+    if kind == "gradient":
+        world.step()
+    asked = world.coordinator.missing()
+    who = next(participant for participant in asked if asked[participant] == kind)
+    request = world.coordinator.request(who, kind)
+    file = tmp_path / "clients" / f"client-{who}.npz"
+    whole = file.read_bytes()
+    lengths = {}
+    for state, content in (("gone", None), ("damaged", whole[:100]), ("whole", whole)):
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        shutil.copytree(tmp_path / "clients" / f"client-{who}", tmp_path / "kept")
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        answer = world.node(who).release(request)
+        assert set(answer) == {"kind", "round", "release"}
+        lengths[state] = len(answer["release"])
+        log = log_of(world, who)
+        assert ("counts as zero" in " ".join(log)) is (state != "whole")
+        assert (kind, request["round"]) in charged(world, who)
+        if state != "whole":
+            shutil.rmtree(tmp_path / "clients" / f"client-{who}")
+            shutil.copytree(tmp_path / "kept", tmp_path / "clients" / f"client-{who}")
+    assert len(set(lengths.values())) == 1

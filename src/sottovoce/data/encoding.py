@@ -42,13 +42,17 @@ class Site:
     findings: Findings
 
 
-def read_site(path: Path, agreed: Description, *, target: bool = True, unit: bool = True) -> Site:
+def read_site(
+    path: Path, agreed: Description, *, target: bool = True, unit: bool = True, limited: bool = True
+) -> Site:
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
-    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read.
+    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
+    stays at home is not `limited`: any number of records may be unusable. Nor is what an enrolled client
+    releases: a limit would let one record decide about all others.
     """
     findings = Findings(canonical(path.stem))
-    reader = _Reader(path, agreed, findings)
+    reader = _Reader(path, agreed, findings, limited=limited)
     site = reader.site(target=target, unit=unit and agreed.unit is not None)
     if site is None or findings.problems:
         raise UnusableFile(findings)
@@ -84,8 +88,8 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
 class _Reader:
     """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
 
-    def __init__(self, path: Path, agreed: Description, findings: Findings) -> None:
-        self._path, self._agreed, self.findings = path, agreed, findings
+    def __init__(self, path: Path, agreed: Description, findings: Findings, *, limited: bool = True) -> None:
+        self._path, self._agreed, self.findings, self._limited = path, agreed, findings, limited
         self._x: Values = np.zeros(0)
 
     def site(self, *, target: bool, unit: bool) -> Site | None:
@@ -108,7 +112,7 @@ class _Reader:
         units, identity = self._units(columns, agreed.unit) if unit and agreed.unit else (None, None)
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
-            if found.unreadable and found.missing + found.unreadable == columns.records:
+            if self._limited and found.unreadable and found.missing + found.unreadable == columns.records:
                 self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
         if x is None or findings.problems:
             return None
@@ -116,7 +120,9 @@ class _Reader:
         if target:
             self._count_targets(y[usable])
         names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
-        self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        findings.unusable = int((~usable).sum())
+        if self._limited:
+            self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
         return Site(*without_unusable(x, y, usable), units, identity, findings)
 
     def stored(self, x: Values) -> Values | None:
@@ -139,7 +145,6 @@ class _Reader:
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
-        findings.unusable = int((~usable).sum())
         if findings.unusable > agreed.unusable * len(usable):
             self._problem(
                 f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
@@ -208,7 +213,7 @@ class _Reader:
         values = numbers.values
         found = self._found(name, numbers)
         absent = np.isnan(values)
-        if numbers.unreadable and absent.all():
+        if self._limited and numbers.unreadable and absent.all():
             self._problem(
                 f"column '{name}' holds no number, though records.toml says so: correct one of them"
             )

@@ -74,16 +74,24 @@ def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts
 
 
 def described_client(
-    path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True, local: str | None = None
+    path: Path,
+    plan: Plan,
+    facts: Facts,
+    *,
+    needed: int,
+    labels: bool = True,
+    local: str | None = None,
+    limited: bool = True,
 ) -> Records:
     """A client's own file, as the run's model sees it; `facts` are those of the run.
 
-    Its features are computed once and kept on this machine, as everywhere; `local` as in `feature_map`.
+    Its features are computed once and kept on this machine, as everywhere; `local` as in `feature_map`,
+    `limited` as in `read_site`.
     """
     if facts.source is None:
-        return read_client(path, facts=facts, needed=needed, labels=labels)
+        return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
-    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True)
+    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
     return replace(own, x=kept.x.float())
 

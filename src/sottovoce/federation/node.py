@@ -11,8 +11,11 @@ asked for and may have left.
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
@@ -37,14 +41,17 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
-from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
-from sottovoce.federation.recovery import Past
-from sottovoce.federation.rollback import Footprint, trace_file
+from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
 from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
+from sottovoce.models import MODELS
+from sottovoce.plan import Plan
+from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.rollback import Memory
+from sottovoce.privacy.terms import Price, Terms
+from sottovoce.release import spending
 from sottovoce.run.dry_run import dry_client
 
 
@@ -77,16 +84,17 @@ class Node:
         diagnostics: bool = False,
         terms: Terms | None = None,
         simulated: bool = False,
+        finish: bool = False,
     ) -> None:
         self._directory = Path(directory)
         self._records_file = Path(records)
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
-        terms = terms or Terms()
-        self._own = OwnLedger(self._directory, self._records_file, terms)
-        self._trusts_server = terms.noise_at_server or simulated
+        self._terms = terms or Terms()
+        self._trusts_server = self._terms.noise_at_server or simulated
         self._simulated = simulated
+        self._finish = finish
         self._client_log = ClientLog(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +115,7 @@ class Node:
             "agreement": self._agreement.digest(),
             "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
             "records": enrolment.records,
-            "name": self._own.client,
+            "name": self._account.client,
         }
 
     def refused(self, run: str, reason: str) -> None:
@@ -136,21 +144,41 @@ class Node:
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
             sent = unseal_downward(sealed, stream, agreed=agreed)
             coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
-            with self._own.open() as ledger:
-                budget, spent = self._own.budget(ledger), ledger.spent(OWN_RECORDS)
+            account = self._account
+            with opened(account, self._directory) as ledger:
+                budget, spent = account.budget(ledger), ledger.spent(OWN_RECORDS)
             model = personal_model(
                 blueprint,
                 coefficients,
                 run=enrolment.run,
-                client=self._own.client,
+                client=account.client,
                 epsilon=budget.price(spent),
                 delta=budget.delta,
                 accounting=budget.accounting,
+                division=_split_seed(blueprint.plan, enrolment.participant),
             )
-            path = self._own.model_file
+            path = account.model_file
             write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
+            if self._finish:
+                self._finish_at_home(path, blueprint.plan.model)
         return {"kind": MODEL, "kept": True}
+
+    def _finish_at_home(self, published: Path, model: str) -> None:
+        """Begins to fit the model to the records, in a process of its own.
+
+        The server hears nothing of it, not even how long it takes, which depends on the records.
+        """
+        home = published.with_name("home.safetensors")
+        command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
+        command += ["--data", str(self._records_file), "--out", str(home)]
+        command += [] if model in MODELS else ["--model", model]
+        said = home.with_suffix(".log")
+        with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab") as log:
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._client_log.note(f"its home model, which stays here, will be {home}: see {said}")
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
@@ -160,7 +188,8 @@ class Node:
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
-            with self._own.open() as ledger:
+            account = self._account
+            with opened(account, self._directory) as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     self._client_log.note(
                         f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
@@ -168,7 +197,7 @@ class Node:
                     raise EnrolmentError(
                         "this is not the ledger with which this client enrolled: put that one back"
                     )
-                past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
+                past = self._past(ledger, enrolment.run)
                 past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
@@ -176,7 +205,7 @@ class Node:
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
-                budget = self._own.budget(ledger)
+                budget = account.budget(ledger)
                 spent = f"{budget.price(ledger.spent(OWN_RECORDS)):.4f} of {budget}"
                 self._client_log.note(f"sends {what}, charged: these records have spent ε = {spent}")
                 return answer
@@ -190,7 +219,7 @@ class Node:
             coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            self._records(enrolment.participant, blueprint),
+            partial(self._records, enrolment.participant, blueprint, enrolled=True),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -199,7 +228,7 @@ class Node:
             ),
             participant=enrolment.participant,
             account=OWN_RECORDS,
-            budget=self._own.budget(ledger),
+            budget=self._account.budget(ledger),
             seal=partial(
                 seal,
                 to=bytes(request["seal"]),
@@ -207,14 +236,17 @@ class Node:
                 bucket=int(request["bucket"]),
             ),
         )
-        if kind == "context":
-            message = client.release_context(coefficients)
-        elif kind == "confusion" and coefficients is not None:
-            message = client.release_confusion(coefficients)
+        once = {phase.kind: phase.model for phase in blueprint.once}
+        if kind in once:
+            if once[kind] == "shared" and coefficients is None:
+                raise Declined(f"a {kind} of this run needs the model's coefficients: nothing was released")
+            message = client.release_once(kind, coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
             message = client.release_gradient(round_number, coefficients)
+        for fault in client.faults:  # the server receives what it always does, and is told nothing
+            self._client_log.note(fault, level=logging.ERROR)
         if sealed_for(message) != request["seal"]:
             raise LedgerBehind(
                 "the release was sealed for a key that the server no longer has: it was charged, and is left "
@@ -222,7 +254,8 @@ class Node:
             )
         answer = {"kind": kind, "round": round_number, "release": message}
         if request["diagnostics"] and self._diagnostics and coefficients is not None:
-            answer["accuracy"] = client.evaluate(coefficients).accuracy
+            with suppress(Exception):  # whatever a file raises by now
+                answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
 
     def _enrolment(self, request: Mapping[str, Any]) -> Enrolment:
@@ -235,14 +268,17 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int, blueprint: Blueprint) -> ClientRecords:
+    def _records(self, participant: int, blueprint: Blueprint, *, enrolled: bool = False) -> ClientRecords:
+        """What the client holds; once it has enrolled, however many of its records can be used."""
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
-        records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        records = described_client(
+            self._records_file, plan, blueprint.facts, needed=needed, limited=not enrolled
+        )
         if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
             records = replace(records, identity=None)
-        seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-        return split_participant(records, blueprint.context_size(participant), seeds[participant])
+        seed = _split_seed(plan, participant)
+        return split_participant(records, blueprint.context_size(participant), seed)
 
     def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
         if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
@@ -284,14 +320,15 @@ class Node:
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
         declared, blueprint = self._dry_run(participant)
-        with self._own.open() as ledger:
-            ledger.check_genuine()
-            price, name = self._own.price(ledger, blueprint, participant), ledger.name
+        with opened(self._account, self._directory) as ledger:
+            ledger.past.check()
+            price, name = self._price(ledger, blueprint, participant), ledger.name
             if not price.affordable:
                 self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
                     "this run would exceed the budget of this client: its own log says by how much"
                 )
+            self._past(ledger, run).note()
         private = new_key()
         secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
         enrolment = Enrolment(
@@ -304,7 +341,6 @@ class Node:
             ledger=name,
             records=declared,
         )
-        Footprint.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
@@ -324,7 +360,7 @@ class Node:
                 declared = training_size(records.units)
                 agreement = agreement.alone(declared)
             blueprint = agreement.blueprint()
-            dry_client(self._own.client, self._records(participant, blueprint), blueprint, participant)
+            dry_client(self._account.client, self._records(participant, blueprint), blueprint, participant)
         except Exception as error:  # it may be about records
             why = str(error) if isinstance(error, SottovoceError) else repr(error)
             self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
@@ -332,10 +368,24 @@ class Node:
         return declared, blueprint
 
     def _released(self, run: str) -> bool:
-        if not self._own.exists:
+        if not Memory(self._account.path).begun and not any(self._directory.glob("trace-*")):
             return False
-        with self._own.open() as ledger:
-            return ledger.total_in(run).releases > 0
+        with opened(self._account, self._directory) as ledger:
+            return ledger.past.total_in(run).releases > 0
+
+    def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
+        """What a whole run costs a participant's records."""
+        calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+        counts = blueprint.participant_counts(int(calls[participant]))
+        cost = spending(blueprint.releases_of(participant), counts)
+        return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
+
+    def _past(self, ledger: Ledger, run: str) -> Recovery:
+        return Recovery(self._directory, self._lock_file, ledger, run, self._client_log)
+
+    @property
+    def _account(self) -> Account:
+        return Account.alone(self._records_file, self._terms, self._directory)
 
     @property
     def _lock_file(self) -> Path:
@@ -349,6 +399,11 @@ class Node:
                 path.chmod(0o700 if path.is_dir() else PRIVATE)
         with locked(self._lock_file):
             yield
+
+
+def _split_seed(plan: Plan, participant: int) -> int:
+    """The seed by which a participant divides its records into those that train and those held out."""
+    return split_seeds(plan.participants + plan.future_clients, plan.seed)[participant]
 
 
 def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:

@@ -94,6 +94,7 @@ def node_of(context: Context) -> Node:
             noise_at_server=node.get("noise-at-server") is True,
         ),
         simulated=bool(node.get("simulated", False)),
+        finish=node.get("finish") is True,
     )
 
 
