@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.witness import Notes
+from sottovoce.privacy.rollback import Memory
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -98,8 +98,8 @@ class DrawnRounds:
     {1: 'digest'}
     """
 
-    def __init__(self, notes: Notes, run: str, digests: dict[int, str]) -> None:
-        self._notes = notes
+    def __init__(self, memory: Memory, run: str, digests: dict[int, str]) -> None:
+        self._memory = memory
         self._run = run
         self.digests = digests
         """What was drawn, by round."""
@@ -107,21 +107,21 @@ class DrawnRounds:
     @classmethod
     def begin(cls, name: Path, run: str) -> DrawnRounds:
         """Those of a run that has made nothing yet, in place of any other run's."""
-        notes = Notes(name)
-        notes.replace([{"run": run}])
-        return cls(notes, run, {})
+        memory = Memory(name)
+        memory.trust([{"run": run}])
+        return cls(memory, run, {})
 
     @classmethod
     def reopen(cls, name: Path, run: str) -> DrawnRounds:
         """Those of a run that goes on; refused if the notes are gone, copied, restored or another run's."""
-        notes = Notes(name)
-        lines, genuine = notes.lines() or ([], False)
-        if not genuine or any(line.get("run") != run for line in lines):
+        memory = Memory(name)
+        facts = memory.faithful(run=run)
+        if facts is None:
             raise AlreadyDrawn(
-                f"{notes.path} is missing, copied or restored from a backup: noise of this run may have been "
-                "drawn since, and a second draw would undo it; start a new run"
+                f"{memory.path} is missing, copied or restored from a backup: noise of this run may have "
+                "been drawn since, and a second draw would undo it; start a new run"
             )
-        return cls(notes, run, {line["round"]: line["draw"] for line in lines if "round" in line})
+        return cls(memory, run, {fact["round"]: fact["draw"] for fact in facts if "round" in fact})
 
     @property
     def last(self) -> int:
@@ -132,7 +132,7 @@ class DrawnRounds:
         """Refuses a run that has made more rounds than were noted: its notes are not all that there were."""
         if made > self.last:
             raise AlreadyDrawn(
-                f"{self._notes.path} knows {self.last} rounds, and {made} were made: start a new run, "
+                f"{self._memory.path} knows {self.last} rounds, and {made} were made: start a new run, "
                 "because what else was drawn is not known"
             )
 
@@ -140,7 +140,7 @@ class DrawnRounds:
         """Notes a draw that is durable by now, for ever; only then may anything be made from it."""
         if round_number in self.digests:
             raise AlreadyDrawn(f"the noise of round {round_number} was drawn before, and is not drawn again")
-        self._notes.add([{"run": self._run, "round": round_number, "draw": digest}])
+        self._memory.note([{"run": self._run, "round": round_number, "draw": digest}])
         self.digests[round_number] = digest
 
 

@@ -111,10 +111,10 @@ def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
     from sottovoce.privacy.ledger import Ledger
 
     with Ledger.open(ledger, scope=None) as book:
-        if book.copied:
+        if book.past.copied:
             err.print("what left these records after this copy was made, if anything, will never be counted")
             confirm("is nothing missing in it?", yes=yes)
-            book.vouch()
+            book.trust_copy()
     answer({"ledger": str(ledger), "copied": False}, f"{ledger} is taken for the true one", json=json)
 
 
@@ -133,10 +133,10 @@ def _content(book: Ledger) -> dict[str, Any]:
             "run": total.run,
             **counts.get((total.client, total.run), NOTHING),
             "at_server": total.server,
-            "lost": book.lost_in(total.run, total.client).releases,
+            "lost": book.past.lost_in(total.run, total.client).releases,
             "epsilon": counted.price(total.spent),
         }
-        for total in book.totals()
+        for total in book.past.totals()
     ]
     clients = [
         {
@@ -163,7 +163,7 @@ def _content(book: Ledger) -> dict[str, Any]:
         ],
         "clients": clients,
         "runs": runs,
-        "copied": book.copied,
+        "copied": book.past.copied,
     }
 
 

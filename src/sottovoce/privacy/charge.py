@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
@@ -104,6 +105,21 @@ class Total:
     spent: float
     server: int = 0
     """How many of the releases have their noise at the server: whoever reads those has no finite ε."""
+
+    @classmethod
+    def of(cls, fact: Mapping[str, Any]) -> Self:
+        """From what is remembered of it; before there was noise at the server, nobody noted its place."""
+        numbers = int(fact["releases"]), float(fact["spent"]), int(fact.get("server", 0))
+        return cls(str(fact["client"]), str(fact["run"]), *numbers)
+
+    def beyond(self, other: Total) -> Total:
+        """What the other one lacks of it."""
+        return replace(
+            self,
+            releases=max(self.releases - other.releases, 0),
+            spent=max(self.spent - other.spent, 0.0),
+            server=max(self.server - other.server, 0),
+        )
 
     def exceeds(self, other: Total) -> bool:
         """Whether it holds more releases, of either place, or spending beyond the rounding of sums."""

@@ -67,6 +67,7 @@ class RunDirectory:
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
         self.helpers_folder = self.path / "helpers"
+        self.lock_file = self.path / "run.lock"
         self.drawn = self.path / "run"
         """Beside which rounds with drawn noise are noted."""
 
@@ -84,7 +85,8 @@ class RunDirectory:
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from training here."""
         busy = f"another process is training in {self.path}: wait until it has ended"
-        return locked(self.path / "run.lock", patience=0.0, busy=busy)
+        # Whoever only asks whether it is held (`status`) has it for a moment.
+        return locked(self.lock_file, patience=1.0, busy=busy)
 
     def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
         """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""
