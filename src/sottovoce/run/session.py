@@ -29,6 +29,7 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
+from sottovoce.run.masks import Masks
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
@@ -76,9 +77,10 @@ class Session:
         resume: bool = False,
         module: nn.Module | None = None,
         device: str = "cpu",
+        masks: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Self:
-        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        """Starts a run in the directory `out`, or continues from its last checkpoint, masks included."""
         sizes = federation.participants.sizes
         plan = data.resolve(data.settle(plan, records), sizes)
         trained = [data.training_size(size) for size in sizes]
@@ -118,8 +120,14 @@ class Session:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
+            masked = None
+            if masks or directory.helpers_folder.exists():
+                if not plan.noise_shared:
+                    raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
+                helpers = directory.helpers_folder
+                masked = Masks(blueprint, run, federation.names, master, helpers, stack)
             simulation = cls.simulated(
-                blueprint, federation, server, book, run=run, master=master, updates=updates
+                blueprint, federation, server, book, run=run, master=master, updates=updates, masks=masked
             )
             session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
             if resume:
@@ -172,6 +180,8 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
+        if blueprint.plan.noise_shared:
+            result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
