@@ -245,6 +245,7 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
             denominator=count,
             loss=model.losses,
             unit=records.unit,
+            remember=records.copied,
         )
 
     carrier = sigma if pool is None else pool.carrier(sigma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from sottovoce.data import split_seeds
+from sottovoce.data import Records, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
 from sottovoce.federation.coordinator import Options
@@ -140,7 +142,8 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
 ) -> None:
     world = World(tmp_path)
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
-    monkeypatch.setattr(module, "described_client", lambda *_, needed: read.append(needed))
+    nothing = Records(torch.zeros(0, 1), torch.zeros(0))
+    monkeypatch.setattr(module, "described_client", lambda *_, needed: (read.append(needed), nothing)[1])
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):
         blueprint: Any = SimpleNamespace(
@@ -149,7 +152,7 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
         world.node(1)._records(1, blueprint)
     assert read == [100, 102]  # four of five train
     seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-    assert splits == [(None, 41, seeds[1])] * 2
+    assert splits == [(nothing, 41, seeds[1])] * 2
 
 
 def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_plan(tmp_path: Path) -> None:
@@ -289,3 +292,44 @@ def test_the_folders_above_a_clients_are_made_for_it(tmp_path: Path) -> None:
     member = world.node(0, directory="state/of/mine")
     member.refused(world.store.run, "full")
     assert (tmp_path / "clients" / "state" / "of" / "mine" / "client.log").exists()
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+@pytest.mark.parametrize("kind", ["context", "gradient"])
+def test_a_file_that_became_unusable_is_nothing_that_the_server_notices(
+    tmp_path: Path, noise: str, kind: str
+) -> None:
+    """An enrolled client answers for ever: around zero, charged, and as long as always."""
+    blend = {
+        "method": "blend",
+        "context": "shares",
+        "context_share": 0.1,
+        "prior": "context",
+        "basis": "structured",
+    }
+    world = World(tmp_path, **QUICK, **blend, noise=noise)
+    world.enrol_all()
+    if kind == "gradient":
+        world.step()
+    asked = world.coordinator.missing()
+    who = next(participant for participant in asked if asked[participant] == kind)
+    request = world.coordinator.request(who, kind)
+    file = tmp_path / "clients" / f"client-{who}.npz"
+    whole = file.read_bytes()
+    lengths = {}
+    for state, content in (("gone", None), ("damaged", whole[:100]), ("whole", whole)):
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        shutil.copytree(tmp_path / "clients" / f"client-{who}", tmp_path / "kept")
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        answer = world.node(who).release(request)
+        assert set(answer) == {"kind", "round", "release"}
+        lengths[state] = len(answer["release"])
+        log = log_of(world, who)
+        assert ("counts as zero" in " ".join(log)) is (state != "whole")
+        assert (kind, request["round"]) in charged(world, who)
+        if state != "whole":
+            shutil.rmtree(tmp_path / "clients" / f"client-{who}")
+            shutil.copytree(tmp_path / "kept", tmp_path / "clients" / f"client-{who}")
+    assert len(set(lengths.values())) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce import data
+from sottovoce import api, data
 from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
+from sottovoce.cli.outcome import show
 from sottovoce.data import Dataset
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import Plan
@@ -248,3 +250,17 @@ def test_a_seeded_run_gives_the_same_numbers_again_and_logs_nothing_from_before_
     ]
     assert results[0]["accuracy"] == results[1]["accuracy"]
     assert all(line["signal_norm"] is None and line["effective_gain"] is None for line in lines)
+
+
+@pytest.mark.parametrize(("together", "told"), [(1, False), (2, True)])
+def test_the_length_of_a_lone_message_is_in_no_file_of_a_run(
+    tmp_path: Path, together: int, told: bool
+) -> None:
+    """It tells of the clipped mean, which only noise in the sum protects; here the sum is of one."""
+    out = tmp_path / "run"
+    result = api.train(server_plan(clients_per_round=together, rounds=2, channel="lrsuq"), out)
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [set(line) >= {"bytes"} for line in lines] == [told, told]
+    assert (result["uplink"]["bytes"] > 0) == (result["uplink"]["bits_per_coefficient"] is not None) == told
+    show(result, out)
+    assert (out / "report.html").exists()

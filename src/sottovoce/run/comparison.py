@@ -24,7 +24,7 @@ from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.prepare import Prepared, Shared, prepare
@@ -74,7 +74,7 @@ def compare(
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     rows = {name: ready(plan.replace(**changes), dataset) for name, changes in ROWS.items()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     found: dict[str, Any] = {}

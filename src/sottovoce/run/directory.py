@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import kept_secret, locked, write_atomically
+from sottovoce.files import PRIVATE, kept_secret, locked, private_folder, write_atomically
 from sottovoce.plan import Plan
 
 
@@ -50,7 +50,7 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --out, or continue it with --resume"
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from None
 
@@ -113,7 +113,8 @@ class RunDirectory:
 
     def append_round(self, line: Mapping[str, Any]) -> None:
         """One more line of rounds.jsonl."""
-        with self.rounds_file.open("a", encoding="utf-8") as file:
+        descriptor = os.open(self.rounds_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def rounds(self) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class Prepared(Outline):
 
 
 class Shared:
-    """What several preparations have in common: records are read, described and divided once.
+    """What several preparations have in common: records are read, described and divided once, and drawn for.
 
     They lie on the device of the runs where these keep them there (`resident`).
     """
@@ -72,6 +72,7 @@ class Shared:
         self._loaded: dict[str, Dataset] = {}
         self._described: list[tuple[Dataset, object, Dataset]] = []
         self._divided: list[tuple[Dataset, object, FederatedDataset]] = []
+        self._drawn: dict[object, Blueprint] = {}
 
     def loaded(self, name: str) -> Dataset:
         if name not in self._loaded:
@@ -100,6 +101,15 @@ class Shared:
         self._divided.append((seen, how, found))
         return found
 
+    def drawn(
+        self, plan: Plan, facts: Facts, module: nn.Module | str | None, trained: Sequence[int]
+    ) -> Blueprint:
+        """A blueprint follows from these alone: neighbours have one and the same."""
+        how = (plan, facts, id(module) if isinstance(module, nn.Module) else module, tuple(trained))
+        if how not in self._drawn:
+            self._drawn = {how: draw(plan, facts, module, trained)}
+        return self._drawn[how]
+
 
 def prepare(
     plan: Plan,
@@ -126,7 +136,8 @@ def prepare(
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
     federation = shared.divided(seen, plan)
     trained = _trained(federation.participants.sizes)
-    blueprint = _drawn(plan, federation.facts, trained, module, trusted)
+    plan, vouched = resolve(plan, trained), plan.model if trusted and module is None else module
+    blueprint = shared.drawn(plan, federation.facts, vouched, trained)
     return Prepared(blueprint.to(device), trained, federation, seen)
 
 
@@ -147,13 +158,13 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
         plan, facts = complete(plan, public.facts, features=plan.features)
         trained = _trained([size] * plan.participants)
-        return Outline(_drawn(plan, facts, trained, None, trusted=True), trained, None)
+        return Outline(draw(resolve(plan, trained), facts, plan.model, trained), trained, None)
     records = data.load(plan.dataset) if dataset is None else dataset
     plan = _settled(_about(plan, dataset, None), records)
     federation = data.divide(records, plan)
     facts = described_facts(records.facts, plan, plan.features)
     trained = _trained(federation.participants.sizes)
-    return Outline(_drawn(plan, facts, trained, None, trusted=True), trained, federation)
+    return Outline(draw(resolve(plan, trained), facts, plan.model, trained), trained, federation)
 
 
 def complete(plan: Plan, facts: Facts, *, features: str | None = None) -> tuple[Plan, Facts]:
@@ -247,10 +258,3 @@ def _with_delta(plan: Plan, training: int) -> Plan:
 
 def _trained(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(data.training_size(size) for size in sizes)
-
-
-def _drawn(
-    plan: Plan, facts: Facts, trained: Sequence[int], module: nn.Module | str | None, trusted: bool
-) -> Blueprint:
-    vouched = plan.model if trusted and module is None else module
-    return draw(resolve(plan, trained), facts, vouched, trained)

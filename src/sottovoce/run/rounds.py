@@ -129,10 +129,12 @@ class Simulation:
             effective = self.server.receive_round(releases)
         else:
             self.server.receive_update(drawn or self._draw(releases))
+        # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
+        counted = {} if summed and len(opened.clients) == 1 else {"bytes": sent}
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
-            "bytes": sent,
+            **counted,
             "context_bytes": opened.context_bytes,
             "downlink_bytes": opened.downlink_bytes,
             "signal_norm": float(np.mean(signals)) if signals else None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sottovoce import data
+from sottovoce.account import ledgers_of
 from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset
@@ -23,7 +24,8 @@ from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
@@ -222,7 +224,7 @@ def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
     shared = shared_ledger(plan, records)
     if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
         for name, path in data.client_files(records.home).items():
-            book.count(path.with_suffix(".ledger.sqlite"), name, there=OWN_RECORDS)
+            book.count(name, ledgers_of(path, Terms()))
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:
