@@ -94,6 +94,16 @@ class Context:
     phrase: str
     """What each released, as a report puts it."""
 
+    @property
+    def future_uses_labels(self) -> bool:
+        """Whether future clients need labels."""
+        return self.uses_labels and not self.predicted_for_future
+
+    @property
+    def future_uses_model(self) -> bool:
+        """Whether the context of a future client is made with the run's model."""
+        return self.uses_model or self.predicted_for_future
+
 
 CONTEXTS = {
     "moments": Context(phrase="moments of its inputs"),
@@ -223,6 +233,21 @@ METRICS = {
     "r2": Metric("R²", _ours(number="r2")),
 }
 """In the order in which results tell them."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How the server steps along what was released (`optimizers`)."""
+
+    opened: str
+    """The class, as 'module:name'."""
+    momentum: bool = False
+    """It adds gradients up, v ← momentum · v + g, and so moves 1/(1 − momentum) times as far."""
+    linear: bool = True
+    """Its steps are proportional to gradients, so that a step size can follow from their noise."""
+
+
+OPTIMIZERS = {"sgd": Optimizer("sottovoce.optimizers:Descent", momentum=True)}
 
 ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")

@@ -18,14 +18,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.witness import Notes
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 CARRIED = 0.1
 """The most that the channels' noise is of all noise's variance; it protects nobody and is not counted."""
@@ -138,15 +139,11 @@ class DrawnRounds:
         self.digests[round_number] = digest
 
 
-def noised_sum(
-    releases: np.ndarray, h: np.ndarray, weights: np.ndarray, sigma: float, randomness: PrivateRandomness
-) -> Tensor:
-    """U (k, columns) as float32, from releases û (n, k), h (n, columns) of norm 1 at most, and w (n,).
+def noised_sum(releases: Array, h: Array, weights: Array, noise: Array) -> Array:
+    """U (k, columns), from releases û (n, k), h (n, columns) of norm 1 at most, w (n,) and σZ, all float64.
 
     Every column gets noise of the same scale; none may be scaled before it.
     """
-    bounded = h / np.maximum(1.0, np.linalg.norm(h, axis=1, keepdims=True))
-    total = (weights[:, None] * releases).T @ bounded
-    if sigma > 0:
-        total += sigma * randomness.normal(total.size).reshape(total.shape)
-    return torch.from_numpy(total).float()
+    lengths = (h * h).sum(1) ** 0.5
+    total: Array = (weights[:, None] * releases).T @ (h / lengths.clip(1.0)[:, None]) + noise
+    return total

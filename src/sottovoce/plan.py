@@ -26,6 +26,7 @@ from sottovoce.catalog import (
     LATTICES,
     METHODS,
     NOISES,
+    OPTIMIZERS,
     PARTITIONS,
     PRIORS,
     SCHEDULES,
@@ -286,6 +287,9 @@ class Plan:
         among=NOISES,
         since="0.2",
     )
+    optimizer: str = key(
+        "sgd", "how the server steps along what was released (post-processing)", among=OPTIMIZERS, since="0.2"
+    )
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
 
@@ -427,12 +431,12 @@ class Plan:
     @property
     def uses_future_labels(self) -> bool:
         """Whether future clients need labels."""
-        return self.context_traits.uses_labels and not self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_labels
 
     @property
     def future_uses_model(self) -> bool:
         """Whether the context of a future client is made with the run's model."""
-        return self.context_traits.uses_model or self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_model
 
     @property
     def context_traits(self) -> catalog.Context:

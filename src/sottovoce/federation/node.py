@@ -216,7 +216,7 @@ class Node:
             coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            partial(self._records, enrolment.participant, blueprint),
+            partial(self._records, enrolment.participant, blueprint, enrolled=True),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -233,12 +233,11 @@ class Node:
                 bucket=int(request["bucket"]),
             ),
         )
-        if kind == "context":
-            if blueprint.plan.context_traits.uses_model and coefficients is None:
-                raise Declined("a context of this run needs the model's coefficients: nothing was released")
-            message = client.release_context(coefficients)
-        elif kind == "confusion" and coefficients is not None:
-            message = client.release_confusion(coefficients)
+        once = {phase.kind: phase.model for phase in blueprint.once}
+        if kind in once:
+            if once[kind] == "shared" and coefficients is None:
+                raise Declined(f"a {kind} of this run needs the model's coefficients: nothing was released")
+            message = client.release_once(kind, coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
@@ -266,10 +265,13 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int, blueprint: Blueprint) -> ClientRecords:
+    def _records(self, participant: int, blueprint: Blueprint, *, enrolled: bool = False) -> ClientRecords:
+        """What the client holds; once it has enrolled, however many of its records can be used."""
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
-        records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        records = described_client(
+            self._records_file, plan, blueprint.facts, needed=needed, limited=not enrolled
+        )
         if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
             records = replace(records, identity=None)
         seed = _split_seed(plan, participant)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,31 @@ from sottovoce.plan import Plan
 
 class RunError(SottovoceError):
     """A run directory that cannot be used as asked."""
+
+
+def round_line(
+    number: int,
+    clients: Sequence[str],
+    *,
+    downlink_bytes: int,
+    gain: float,
+    effective_gain: float | None,
+    started: float,
+    **observed: Any,
+) -> dict[str, Any]:
+    """A round's line of rounds.jsonl: what every engine knows of a round, and what this one has `observed`.
+
+    `started` is what `time.perf_counter` said when the round began.
+    """
+    return {
+        "round": number,
+        "clients": list(clients),
+        "downlink_bytes": downlink_bytes,
+        "gain": gain,
+        "effective_gain": effective_gain,
+        "seconds": time.perf_counter() - started,
+        **observed,
+    }
 
 
 class RunDirectory:
