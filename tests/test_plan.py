@@ -74,9 +74,8 @@ def test_any_change_of_a_key_changes_the_digest() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
-    gains = {"replay_gains": "rounds.jsonl"} if method == "replay" else {}
-    plan = small_plan(method=method, **gains)
-    assert (plan.context == "public") == (method in ("global", "direct", "radial", "replay"))
+    plan = small_plan(method=method)
+    assert (plan.context == "public") == (method in ("global", "direct", "radial"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,6 @@ def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
         ("budget=inf", "finite"),
         ("rounds", "neither a plan file nor key=value"),
         ("context=predictions", "context_round"),
-        ("method=replay", "replay_gains"),
     ],
 )
 def test_bad_settings_get_one_line_that_says_what_to_do(pair: str, hint: str) -> None:
@@ -151,24 +149,6 @@ def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() ->
     assert len(draws) == 3
 
 
-def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() -> None:
-    places = ("run-1/rounds.jsonl", "/elsewhere/run-1/rounds.jsonl", "run-2/rounds.jsonl")
-    changes = {"method": "replay", "context": "public"}
-    first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
-    assert first == moved
-    assert first != other
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"method": "factorized"}, "method=factorized has none"),
-        ({"method": "blend", "weighting": 1.5}, "set weighting=1"),
-        ({"method": "blend", "channel": "integers"}, "noise=server counts none of it"),
-        ({"method": "blend", "context": "labels", "context_share": 0.0}, "set context_share"),
-        ({"noise": "both"}, "noise=both is not known"),
-    ],
-)
 def test_noise_at_the_server_is_refused_where_nothing_bounds_it(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         Plan.load(overrides={"noise": "server", "context": "public", **changes})

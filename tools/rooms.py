@@ -1,7 +1,7 @@
 """How many rooms the house has, and how many of them one walks through: `python tools/rooms.py`.
 
 Counted are modules and lines of Python in the wheel, and the files of the package whose functions run in one
-gradient release of a client and in a training of two rounds: what somebody has to read who wants to follow it.
+gradient release of a client and in a training of two rounds: what has to be read to follow it.
 """
 
 from __future__ import annotations

@@ -43,6 +43,9 @@ PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
 
 
+RETIRED = {"replay_gains": ""}
+"""Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
+
 SHAPES = ("records", "features", "division", "sets", "module", "accounting")
 """What a key may shape: which records there are, what a model sees of them, who holds which, which of a
 client's serve for what, what a round computes of one, and what is charged. A key that shapes nothing of this
@@ -184,7 +187,6 @@ class Plan:
     )
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
-    replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
     channel: str = key("polar", "how a release becomes bytes", among=CHANNELS)
     lattice: str = key("Z4", "lattice of the lrsuq channel", among=LATTICES)
     epsilon: float = key(
@@ -337,6 +339,7 @@ class Plan:
         given |= told_apart(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(split, overrides)
         given |= told_apart(dict(pairs))
+        given = {name: value for name, value in given.items() if (name, value) not in RETIRED.items()}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
@@ -377,20 +380,15 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A short fingerprint: equal plans and only equal plans share it.
-
-        Of the file whose gains are replayed only the run's name counts, not where its folder lies.
-        """
+        """A short fingerprint: equal plans and only equal plans share it."""
         import hashlib  # loads OpenSSL, which a plan on the command line does without
 
-        values = self.digested()
-        values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
-        text = json.dumps(values, sort_keys=True)
+        text = json.dumps(self.digested(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def digested(self) -> dict[str, Any]:
         """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
-        return {
+        return RETIRED | {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default

@@ -83,13 +83,6 @@ def check(plan: Plan) -> None:
         raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
-    if method.replays != bool(plan.replay_gains):
-        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
-    if method.replays and not plan.seeded:
-        raise PlanError(
-            f"method={plan.method} reuses gains of another run on the same records: "
-            "simulation only, seeded=true"
-        )
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
     if plan.noise_at_server:

@@ -26,7 +26,7 @@ from sottovoce.run import cost, export, prepare
 from sottovoce.run.comparison import compare
 from sottovoce.run.prepare import complete, outline, resolve
 from sottovoce.run.training import evaluate, train
-from tests.run.toy import pair, records
+from tests.run.toy import TABLE, pair, records
 from tests.small import small_plan
 from tests.test_mirror import CLONE
 

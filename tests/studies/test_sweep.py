@@ -143,4 +143,4 @@ def test_two_runs_that_differ_in_one_key_are_of_two_shapes_or_give_in_a_batch_wh
 
 def test_the_table_has_every_key_of_a_plan_that_may_have_two_values() -> None:
     single = {name for name, names in CHOICES.items() if len(names) == 1}
-    assert set(TABLE) | single | {"replay_gains"} == {name for name, _, _ in keys()}
+    assert set(TABLE) | single == {name for name, _, _ in keys()}

@@ -22,7 +22,7 @@ from sottovoce.data import Dataset
 from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
-from sottovoce.plan import Plan, PlanError
+from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
@@ -74,11 +74,15 @@ class Session:
         ledger: str | Path | None = None,
         resume: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        opened: Callable[[Blueprint, str], Server] = Server,
+        named: str = "",
     ) -> Self:
-        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        """Starts a run in the directory `out`, or continues from its last checkpoint.
+
+        A study may bring a server of its own (`opened`), and what a seeded run is called in its streams.
+        """
         plan, records = prepared.plan, prepared.dataset
         blueprint, federation = prepared.blueprint, prepared.federation
-        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
         with ExitStack() as stack:
@@ -93,7 +97,7 @@ class Session:
                 stack.enter_context(directory.locked())
                 directory.reserve()  # another process may have been faster
                 # A seeded simulation repeats, streams included; any other run has a name of its own.
-                run = plan.digest() if plan.seeded else secrets.token_hex(8)
+                run = (named or plan.digest()) if plan.seeded else secrets.token_hex(8)
                 given = given or shared_ledger(plan, records)
                 path = given or directory.ledger_file
             book = None
@@ -111,7 +115,7 @@ class Session:
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
-            server = Server(blueprint, str(blueprint.model.reference.device), gains)
+            server = opened(blueprint, str(blueprint.model.reference.device))
             simulation = cls.simulated(
                 blueprint, federation, server, book, run=run, master=master, updates=updates
             )
@@ -183,18 +187,6 @@ def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
     A seeded simulation protects nobody: what it spends is not added to what real runs have spent.
     """
     return None if records.home is None or plan.seeded else records.home / LEDGER
-
-
-def recorded_gains(path: str, rounds: int) -> list[float]:
-    """‖h_t‖² of every round of another run, for `method=replay`."""
-    try:
-        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-        gains = [float(line["gain"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"replay_gains={path} is not the rounds.jsonl of a run: {error}") from None
-    if len(gains) < rounds:
-        raise PlanError(f"replay_gains={path} holds {len(gains)} rounds, fewer than rounds={rounds}")
-    return gains
 
 
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
