@@ -149,6 +149,16 @@ def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() ->
     assert len(draws) == 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": "factorized"}, "method=factorized has none"),
+        ({"method": "blend", "weighting": 1.5}, "set weighting=1"),
+        ({"method": "blend", "channel": "integers"}, "noise=server counts none of it"),
+        ({"method": "blend", "context": "labels", "context_share": 0.0}, "set context_share"),
+        ({"noise": "both"}, "noise=both is not known"),
+    ],
+)
 def test_noise_at_the_server_is_refused_where_nothing_bounds_it(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         Plan.load(overrides={"noise": "server", "context": "public", **changes})
@@ -169,3 +179,10 @@ def test_the_digest_of_a_plan_with_noise_at_the_client_is_what_it_was() -> None:
 def test_a_folder_of_sites_takes_the_preset_that_needs_no_tuning_unless_one_is_named(tmp_path: Path) -> None:
     assert Plan.load(overrides={"dataset": str(tmp_path)}).preset == "best"
     assert Plan.load(overrides={"dataset": str(tmp_path), "preset": "tuned"}).preset == "tuned"
+
+
+def test_a_file_of_version_0_1_may_say_the_default_of_a_key_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(small_plan().to_toml() + 'replay_gains = ""\n', encoding="utf-8")
+    assert Plan.load(tmp_path / "plan.toml").digest() == small_plan().digest()
+    with pytest.raises(PlanError, match="unknown plan key 'replay_gains'"):
+        small_plan(replay_gains="run/rounds.jsonl")
