@@ -75,6 +75,18 @@ class Largest:
                 why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
                 self.refused[why] = self.refused.get(why, 0) + 1
 
+    def add(self, other: Largest) -> None:
+        """Takes what another one has seen."""
+        for kind, ratio in other.ratios.items():
+            if not ratio <= self.ratios.setdefault(kind, 0.0):
+                self.ratios[kind] = ratio
+            self.charged[kind] = max(self.charged.get(kind, 0.0), other.charged[kind])
+            self.counts[kind] = self.counts.get(kind, 0) + other.counts[kind]
+        for why, count in other.refused.items():
+            self.refused[why] = self.refused.get(why, 0) + count
+        self.pairs += other.pairs
+        self.faults += [fault for fault in other.faults if fault not in self.faults]
+
     def _pair(self, one: Leaving, other: Leaving) -> None:
         for name in one.public.keys() | other.public.keys():
             if one.public.get(name) != other.public.get(name):
