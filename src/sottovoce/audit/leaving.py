@@ -209,7 +209,7 @@ def _leaving(
 def _asked(
     client: Client, blueprint: Blueprint, participant: int | None, model: Tensor, trained: int
 ) -> Iterator[Asked]:
-    """Every release that a client is ever asked for; rounds up to `ROUNDS`, one where all are of all units."""
+    """Every release that a client is asked for; rounds up to `ROUNDS`, one where all are of all units."""
     for phase in blueprint.future if participant is None else blueprint.once:
         yield client.once(phase.kind, model if phase.model == "shared" else None)
     if participant is None:
