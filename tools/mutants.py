@@ -78,14 +78,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "federation/store",
     ),
     ("federation",): ("federation/coordinator", "federation/node"),
-    tuple(f"onboarding/test_{name}.py" for name in ("batches", "endpoint", "gate", "tokens", "contexts")): (
-        "onboarding/batches",
-        "onboarding/contexts",
-        "onboarding/endpoint",
-        "onboarding/gate",
-        "onboarding/tokens",
-    ),
-    ("onboarding/test_connections.py",): ("onboarding/connections",),
+    ("onboarding/test_tokens.py",): ("onboarding/tokens",),
     tuple(f"onboarding/test_{name}.py" for name in ("keys", "remote", "terms")): (
         "onboarding/keys",
         "onboarding/remote",
