@@ -490,7 +490,3 @@ def test_a_client_reads_in_the_next_request_why_its_answer_was_refused(tmp_path:
     refused = [world.coordinator.request(participant, "context")["refused"] for participant in (0, 0, 1)]
     assert "round 7, which is not open" in refused[0]
     assert refused[1:] == ["", ""]
-
-
-def test_the_operator_says_nothing_by_default_but_ten_minutes_of_patience() -> None:
-    assert Options() == Options(patience=600.0, bucket=0, diagnostics=False)
