@@ -20,8 +20,7 @@ from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
-from sottovoce.federation.handout import Handout
-from sottovoce.federation.intake import Implausible, Intake
+from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
@@ -29,6 +28,7 @@ from sottovoce.federation.store import Store
 from sottovoce.phases import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
+from sottovoce.run.directory import round_line
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")
@@ -83,14 +83,14 @@ class Coordinator:
         self.blueprint = self.agreement.blueprint()
         self._digest = self.agreement.digest()
         self.server = Server(self.blueprint)
-        self._intake = Intake(self.blueprint, self._store, self._roster, self.options.bucket)
-        self._handout = Handout(self.server, self._store, self._roster)
+        self._decoder = Decoder(self.blueprint, self._store, self._roster, self.options.bucket)
+        self._delivery = ModelDelivery(self.server, self._store, self._roster)
         state = self._store.state()
         if state is not None:
             self.server.load_state(state)
             log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
         for participant, kind, round_number, message in self._store.waiting():
-            self._decoded[participant, kind] = self._intake.decode(participant, kind, round_number, message)
+            self._decoded[participant, kind] = self._decoder.decode(participant, kind, round_number, message)
         self._begin(self._phase_after(None))
 
     @property
@@ -111,7 +111,7 @@ class Coordinator:
     @property
     def closed(self) -> bool:
         """Whether everybody has their model, too, or patience with those who do not come is over."""
-        return self.done and (not self._handout.waiting() or time.monotonic() >= self._deadline)
+        return self.done and (not self._delivery.waiting() or time.monotonic() >= self._deadline)
 
     @property
     def enrolled(self) -> set[int]:
@@ -144,7 +144,7 @@ class Coordinator:
         if self._phase == "enrolment":
             return {}
         if self._phase == "over":
-            return dict.fromkeys(self._handout.waiting(), MODEL)
+            return dict.fromkeys(self._delivery.waiting(), MODEL)
         return {
             participant: kind
             for participant, kind in self._due(self._phase).items()
@@ -170,7 +170,7 @@ class Coordinator:
         """
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
-            return {**self._handout.message(participant), **frozen}
+            return {**self._delivery.message(participant), **frozen}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
@@ -211,7 +211,7 @@ class Coordinator:
         if self._phase == "enrolment":
             raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
-            self._handout.accept(participant, answer)
+            self._delivery.accept(participant, answer)
             return
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
@@ -229,13 +229,13 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        self._intake.check_size(participant, kind, body)
+        self._decoder.check_size(participant, kind, body)
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        decoded = self._intake.decode(participant, kind, round_number, body)
+        decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
-            self._intake.check_plausible(participant, kind, decoded)
+            self._decoder.check_plausible(participant, kind, decoded)
         except Implausible:
             self._left_out.add((participant, kind))
             raise
@@ -290,17 +290,15 @@ class Coordinator:
             self.server.receive_update(self.server.add_up(releases, randomness))
         else:
             effective = self.server.receive_round(releases)
-        line: Fields = {
-            "round": self.server.round,
-            "clients": [participant_name(participant) for participant in sorted(releases)],
-            "downlink_bytes": sum(map(len, self._coefficients.values())),
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - self._started,
-        }
-        if self.options.diagnostics:
-            line["uncharged_diagnostics"] = dict(self._diagnostics)
-        return line
+        return round_line(
+            self.server.round,
+            [participant_name(participant) for participant in sorted(releases)],
+            downlink_bytes=sum(map(len, self._coefficients.values())),
+            gain=gain,
+            effective_gain=effective,
+            started=self._started,
+            **({"uncharged_diagnostics": dict(self._diagnostics)} if self.options.diagnostics else {}),
+        )
 
     def _phase_after(self, closed: Phase | None) -> Open:
         """The next phase, after what was closed, whose releases of participants the server has not got."""
