@@ -28,10 +28,7 @@ THROUGH = {
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "arrays columns findings",
     "data/test_description.py": "section",
-    "federation/test_coordinator.py": "intake",
-    "federation/test_rollback.py": "recovery",
     "privacy/test_ledger.py": "charge",
-    "privacy/test_budgets.py": "terms",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 

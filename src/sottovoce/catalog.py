@@ -252,7 +252,7 @@ ACCOUNTINGS = {
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-NOISES = ("client", "server")
+NOISES = ("client", "server", "shared")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 

@@ -20,6 +20,7 @@ from sottovoce.cli import (
     quickstart,
     runs,
     studies,
+    watch,
 )
 
 
@@ -48,6 +49,7 @@ runs.register(app)
 check.register(app)
 compare.register(app)
 models.register(app)
+watch.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
