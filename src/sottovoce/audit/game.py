@@ -1,0 +1,178 @@
+"""The game: which of two files does a participant hold? One simulated run after another is played and guessed.
+
+The adversary knows both files, everything else and all code, and sees what the place of the noise lets him
+see: every decoded release under noise=client; under noise=server the noised sums, and the releases that
+are private by themselves. A run is the real one, client to channel to ledger to server; its other participants
+stay silent, since their answers say nothing about the file. The best test is the likelihood ratio, for
+Gaussian noise the projection on the known difference, added up over all releases.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from torch import Tensor
+
+from sottovoce.audit.pair import Pair, ask
+from sottovoce.blueprint import client_secret, seeded_master
+from sottovoce.client import release_together
+from sottovoce.data import ClientRecords
+from sottovoce.privacy.charge import SLACK
+from sottovoce.privacy.ledger import Kind
+from sottovoce.privacy.ledger_file import LedgerFile
+from sottovoce.privacy.memory import MemoryLedger
+from sottovoce.privacy.witness import Witness
+from sottovoce.release import Release, server_randomness
+from sottovoce.server import Server
+
+Vector = np.ndarray
+
+
+@dataclass
+class Seen:
+    """What one run showed: evidence for the second file, what was charged, and what looked wrong."""
+
+    coefficients: Vector
+    """The evidence of gradients, coefficient by coefficient."""
+    evidence: float = 0.0
+    """The log of the likelihood ratio, second file against first."""
+    charged: float = 0.0
+    """Σ (Δ/σ)² that the ledger holds."""
+    ratios: dict[Kind, float] = field(default_factory=dict)
+    """How far a statistic moved between the files, against the Δ that was charged: the largest, by kind."""
+    squares: float = 0.0
+    """Σ of squared noise, against the σ that was charged, of so many `numbers`."""
+    numbers: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Match:
+    """A pair, ready to be played as often as one likes; its ledgers are in memory, and nobody is charged."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        plan = pair.blueprint.plan
+        self._master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
+
+    def play(self, number: int, held: ClientRecords) -> Seen:
+        """Run `number` with this file: seeded where the plan is, else with fresh noise."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "ledger.sqlite"
+            with MemoryLedger(LedgerFile.in_memory(path, "audit"), Witness(path)) as book:
+                return _Run(self.pair, held, book, f"audit-{number}", self._master).play()
+
+
+class _Run:
+    """One run in progress, as the adversary and the auditor see it."""
+
+    def __init__(
+        self, pair: Pair, held: ClientRecords, book: MemoryLedger, run: str, master: bytes
+    ) -> None:
+        self._blueprint, self._name, self._participant = pair.blueprint, pair.name, pair.participant
+        self._book, self._run, self._secret = book, run, client_secret(master, pair.name)
+        self._client = pair.client(held, book, run, self._secret)
+        self._others = [pair.client(file) for file in pair.files]
+        self._server = Server(pair.blueprint)
+        self._seen = Seen(coefficients=np.zeros(pair.blueprint.coefficients))
+        self._made = Counter[tuple[Kind, int]]()
+
+    def play(self) -> Seen:
+        """All releases of the participant, from the first to the last."""
+        blueprint, server = self._blueprint, self._server
+        plan = blueprint.plan
+        for number, chosen in enumerate(blueprint.schedule.tolist(), start=1):
+            if plan.releases_context and server.round == blueprint.contexts_after:
+                server.receive_context(self._participant, self._release("context", 0, server.open_contexts()))
+                server.close_contexts()
+            if self._participant in chosen:
+                self._round(number)
+            elif plan.noise_at_server:
+                server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
+            else:
+                server.receive_round({})
+        server.finish()
+        if plan.context_traits.predicted_for_future:
+            self._release("confusion", 0, server.shared_coefficients())
+        self._compare_ledger()
+        return self._seen
+
+    def _round(self, number: int) -> None:
+        blueprint, server, who = self._blueprint, self._server, self._participant
+        plan = blueprint.plan
+        coefficients, _ = blueprint.downlink("gradient").deliver(server.coefficients([who]))
+        if not plan.noise_at_server:
+            server.receive_round({who: self._release("gradient", number, coefficients[0])})
+            return
+        h, weights = server.counted([who])
+        released, first, second, release = self._make("gradient", number, coefficients[0])
+        update = server.add_up({who: released}, server_randomness(plan, self._run, number))
+        columns, bounded = update.columns.double().cpu().numpy(), h[0].cpu().numpy()
+        bounded = bounded / max(1.0, float(np.linalg.norm(bounded)))
+        length, counts = float(np.linalg.norm(bounded)), float(weights[0])
+        # Only along h does the sum know of the release; orthogonal to it there is noise alone.
+        along, scale = columns @ (bounded / length), counts * length
+        variance = release.sigma**2 + (scale * release.channel.sigma) ** 2
+        self._weigh("gradient", along, scale * first, scale * second, variance)
+        self._note_move("gradient", release, scale * (second - first))
+        self._note_noise((columns - counts * np.outer(released, bounded)) / release.sigma)
+        server.receive_update(update)
+
+    def _release(self, kind: Kind, number: int, coefficients: Tensor | None) -> Vector:
+        """A release that is private by itself, and seen as it is decoded."""
+        released, first, second, release = self._make(kind, number, coefficients)
+        self._weigh(kind, released, first, second, release.sigma**2)
+        self._note_move(kind, release, second - first)
+        assert self._client.signal is not None
+        self._note_noise((released - self._client.signal) / release.sigma)
+        return released
+
+    def _make(
+        self, kind: Kind, number: int, coefficients: Tensor | None
+    ) -> tuple[Vector, Vector, Vector, Release]:
+        """One release by the one way out, decoded, and what the statistics of the two files are."""
+        release = self._blueprint.releases_of(self._participant)[kind]
+        [message] = release_together([ask(self._client, kind, number, coefficients)])
+        self._made[kind, number] += 1
+        stream = release.stream(self._run, self._name, number)
+        decoded = release.decode(message, secret=self._secret, stream=stream)
+        asked = (ask(client, kind, number, coefficients) for client in self._others)
+        first, second = (
+            release.statistic(one.records(), one.coefficients).double().cpu().numpy() for one in asked
+        )
+        return decoded, first, second, release
+
+    def _weigh(self, kind: Kind, seen: Vector, first: Vector, second: Vector, variance: float) -> None:
+        evidence = (seen - (first + second) / 2) * (second - first) / variance
+        self._seen.evidence += float(evidence.sum())
+        if kind == "gradient":
+            self._seen.coefficients += evidence
+
+    def _note_move(self, kind: Kind, release: Release, moved: Vector) -> None:
+        ratio = float(np.linalg.norm(moved)) / release.charge("", "", 0).sensitivity
+        self._seen.ratios[kind] = max(self._seen.ratios.get(kind, 0.0), ratio)
+
+    def _note_noise(self, noise: Vector) -> None:
+        self._seen.squares += float(np.vdot(noise, noise))
+        self._seen.numbers += noise.size
+
+    def _compare_ledger(self) -> None:
+        """Every release must be charged, as it was made."""
+        seen, releases = self._seen, self._blueprint.releases_of(self._participant)
+        charged = Counter[tuple[Kind, int]]()
+        for entry in self._book.charges(self._name):
+            charge = entry.charge
+            charged[charge.kind, charge.round] += 1
+            seen.charged += charge.mu_squared
+        for kind, number in self._made - charged:
+            seen.faults.append(f"the {kind} of round {number} left without a charge")
+        wanted = sum(releases[kind].mu_squared for kind, _ in self._made)
+        if not self._made - charged and seen.charged < wanted * (1 - SLACK):
+            seen.faults.append(
+                f"the ledger holds Σ(Δ/σ)² = {seen.charged:.4g} where the releases have {wanted:.4g}"
+            )
+
