@@ -51,7 +51,7 @@ exactness: .venv/installed
 
 lint: .venv/installed
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff format --check src studies tests benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

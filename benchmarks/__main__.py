@@ -14,8 +14,8 @@ import torch
 
 from benchmarks import features, memory, plots, round, scaling
 from benchmarks.environment import peer_python
-from sottovoce.bench import channel, gradients
 from sottovoce.channel import CHANNELS
+from studies.bench import channel, gradients
 
 OUT = plots.OUT
 

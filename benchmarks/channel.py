@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from sottovoce.bench.channel import measure
+from studies.bench.channel import measure
 
 CHANNELS = ("direct", "direct-q12", "lrsuq-elias", "lrsuq", "lrsuq/D4", "lrsuq/E8", "polar")
 POINTS = ((0.0147, (0.3, 0.6, 1.0)), (0.05, (0.3,)), (0.0087, (1.0,)))

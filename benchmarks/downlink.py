@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from sottovoce.plan import Plan
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.training import train
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.training import train
 
 
 def compare(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import time
 
+from studies.exactness import STATISTICS, collect
+
 from sottovoce.channel import open_channel
-from sottovoce.channel.exactness import STATISTICS, collect
 
 SIZE, SIGMA, LIMIT = 16384, 0.0147, 5.5
 SMALL = ("clip bound", "sparse")  # kinds that are sent in short messages, too

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies.bench.interleaved import medians
 from torch import Tensor
 
 from benchmarks.contest import contest
 from benchmarks.peers.turns import Turns
-from sottovoce.bench.interleaved import medians
 from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset, Facts, divide
 from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan
-from sottovoce.simulation.rounds import Simulation
-from sottovoce.simulation.session import Session
+from sottovoce.run.rounds import Simulation
+from sottovoce.run.session import Session
 
 CLIENTS, RECORDS, FEATURES, CLASSES = 40, 800, 2_048, 10
 SERIES = {"clients": (40, 100, 300, 1_000), "enrolled": (100, 1_000, 10_000, 100_000)}

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-
-from sottovoce.bench.gradients import contenders
+from studies.bench.gradients import contenders
 
 CONTENDERS = ("plain", "structured", "unstructured", "identity")
 

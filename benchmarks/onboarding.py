@@ -28,7 +28,7 @@ from sottovoce.federation.keys import agreed_secret, new_key, public_key
 from sottovoce.federation.padding import pad
 from sottovoce.onboarding.specification import BUCKET, NAME, VERSION, Specification
 from sottovoce.plan import Plan
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 
 PLAN = {
     "preset": "tuned",

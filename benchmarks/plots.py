@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.bench import channel
 from sottovoce.report.axis import Axis, linear, logarithmic
 from sottovoce.report.chart import Chart, svg
 from sottovoce.report.figures import Series, bars, line_of, trend
+from studies.bench import channel
 
 OUT = Path(__file__).parent / "out"
 OURS, ALSO, PEER, PLAIN = "Sottovoce", "Sottovoce, otherwise", "others", "an ordinary step"

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.contest import contest
 from benchmarks.environment import peer_python
-from sottovoce.bench import round as bench
+from studies.bench import round as bench
 
 OURS = ("plain", "direct", "polar", "global")
 PEERS = {"pfl": "with_pfl", "flower": "with_flower"}

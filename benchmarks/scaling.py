@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies.bench.round import made_up, open_session
 from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.contest import contest
 from benchmarks.memory import kilobytes
 from benchmarks.peers.turns import Turns
-from sottovoce.bench.round import made_up, open_session
 from sottovoce.models import lenet
 
 TURNS = 7

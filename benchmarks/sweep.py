@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies.bench.interleaved import medians
+from studies.cells import SEEDS, open_cells
+from studies.execution import Resources, pending, run_grid
+from studies.grid import CellRun, runs_of
+from studies.summary import collect, write_lines
+from studies.work import device_name
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from sottovoce.bench.interleaved import medians
-from sottovoce.experiments.cells import SEEDS, open_cells
-from sottovoce.experiments.execution import Resources, pending, run_grid
-from sottovoce.experiments.grid import CellRun, runs_of
-from sottovoce.experiments.summary import collect, write_lines
-from sottovoce.experiments.work import device_name
 from sottovoce.gradients import clipped_means
 from sottovoce.models import flat_parameters, lenet
 from sottovoce.subspace import BASIS_KINDS, open_basis

@@ -10,10 +10,10 @@ from torch import nn
 
 from sottovoce import Plan, train
 from sottovoce.errors import SottovoceError
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.training import evaluate
-from tests.simulation.test_dry_run import own, own_plan
-from tests.simulation.test_folder import sites
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.training import evaluate
+from tests.run.test_dry_run import own, own_plan
+from tests.run.test_folder import sites
 
 
 def test_nothing_of_a_preset_for_another_dataset_is_applied(tmp_path: Path) -> None:

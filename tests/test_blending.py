@@ -12,7 +12,7 @@ from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
 from sottovoce.generator import Blend
 from sottovoce.plan import Plan, PlanError
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 
 BLEND = {
     "preset": "tuned",

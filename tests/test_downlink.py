@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.plan import PlanError
-from sottovoce.simulation.cost import outline
-from sottovoce.simulation.training import train
+from sottovoce.run.cost import outline
+from sottovoce.run.training import train
 from tests.small import small_plan
 
 K = 4096

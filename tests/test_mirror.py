@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-SOURCE = TESTS.parent / "src" / "sottovoce"
+CLONE = TESTS.parent
+SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
     "channel/test_channel.py": "base direct dithers elias lrsuq noiseless reproducible tables",
@@ -16,9 +17,9 @@ THROUGH = {
     "gradients/test_card.py": "kernels products",
     "federation/flower/test_apps.py": "client_app running server_app template",
     "report/test_run.py": "confusion federation fields figures markup page",
-    "experiments/test_index.py": "merge summary",
-    "experiments/test_execution.py": "pool work",
-    "experiments/test_reproduction.py": "figures",
+    "studies/test_index.py": "merge summary",
+    "studies/test_execution.py": "pool work",
+    "studies/test_reproduction.py": "figures",
     "data/test_clients.py": "dataset",
     "test_plan.py": "plan_rules plan_text",
     "data/test_public.py": "sources",
@@ -37,7 +38,12 @@ THROUGH = {
 COVERED = {
     str(Path(test).with_name(f"{name}.py")) for test, names in THROUGH.items() for name in names.split()
 }
-MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+MODULES = sorted(
+    str(path.relative_to(root))
+    for root, folder in ((SOURCE, SOURCE), (CLONE, CLONE / "studies"))
+    for path in folder.rglob("*.py")
+    if path.name != "__init__.py"
+)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -52,10 +58,15 @@ def test_every_module_has_its_tests(module: str) -> None:
 def test_what_is_tested_through_something_is_still_there(test: str) -> None:
     assert (TESTS / test).exists()
     for name in THROUGH[test].split():
-        assert (SOURCE / Path(test).with_name(f"{name}.py")).exists(), name
+        assert _place(Path(test).with_name(f"{name}.py")).exists(), name
 
 
-def test_every_package_of_tests_is_one_of_the_source_or_of_the_benchmarks() -> None:
+def test_every_package_of_tests_is_one_of_the_source_or_of_the_clone() -> None:
     packages = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
-    for package in packages - {Path("benchmarks")}:
-        assert (SOURCE / package).is_dir(), package
+    for package in packages:
+        assert _place(package).is_dir(), package
+
+
+def _place(path: Path) -> Path:
+    """Where a module or package lies: in the wheel, or beside it in the clone."""
+    return (CLONE if path.parts and path.parts[0] in ("studies", "benchmarks") else SOURCE) / path

@@ -27,8 +27,8 @@ from sottovoce.models import (
     state_dict_at,
 )
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.run.training import evaluate, train
 from sottovoce.seeding import derived_seed
-from sottovoce.simulation.training import evaluate, train
 from sottovoce.subspace import open_basis
 from tests.small import small_plan
 

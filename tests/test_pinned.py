@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 from tests.small import small_plan
 
 PINNED = Path(__file__).with_name("pinned.json")

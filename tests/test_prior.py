@@ -14,7 +14,7 @@ from sottovoce.models import logits
 from sottovoce.plan import Plan, PlanError
 from sottovoce.prior import ClassPriors, LabelShift, shares
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 from tests.small import small_plan
 
 SHARES = {

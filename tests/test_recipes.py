@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from studies.exactness import STATISTICS, collect
 from torch import Tensor, nn
 
 from sottovoce import catalog, channel, context, data, generator, models
 from sottovoce.channel.base import Channel
-from sottovoce.channel.exactness import STATISTICS, collect
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.context import Statistic
 from sottovoce.data import Facts, public, sources
@@ -29,8 +29,8 @@ from sottovoce.federation.result import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
-from sottovoce.simulation.cost import outline
-from sottovoce.simulation.training import evaluate, train
+from sottovoce.run.cost import outline
+from sottovoce.run.training import evaluate, train
 from tests.federation.world import World, everyone_paid, same
 from tests.small import small_plan
 

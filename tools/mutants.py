@@ -52,7 +52,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("gradients",): tuple(
         f"gradients/{name}" for name in ("clipping", "identity", "mean", "sums", "units", "vmap")
     ),
-    ("test_client.py", "test_release.py", "test_central.py", "simulation/test_cost.py"): (
+    ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): (
         "client",
         "release",
     ),

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies.bench.round import SETTINGS, made_up, open_session
 from torch.nn import functional as F
 
 from benchmarks.peers.records import CLIENTS_PER_ROUND, clients
 from benchmarks.peers.turns import Turns
-from sottovoce.bench.round import SETTINGS, made_up, open_session
 from sottovoce.models import lenet
 
 VARIANTS: dict[str, dict[str, Any]] = {

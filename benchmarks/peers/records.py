@@ -1,12 +1,12 @@
-"""What every contender trains on: the records of the clients of `sottovoce.bench.round`."""
+"""What every contender trains on: the records of the clients of `studies.bench.round`."""
 
 from __future__ import annotations
 
 from functools import cache
 
+from studies.bench.round import SETTINGS, made_up
 from torch import Tensor
 
-from sottovoce.bench.round import SETTINGS, made_up
 from sottovoce.data import divide
 from sottovoce.plan import Plan
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from sottovoce.plan import Plan
     from sottovoce.prediction import predict
     from sottovoce.privacy.terms import Terms
-    from sottovoce.simulation.comparison import compare
-    from sottovoce.simulation.export import write_models
-    from sottovoce.simulation.training import evaluate
+    from sottovoce.run.comparison import compare
+    from sottovoce.run.export import write_models
+    from sottovoce.run.training import evaluate
 
 __version__ = "0.2.0"
 __all__ = [
@@ -48,14 +48,14 @@ _HOME = {
     "Plan": "plan",
     "SottovoceError": "errors",
     "Terms": "privacy.terms",
-    "compare": "simulation.comparison",
-    "evaluate": "simulation.training",
+    "compare": "run.comparison",
+    "evaluate": "run.training",
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",
     "predict": "prediction",
     "train": "api",
-    "write_models": "simulation.export",
+    "write_models": "run.export",
 }
 
 

@@ -11,8 +11,8 @@ from sottovoce.data import Dataset
 from sottovoce.features.kept import Progress
 from sottovoce.plan import Plan
 from sottovoce.report.run import write_report
-from sottovoce.simulation import training
-from sottovoce.simulation.training import OnRound
+from sottovoce.run import training
+from sottovoce.run.training import OnRound
 
 
 def train(

@@ -86,7 +86,7 @@ class Plan:
     channel: str = key("polar", "how a release becomes bytes")
     lattice: str = key("Z4", "lattice of the lrsuq channel")
     epsilon: float = key(8.0, "target of the worst client; inf: no noise and no privacy, for ablations")
-    delta: float = key(1e-5, "δ of (ε, δ) differential privacy")
+    delta: float = key(1e-5, "δ of (ε, δ) differential privacy, below one over a client's records")
     accounting: str = key("exact", "exact: Gaussian composition; rdp: the paper's closed form")
     budget: float = key(0.0, "most that a client may have spent over all runs of its ledger; 0: epsilon")
     seed: int = key(41, "public seed of partition, schedule, reference, basis and generator")

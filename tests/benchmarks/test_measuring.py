@@ -11,7 +11,7 @@ from benchmarks.contest import WARM_UP, Timing, contest
 from benchmarks.scaling import SERIES, rows, setting
 
 from benchmarks import environment
-from sottovoce.bench import round as bench
+from studies.bench import round as bench
 
 # Answers its number of turns so far as seconds, and writes its name down.
 CONTENDER = """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from studies.exactness import collect
+
 from sottovoce.channel import Channel, open_channel
-from sottovoce.channel.exactness import collect
 
 SIGMA = 0.0147
 SECRET = bytes(range(32))

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 import pytest
+from studies.exactness import STATISTICS
 
 from sottovoce.channel import SeededRandomness
-from sottovoce.channel.exactness import STATISTICS
 from sottovoce.channel.polar import codec
 from sottovoce.channel.polar.model import scale_number
 

@@ -25,7 +25,7 @@ for each in (lrsuq._encode_blocks, lrsuq._decode_blocks, codec.cancel, codec.tak
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-import sottovoce.simulation.training
+import sottovoce.run.training
 from sottovoce.channel import CHANNELS, ChannelError, open_channel
 for name in CHANNELS:
     try:

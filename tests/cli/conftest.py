@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from sottovoce.cli import main
 from sottovoce.cli.application import app
-from tests.experiments.conftest import tables  # noqa: F401
 from tests.small import SMALL
 
 Failing = Callable[..., str]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from tests.data.hospitals import folder
-from tests.simulation.test_comparison import site
+from tests.run.test_comparison import site
 
 from .conftest import Failing
 

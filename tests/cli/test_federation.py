@@ -12,7 +12,7 @@ from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.onboarding.tokens import new_token
-from tests.simulation.test_folder import sites
+from tests.run.test_folder import sites
 
 from .conftest import Failing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from tests.simulation.test_folder import sites
+from tests.run.test_folder import sites
 from tests.small import SMALL
 
 from .conftest import SETTINGS, Failing
@@ -35,6 +36,31 @@ def test_plan_tells_the_costs_before_any_training() -> None:
         / (np.sqrt(np.log(1e5) + 16) - np.sqrt(np.log(1e5)))
     )
     assert costs["sigma"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("key", ["model", "features"])
+@pytest.mark.parametrize("command", ["plan", "train", "compare", "federate", "resume"])
+def test_code_that_a_plan_file_names_is_not_imported(
+    command: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: Failing
+) -> None:
+    """Not from the current folder either, where a plan and its code may have been unpacked together."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "trap", raising=False)
+    Path("trap.py").write_text("open('sprung', 'w').close()\ndef build(*shape): raise ValueError")
+    plan = Path("plan.toml")
+    plan.write_text(f'{key} = "trap:build"\n')
+    words = {
+        "plan": ["plan", "plan.toml"],
+        "train": ["train", "plan.toml", "--out", "run"],
+        "compare": ["compare", "plan.toml", "--out", "run"],
+        "federate": ["federate", "--plan", "plan.toml", "--out", "run"],
+        "resume": ["train", "--resume", "--out", "."],
+    }[command]
+    assert f"name it yourself, with {key}=trap:build or --{key} trap:build" in failing(*words)
+    assert not Path("sprung").exists()
+    if command == "plan":  # named on the command line, it is
+        failing(*words, f"--{key}", "trap:build")
+        assert Path("sprung").exists()
 
 
 def test_plan_lists_every_key() -> None:
@@ -73,7 +99,8 @@ def test_results_of_a_reproduction_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_resumes_to_its_result(run: Path) -> None:
-    answer = runner.invoke(app, ["train", "--resume", "--out", str(run), "--json"])
+    words = ["train", "--resume", "--out", str(run), "--model", SMALL["model"], "--json"]
+    answer = runner.invoke(app, words)
     assert json.loads(answer.stdout) == json.loads((run / "result.json").read_text())
 
 
@@ -143,3 +170,10 @@ def test_a_damaged_model_is_refused(run: Path, tmp_path: Path, failing: Failing)
         (broken / name).write_bytes((run / name).read_bytes())
     (broken / "model.safetensors").write_bytes(b"garbage")
     assert "damaged" in failing("evaluate", str(broken), "--model", SMALL["model"])
+
+
+def test_a_large_delta_is_doubted_before_and_after_training(tmp_path: Path) -> None:
+    words = [f"dataset={sites(tmp_path / 'sites')}", "rounds=1", "delta=0.02"]
+    assert "δ = 0.02 is above a tenth of one over" in runner.invoke(app, ["plan", *words]).stdout
+    trained = runner.invoke(app, ["train", *words, "--out", str(tmp_path / "run")])
+    assert "δ = 0.02 is above a tenth of one over" in trained.stdout

@@ -23,7 +23,7 @@ from sottovoce.foreign import ForeignError, foreign_plan
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.training import evaluate, train
+from sottovoce.run.training import evaluate, train
 
 NAME = "tests.features.test_local:halves"
 PLAN = Plan.load(overrides={"features": NAME})

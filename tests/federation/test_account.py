@@ -18,8 +18,8 @@ from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.privacy.witness import Witness
-from sottovoce.simulation.training import train
-from tests.simulation.test_folder import planned, sites
+from sottovoce.run.training import train
+from tests.run.test_folder import planned, sites
 
 
 @pytest.fixture(scope="module")

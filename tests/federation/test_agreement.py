@@ -215,3 +215,23 @@ def test_the_smallest_participant_has_as_many_records_as_the_plan_averages_over(
         agreement.frozen([39, 50, 60])
     everything = real(gradient_records=0, context="public", context_records=0)
     assert everything.frozen([1, 2, 3]).sizes == (1, 2, 3)
+
+
+def test_a_delta_that_nobody_set_is_settled_with_the_sizes_at_both_ends_alike() -> None:
+    agreement = real(gradient_records=0)
+    assert "\ndelta =" not in agreement.to_toml()
+    received = Agreement.parse(agreement.to_toml())
+    assert received.digest() == agreement.digest()
+    frozen = agreement.frozen([80_000, 90_000, 100_000])
+    assert frozen.plan.delta == pytest.approx(1e-6)
+    assert received.frozen([80_000, 90_000, 100_000]).digest() == frozen.digest()
+    assert Agreement.parse(frozen.to_toml()) == frozen
+    assert agreement.frozen([80, 90, 100]).plan.delta == 1e-5
+
+
+def test_an_agreement_is_not_frozen_with_a_delta_that_may_give_a_record_away() -> None:
+    agreement = Agreement.parse(real(gradient_records=0, delta=0.009).to_toml())
+    assert agreement.plan.delta == 0.009
+    assert agreement.frozen([80, 90, 100]).plan.delta == 0.009
+    with pytest.raises(SottovoceError, match=r"delta=0.009 is above one over the records of the smallest"):
+        agreement.frozen([90, 90, 100])

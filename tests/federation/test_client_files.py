@@ -13,7 +13,7 @@ from sottovoce.data import division, load, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_files import agree, write_client_files
-from tests.simulation.test_folder import planned, sites
+from tests.run.test_folder import planned, sites
 from tests.small import federated_plan
 
 

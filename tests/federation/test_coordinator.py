@@ -26,7 +26,7 @@ from sottovoce.federation.rollback import Footprint
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.witness import Witness
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 
 from .world import World, charged, everyone_paid, ledger, same
 

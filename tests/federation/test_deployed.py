@@ -21,8 +21,8 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.simulation.training import train
-from tests.simulation.test_folder import sites
+from sottovoce.run.training import train
+from tests.run.test_folder import sites
 from tests.small import federated_plan
 
 from .overhearing import found, overheard

@@ -18,8 +18,8 @@ from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.models import state_dict_at
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
+from sottovoce.run.training import train
 from sottovoce.server import Server
-from sottovoce.simulation.training import train
 
 from .world import World, charged, ledger
 

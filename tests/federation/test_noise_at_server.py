@@ -16,8 +16,8 @@ from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
+from sottovoce.run.training import train
 from sottovoce.server import Server
-from sottovoce.simulation.training import train
 from tests.small import noise_draws
 
 from .world import World, everyone_paid, ledger, same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -188,7 +189,9 @@ def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Pa
 
 
 def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
-    world = world_of(tmp_path, delta=0.9, epsilon=1.0)
+    world = world_of(tmp_path, epsilon=1.0)
+    greedy = world.agreement.plan.replace(delta=0.9)  # which no plan that is resolved here has
+    world.agreement = dataclasses.replace(world.agreement, plan=greedy)
     one = run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
         Site(world).node(world.agreement).enrol(one.offer())

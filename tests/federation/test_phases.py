@@ -13,7 +13,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Options
 from sottovoce.modelfile import load_tensors
 from sottovoce.release import Release
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 
 from .world import QUICK, World, same
 

@@ -13,7 +13,7 @@ from sottovoce.modelfile import GeneratorFile
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
-from sottovoce.simulation.training import evaluate, train
+from sottovoce.run.training import evaluate, train
 
 from .test_coordinator import SHARES
 from .world import World, ledger, same

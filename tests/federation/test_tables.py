@@ -29,8 +29,8 @@ from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
-from sottovoce.simulation.training import train
-from tests.simulation.test_folder import sites
+from sottovoce.run.training import train
+from tests.run.test_folder import sites
 from tests.small import ILL
 
 from .world import World, same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
+from tests.run.test_folder import sites
 
 from .live import live
 
@@ -40,3 +42,22 @@ def test_a_future_client_without_labels_gets_its_prior(
     assert over_http["epsilon"] == at_home["epsilon"]
     for name in ("home", "away"):
         assert load_file(tmp_path / name)["1.weight"].shape == (10, 64)
+
+
+@pytest.mark.parametrize("task", ["classes", "labels", "number"])
+def test_a_site_joins_a_run_of_tables_with_the_default_preset_over_the_network(
+    tmp_path: Path, task: str
+) -> None:
+    folder = sites(tmp_path / "sites", task)
+    plan = Plan.load(overrides={"dataset": str(folder), "rounds": 3, "epsilon": 4})
+    train(plan, tmp_path / "run")
+    (tmp_path / "east").mkdir()
+    mine = Path(shutil.copy(folder / "west.csv", tmp_path / "east" / "east.csv"))
+    with live(create_service(tmp_path / "run", open_to_all=True)) as url:
+        joined = onboard(url, mine, tmp_path / "east" / "model.safetensors")
+    again = personalize(tmp_path / "run", mine, tmp_path / "east" / "here.safetensors")
+    assert joined["epsilon"] == again["epsilon"]
+    over_the_network, here = (
+        load_file(tmp_path / "east" / f"{name}.safetensors") for name in ("model", "here")
+    )
+    assert all(over_the_network[name].equal(here[name]) for name in here)

@@ -27,9 +27,9 @@ from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.training import evaluate, train
+from sottovoce.run.training import evaluate, train
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
-from tests.simulation.test_folder import planned, sites
+from tests.run.test_folder import planned, sites
 from tests.small import SMALL, small_plan, tiny
 
 from .live import live

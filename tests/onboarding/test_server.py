@@ -195,9 +195,11 @@ def _stub(**releases: object) -> Onboarding:
     return stub
 
 
-def test_a_body_is_a_key_and_a_padded_context_and_without_contexts_a_key() -> None:
-    assert _stub(context=SimpleNamespace(largest_message=1000)).largest_body == 32 + 1000 + 256
-    assert _stub().largest_body == 32
+@pytest.mark.parametrize("largest", [0, 1, 252, 253, 1000, 1024])
+def test_a_body_is_a_key_and_a_padded_context_which_is_empty_where_none_is_released(largest: int) -> None:
+    allowed = _stub(context=SimpleNamespace(largest_message=largest)).largest_body
+    assert allowed == 32 + len(pad(bytes(largest), BUCKET))
+    assert _stub().largest_body == 32 + len(pad(b"", BUCKET))
 
 
 def test_without_contexts_everybody_gets_the_shared_model_and_nothing_is_kept() -> None:

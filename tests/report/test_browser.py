@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.reproduction import write_reproduction
 
-from sottovoce.experiments.reproduction import write_reproduction
 from sottovoce.report.run import write_report
-from tests.experiments.test_reproduction import example_index
+from tests.studies.test_reproduction import example_index
 
 from .example import example_rounds, write_example
 from .webdriver import CHROMIUM, DRIVER, Browser

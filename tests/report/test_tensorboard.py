@@ -10,8 +10,8 @@ import pytest
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.report.tensorboard import SCALARS, round_scalars
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.training import train
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.training import train
 
 
 def test_every_round_of_a_run_is_logged_with_its_values(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import (
-    bench,
     check,
     compare,
     datasets,
@@ -19,8 +18,8 @@ from sottovoce.cli import (
     ledger,
     models,
     quickstart,
-    reproduce,
     runs,
+    studies,
 )
 
 
@@ -49,11 +48,10 @@ runs.register(app)
 check.register(app)
 compare.register(app)
 models.register(app)
-reproduce.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
-app.add_typer(bench.app, name="bench", cls=Commands)
+studies.register(app)
 
 
 def _version(asked: bool) -> None:

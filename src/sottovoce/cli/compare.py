@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from sottovoce.cli.display import as_json, err, feature_progress
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import JSON, SETTINGS
+from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, SETTINGS
 from sottovoce.cli.runs import plan_of
 
 
@@ -25,6 +25,8 @@ def register(app: typer.Typer) -> None:
 def compare(
     settings: list[str] = SETTINGS,
     out: Path = typer.Option(..., help="Folder for compare.json, compare.html, compare.svg and ledgers."),
+    model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
     json: bool = JSON,
 ) -> None:
     """Rehearse: every client alone, one model for all, a blend of both; who gains, who loses.
@@ -33,13 +35,13 @@ def compare(
     looking at the accuracies is not covered by ε.
     """
     from sottovoce.report.comparison import clients_table, write_comparison
-    from sottovoce.simulation.comparison import ROWS
-    from sottovoce.simulation.comparison import compare as compare_rows
+    from sottovoce.run.comparison import ROWS
+    from sottovoce.run.comparison import compare as compare_rows
 
     words = list(settings or [])
     if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):
         words.append("preset=best")
-    plan = plan_of(words)
+    plan = plan_of(words, model, features)
     with ExitStack() as stack:
         found = compare_rows(
             plan,

@@ -17,6 +17,7 @@ from sottovoce.cli.options import (
     LEDGER,
     MODEL,
     MODEL_OUT,
+    OWN_MODEL,
     SETTINGS,
     YES,
 )
@@ -59,6 +60,7 @@ def federate(
         False, help="Log bytes, norms and accuracies per client: the server's own, and charged to nobody."
     ),
     threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
+    model: str = OWN_MODEL,
     app: Path = typer.Option(None, help="Run this app instead of writing one."),
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
     json: bool = JSON,
@@ -84,7 +86,7 @@ def federate(
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
-    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])])
+    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model)
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")

@@ -40,7 +40,7 @@ def models(
     A file is named after its client and explains itself: sottovoce predict needs nothing else.
     """
     from sottovoce.report.table import Table
-    from sottovoce.simulation.export import write_models
+    from sottovoce.run.export import write_models
 
     with progress_over("writing") as progress:
         written = write_models(run, out, clients=client, module=model, progress=progress)

@@ -63,3 +63,12 @@ FEATURES = typer.Option(
     metavar="NAME",
     help="The run's own feature map, package.module:function, if any; what a file names is not imported.",
 )
+OWN_MODEL = typer.Option(
+    None,
+    "--model",
+    metavar="NAME",
+    help="Own model, package.module:function; what a file names is not imported.",
+)
+OWN_FEATURES = typer.Option(
+    None, "--features", metavar="NAME", help="Own feature map, package.module:function, likewise."
+)

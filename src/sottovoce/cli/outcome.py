@@ -22,6 +22,8 @@ from sottovoce.report.numbers import (
 
 def show(result: dict[str, Any], directory: Path) -> None:
     """What a run came to: accuracy, what was spent, what was sent."""
+    from sottovoce.data import delta_doubt
+
     accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]
     target = (
         ""
@@ -48,6 +50,9 @@ def show(result: dict[str, Any], directory: Path) -> None:
     )
     judged = label(result.get("metric", "accuracy"))
     show_clients(result.get("clients", []), result.get("unit", "record"), judged, accuracy)
+    sizes = [client["size"] for client in result.get("clients", []) if client["role"] == "participant"]
+    for doubt in delta_doubt(result["delta"], min(sizes)) if sizes and spent["target"] is not None else []:
+        out.print(f"[dark_orange]•[/] {doubt}", soft_wrap=True, highlight=False)
     if result["seeded"]:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,16 @@ from sottovoce.cli.options import (
     JSON,
     MODEL,
     MODEL_OUT,
+    OWN_FEATURES,
+    OWN_MODEL,
     SETTINGS,
     YES,
 )
 from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
-from sottovoce.errors import SottovoceError, nearest
+from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys
+from sottovoce.plan_text import split
 from sottovoce.report.numbers import (
     data_size,
     duration,
@@ -66,6 +70,8 @@ def register(app: typer.Typer) -> None:
 def plan(
     settings: list[str] = SETTINGS,
     keys_: bool = typer.Option(False, "--keys", help="List every key with its meaning, and stop."),
+    model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
     json: bool = JSON,
 ) -> None:
     """Say what a run will cost before it starts: noise, ε per client, bytes each way, time."""
@@ -76,9 +82,9 @@ def plan(
         else:
             facts("Keys of a plan", {name: f"{text} ({default})" for name, default, text in rows})
         return
-    from sottovoce.simulation import cost
+    from sottovoce.run import cost
 
-    costs = cost.outline(plan_of(settings))
+    costs = cost.outline(plan_of(settings, model, features))
     if json:
         as_json(costs)
         return
@@ -123,17 +129,23 @@ def train(
     threads: int = THREADS,
     tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
     cache: bool = typer.Option(True, help="Keep computed features in the cache, for the next run."),
+    model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
     json: bool = JSON,
 ) -> None:
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
-    from sottovoce.simulation.directory import RunDirectory
+    from sottovoce.run.directory import RunDirectory
 
     if threads:
         torch.set_num_threads(threads)
     _check_device(device)
-    chosen = RunDirectory(out).plan() if resume and not settings else plan_of(settings)
+    if resume and not settings:
+        chosen = RunDirectory(out).plan()
+        _check_code(chosen, {"model": model, "features": features}, out / "plan.toml")
+    else:
+        chosen = plan_of(settings, model, features)
     run_plan(
         chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard
     )
@@ -147,7 +159,7 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Evaluate a finished run again, on participants and future clients."""
-    from sottovoce.simulation.training import evaluate as evaluate_run
+    from sottovoce.run.training import evaluate as evaluate_run
 
     _check_device(device)
     with err.status("evaluating"):
@@ -188,12 +200,11 @@ def report(
     json: bool = JSON,
 ) -> None:
     """Write report.html, one self-contained page about a run, or about a reproduction of the paper."""
-    from sottovoce.experiments.index import read_index
-    from sottovoce.experiments.reproduction import write_reproduction
+    from sottovoce.cli.studies import study
     from sottovoce.report.run import write_report
 
-    index = run / "index.json"
-    path = write_reproduction(read_index(index), run / "report.html") if index.exists() else write_report(run)
+    reproduced = (run / "index.json").exists()
+    path = study("reproduction").write_report(run) if reproduced else write_report(run)
     answer({"report": str(path)}, f"report: {path}", json=json)
 
 
@@ -225,13 +236,32 @@ def _range(least: object, most: object) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def plan_of(settings: list[str] | None) -> Plan:
-    """A plan from command-line words: at most one file, before or among the key=value settings."""
+def plan_of(settings: list[str] | None, model: str | None = None, features: str | None = None) -> Plan:
+    """A plan from command-line words: at most one file, before or among the key=value settings.
+
+    Code that the file names must be named on the command line too: as a setting, or by `model`, `features`.
+    """
     words = list(settings or [])
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
         raise PlanError(f"'{files[1]}' is a second plan file: give one, and settings as key=value")
-    return Plan.load(files[0] if files else None, [word for word in words if "=" in word])
+    typed = dict(split(word) for word in words if "=" in word)
+    typed |= {name: code for name, code in (("model", model), ("features", features)) if code}
+    plan = Plan.load(files[0] if files else None, typed)
+    _check_code(plan, typed, *files)
+    return plan
+
+
+def _check_code(plan: Plan, typed: Mapping[str, str | None], *source: object) -> None:
+    """Refuses code that a file names and nobody has typed: plans are passed around, and are no programs."""
+    for name in ("model", "features"):
+        code = getattr(plan, name)
+        if ":" in code and typed.get(name) != code:
+            where = "".join(f"{file} names " for file in source)
+            raise PlanError(
+                f"{where}{name}={shown(code)}, which is code: if you trust it, name it yourself, with "
+                f"{name}={shown(code)} or --{name} {shown(code)}"
+            )
 
 
 def run_plan(

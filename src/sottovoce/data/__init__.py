@@ -18,6 +18,7 @@ from sottovoce.data.clients import (
     FederatedDataset,
     check_sizes,
     client_names,
+    delta_doubt,
     divide,
     division,
     resolve,
@@ -27,6 +28,7 @@ from sottovoce.data.clients import (
     split_participant,
     split_seeds,
     training_size,
+    with_delta,
 )
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import Description
@@ -57,6 +59,7 @@ __all__ = [
     "check_sizes",
     "client_files",
     "client_names",
+    "delta_doubt",
     "divide",
     "division",
     "fetch",
@@ -75,6 +78,7 @@ __all__ = [
     "split_participant",
     "split_seeds",
     "training_size",
+    "with_delta",
 ]
 
 NAMES = ("mnist-small", *PUBLIC)

@@ -300,7 +300,37 @@ def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
             f"gradient_records={wanted}, but the smallest participant has {available} training records: "
             f"set gradient_records to at most {available}, or 0 for all"
         )
+    plan = with_delta(plan, available)
     return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
+
+
+def with_delta(plan: Plan, training: int) -> Plan:
+    """The plan with its δ, where the smallest participant trains on so many records (units).
+
+    A δ of 1/m allows that one of m records is given away whole, so no plan has more. Who sets none gets 1e-5,
+    or a tenth of 1/m where that is less. m counts all records of that participant (see `training_size`).
+
+    >>> with_delta(Plan(), 400).delta, with_delta(Plan(), 400_000).delta
+    (1e-05, 2e-07)
+    """
+    records = -(-training * 5 // 4)
+    if plan.private and "delta" in plan.given and plan.delta * records > 1:
+        raise PlanError(
+            f"delta={plan.delta:g} is above one over the records of the smallest client, {records:,}: "
+            f"somebody's record may be given away whole, set at most {0.1 / records:.1g}"
+        )
+    usual = min(plan.delta, 1 / (10 * records))
+    return plan if "delta" in plan.given or plan.delta == usual else plan.replace(delta=usual)
+
+
+def delta_doubt(delta: float, records: int) -> list[str]:
+    """What to say about a δ that is allowed for a smallest client of so many records, and large."""
+    if delta * records <= 0.1 * (1 + 1e-9):
+        return []
+    return [
+        f"δ = {delta:g} is above a tenth of one over the records of the smallest client, {records:,}: "
+        f"somebody's record may be given away whole with a chance of {100 * min(1.0, delta * records):.0f} %"
+    ]
 
 
 def check_sizes(context_records: int, participant: int, future: int | None) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.data import Facts
+from sottovoce.data import Facts, with_delta
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import chosen, described_facts, settled
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
@@ -101,7 +101,13 @@ class Agreement:
         return agreement.frozen(sizes) if sizes else agreement
 
     def to_toml(self) -> str:
-        """The file; `load` of it gives the same agreement back."""
+        """The file; `load` of it gives the same agreement back.
+
+        A δ that nobody set is not in it while it is open: it follows from the sizes, at both ends alike.
+        """
+        plan = self.plan.to_toml()
+        if self.open and "delta" not in self.plan.given:
+            plan = "".join(line for line in plan.splitlines(True) if not line.startswith("delta ="))
         fields = self.facts.fields()
         source = fields.pop("source", None)
         lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
@@ -109,7 +115,7 @@ class Agreement:
             lines += ["", "[records.source]"]
             lines += [f"{name} = {json.dumps(value)}" for name, value in source.items()]
         sizes = f"sizes = {list(self.sizes)}\n" if self.sizes else ""
-        return self.plan.to_toml() + sizes + "\n[records]\n" + "\n".join(lines) + "\n"
+        return plan + sizes + "\n[records]\n" + "\n".join(lines) + "\n"
 
     @property
     def open(self) -> bool:
@@ -134,7 +140,7 @@ class Agreement:
                 "gradient_records or context_records: lower them"
             )
         alike = least if len(set(sizes)) == 1 else 0
-        resolved = plan.replace(
+        resolved = with_delta(plan, least).replace(
             gradient_records=plan.gradient_records or alike, context_records=plan.context_records or alike
         )
         return replace(self, plan=resolved, sizes=tuple(sizes))

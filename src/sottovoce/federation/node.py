@@ -45,7 +45,7 @@ from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
-from sottovoce.simulation.dry_run import dry_client
+from sottovoce.run.dry_run import dry_client
 
 
 class Declined(SottovoceError):

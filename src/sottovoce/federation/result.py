@@ -18,8 +18,8 @@ from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.result import description, downlink, protected_unit
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.result import description, downlink, protected_unit
 
 
 def write_run(

@@ -23,14 +23,14 @@ from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
-from sottovoce.federation.padding import unpad
+from sottovoce.federation.padding import pad, unpad
 from sottovoce.files import kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.onboarding.contexts import Contexts
 from sottovoce.onboarding.specification import BUCKET, NAME, Specification
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.export import open_server
 from sottovoce.server import Server
-from sottovoce.simulation.directory import RunDirectory
-from sottovoce.simulation.export import open_server
 
 KEY_FILE = "service.key"
 CONTEXTS_FILE = "contexts.sqlite"
@@ -143,7 +143,8 @@ class Onboarding:
     def largest_body(self) -> int:
         """Bytes beyond which a request cannot be a context of this run."""
         context = self.blueprint.releases.get("context")
-        return KEY_BYTES + (0 if context is None else context.largest_message + BUCKET)
+        largest = 0 if context is None else context.largest_message
+        return KEY_BYTES + len(pad(bytes(largest), BUCKET))
 
     def context_model(self) -> bytes | None:
         """The shared coefficients behind contexts that use a model, float32, or None."""

@@ -22,7 +22,7 @@ from sottovoce.federation.flower.server_app import Conductor
 from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
-from sottovoce.simulation.training import train
+from sottovoce.run.training import train
 from tests.federation.world import World, same
 
 

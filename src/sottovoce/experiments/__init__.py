@@ -1,8 +1,0 @@
-"""The paper's evaluation as data and code: every table a TOML with the published values beside its plans.
-
-`cells` reads the tables, `grid` turns cells and seeds into runs, `execution` hands them to workers (`work`)
-in a `pool` of processes here or on the machines of a `cluster`, `summary` keeps what a run leaves behind,
-`index` makes results/index.json of it, `tables` and `figures` show it, `reproduction` as a page and `merge`
-in docs/results.md. `standalone` is a plain entry.
-All runs are seeded simulations on public data: they reproduce, and they protect nobody.
-"""

@@ -1,0 +1,167 @@
+"""What a plan will cost, said before any training: noise, ε of every client, bytes each way, and time.
+
+Noise and ε follow from the plan alone. Bytes and time are measured: one release on made-up records of the
+right shape, through the real gradients and the real channel, times the number of releases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from sottovoce import data
+from sottovoce.blueprint import Blueprint, draw
+from sottovoce.data.description import random_records
+from sottovoce.features.kept import described_facts, settled
+from sottovoce.plan import Plan, PlanError
+from sottovoce.privacy import schedule
+from sottovoce.privacy.accounting import mu_squared
+from sottovoce.run.result import protected_unit, site_rows
+from sottovoce.tasks import open_task
+
+# In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
+TYPICAL_NORM = 0.3
+SENSIBLE_EPSILON = 20.0
+DEPLOYED_ROUND_SECONDS = 8.0
+"""Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
+
+
+def blueprint_for(plan: Plan) -> Blueprint:
+    """The blueprint of a plan; the dataset is read only where its facts are not public knowledge."""
+    return _planned(plan)[0]
+
+
+def _planned(plan: Plan) -> tuple[Blueprint, list[dict[str, Any]]]:
+    """The blueprint of a plan, and each client with its size, σ and ε where records say who they are."""
+    public = data.PUBLIC.get(plan.dataset)
+    if public is not None and plan.partition != "client":
+        clients = plan.participants + plan.future_clients
+        size = plan.records_per_client or public.records // clients
+        if clients * size > public.records or size == 0:
+            raise PlanError(
+                f"{clients} clients × {max(size, 1)} records is more than the {public.records} of "
+                f"{plan.dataset}: lower participants, future_clients or records_per_client"
+            )
+        data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
+        facts = described_facts(public.facts, plan, plan.features)
+        return draw(data.resolve(plan, [size]), facts, plan.model), []
+    records = data.load(plan.dataset)
+    plan = data.settle(settled(plan, records.facts), records)
+    federation = data.divide(records, plan)
+    sizes = federation.participants.sizes
+    trained = [data.training_size(size) for size in sizes]
+    facts = described_facts(federation.facts, plan, plan.features)
+    blueprint = draw(data.resolve(plan, sizes), facts, plan.model, trained)
+    return blueprint, site_rows(blueprint, federation)
+
+
+def outline(plan: Plan) -> dict[str, Any]:
+    """The costs of a plan, as `sottovoce plan --json` prints them."""
+    blueprint, clients = _planned(plan)
+    resolved = blueprint.plan
+    counts = schedule.counts(blueprint.schedule, resolved.participants)
+    releases = int(counts.sum())
+    message, seconds = _one_release(blueprint)
+    made_up = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(resolved.seed))
+    downlink = len(blueprint.downlink("gradient").encode(made_up))
+    private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
+
+    def spent(participant: int) -> float | None:
+        kinds = blueprint.participant_counts(int(counts[participant]))
+        return blueprint.epsilon(kinds, participant) if private else None
+
+    return {
+        "model_parameters": blueprint.basis.size,
+        "coefficients": blueprint.coefficients,
+        "basis": blueprint.basis.kind,
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "releases_context": resolved.releases_context,
+        "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
+        "releases": releases,
+        "releases_min": int(counts.min()),
+        "releases_max": blueprint.releases_max,
+        "promise": promise(blueprint),
+        "doubts": doubts(blueprint),
+        "epsilon": spent(busiest),
+        "epsilon_min": spent(idlest),
+        "epsilon_future": blueprint.epsilon(blueprint.future_counts) if private else None,
+        "delta": resolved.delta,
+        "accounting": resolved.accounting,
+        "uplink_bytes": releases * message,
+        "message_bytes": message,
+        "downlink_bytes": releases * downlink,
+        "downlink_message_bytes": downlink,
+        "downlink_once_bytes": blueprint.once_downlink_bytes,
+        "seconds": releases * seconds,
+        "seconds_deployed": resolved.rounds * DEPLOYED_ROUND_SECONDS,
+        "unit": protected_unit(blueprint.facts),
+        "clients": clients,
+        "plan": dataclasses.asdict(resolved),
+    }
+
+
+def doubts(blueprint: Blueprint) -> list[str]:
+    """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
+    plan = blueprint.plan
+    said: list[str] = []
+    sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
+    if not plan.private:
+        return said
+    said += data.delta_doubt(plan.delta, min(blueprint.sizes))
+    if plan.epsilon > SENSIBLE_EPSILON:
+        mu = math.sqrt(mu_squared(plan.epsilon, plan.delta, plan.accounting))
+        right = 50 * (1 + math.erf(mu / 2 / math.sqrt(2)))
+        said.append(
+            f"ε = {plan.epsilon:g} promises little: "
+            f"a guess about a record may be right {right:.1f} times in 100"
+        )
+    if sigma > plan.clip and not plan.noise_at_server:
+        said.append(
+            f"σ = {sigma:.3g} is above the clip bound {plan.clip:g}: a release is nearly all noise; "
+            "more records, a larger ε or fewer rounds help"
+        )
+    return said
+
+
+def promise(blueprint: Blueprint) -> str:
+    """Who learns almost nothing about a record, and from what: the promise of a plan in one sentence."""
+    plan, unit = blueprint.plan, protected_unit(blueprint.facts)
+    if not plan.private:
+        return "none: nothing gets noise, and nobody is protected"
+    if plan.noise_at_server:
+        who = "every generator and model, but no release, which the server alone may see,"
+    else:
+        who = "every release, generator and model"
+    return (
+        f"who sees {who} learns almost the same if one {unit} were another "
+        f"(ε = {plan.epsilon:g}, δ = {plan.delta:g})"
+    )
+
+
+def _one_release(blueprint: Blueprint) -> tuple[int, float]:
+    """Bytes and seconds of one gradient release, the second of two, so that nothing is compiled in it.
+
+    The bytes are those of a client of middle size: a large one adds less noise, and needs more of them.
+    """
+    middle = int(np.argsort(blueprint.sizes)[len(blueprint.sizes) // 2])
+    plan, release = blueprint.plan, blueprint.releases_of(middle)["gradient"]
+    generator = torch.Generator().manual_seed(plan.seed)
+    x = random_records(blueprint.facts, max(blueprint.sizes), generator)
+    y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)
+    u = np.random.default_rng(plan.seed).normal(size=release.size)
+    u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
+    secret = secrets.token_bytes(32)
+    for attempt in ("warm-up", "measured"):
+        started = time.perf_counter()
+        release.statistic(data.Records(x, y), torch.zeros(release.size))
+        message = release.encode(u, secret=secret, stream=(attempt,))
+        release.decode(message, secret=secret, stream=(attempt,))
+        seconds = time.perf_counter() - started
+    return len(message), seconds

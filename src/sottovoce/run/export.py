@@ -1,0 +1,122 @@
+"""Models out of a finished run: one file for each participant, made of what its ledger has charged already.
+
+A participant's coefficients are post-processing of releases, so its model costs nothing further, and writing
+it again gives the same. A class prior is in the coefficients: it sits on the model's last bias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.blueprint import Blueprint, draw, participant_name
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.files import write_atomically
+from sottovoce.generator import open_generator
+from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.run.directory import RunDirectory
+from sottovoce.server import Server
+
+Progress = Callable[[str, int], None]
+
+
+def open_server(file: GeneratorFile, module: nn.Module | str | None = None) -> Server:
+    """The trained server of a finished run, whose file may be another party's.
+
+    `module` if it was trained with one of the user's own: from Python, or as 'package.module:function'.
+    """
+    blueprint = draw(file.plan, file.facts, module, file.sizes)
+    if file.reference != blueprint.reference_digest:
+        raise SottovoceError(
+            f"the run was trained with another model than model={file.plan.model} gives: pass its own module"
+        )
+    _check_state(blueprint, file.state)
+    server = Server(blueprint)
+    server.load_state(file.state)
+    return server
+
+
+def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
+    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
+    plan, size = blueprint.plan, blueprint.statistic.size
+    with torch.device("meta"):
+        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
+        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
+    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
+    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
+    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
+    if "confusion" in state:  # files of version 0.1 have none
+        classes = blueprint.facts.classes
+        shapes.update(confusion=(classes, classes), confused=(plan.participants,))
+    own = {name for name in state if name.startswith("generator.own.")}
+    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
+        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
+    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
+    for name, shape in shapes.items():
+        flags = {"known": torch.bool, "confused": torch.bool, "round": torch.int64}
+        dtype = flags.get(name, torch.float32)
+        found = state.get(name)
+        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
+            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
+        if not bool(torch.isfinite(found).all()):
+            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
+
+
+def write_models(
+    run: str | Path,
+    out: str | Path,
+    *,
+    clients: Sequence[str] = (),
+    module: nn.Module | str | None = None,
+    progress: Progress = lambda client, of: None,
+) -> list[dict[str, Any]]:
+    """Writes the models of a run's participants into the folder `out`, each under its client's name.
+
+    `clients` are the names of those that are wanted, by default all. Returns for each of them `client`,
+    `model` (the file), `epsilon` and `delta`. `progress` hears each name and how many there are.
+    """
+    directory = RunDirectory(run)
+    result = directory.result()
+    file = GeneratorFile.read(directory.model_file, model=module)
+    names = file.names or tuple(participant_name(i) for i in range(file.plan.participants))
+    for name in clients:
+        if name not in names:
+            raise SottovoceError(f"no participant of {run} is called '{name}': {nearest(name, names)}")
+    files = [file_name(name) for name in names]
+    for name, other in zip(files, names, strict=True):
+        if files.count(name) > 1:
+            raise SottovoceError(f"two participants would be one file, {name}, such as '{other}': rename one")
+    server, folder = open_server(file, module), Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
+    written = []
+    for participant, name in enumerate(names):
+        if clients and name not in clients:
+            continue
+        progress(name, len(clients or names))
+        path = folder / files[participant]
+        spent = result["epsilon"]["per_client"].get(name)
+        coefficients = server.coefficients([participant])[0]
+        model = personal_model(server.blueprint, coefficients, run=file.run, client=name, epsilon=spent)
+        write_atomically(path, model)
+        written.append(
+            {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
+        )
+    return written
+
+
+def file_name(client: str) -> str:
+    """What a client's model is called, whatever the client is called.
+
+    >>> file_name("St. Mary's/north"), file_name("../.."), file_name("Zürich 2")
+    ('St. Mary_s_north.safetensors', '_._...safetensors', 'Zürich 2.safetensors')
+    """
+    safe = re.sub(r"[^\w .@+-]|^\W", "_", client)
+    return f"{safe}.safetensors"

@@ -1,0 +1,265 @@
+"""The simulator: the whole federation in one process, message by message.
+
+Clients and server are the real ones; the simulator only carries their bytes, decodes them with the
+client's secret, and looks at what a federation would keep private (signal norms, accuracies).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.blueprint import Blueprint, client_secret
+from sottovoce.central import Update
+from sottovoce.client import Asked, Client, release_together
+from sottovoce.cores import batched, side_by_side
+from sottovoce.data import ClientRecords, FederatedDataset
+from sottovoce.errors import SottovoceError
+from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.release import server_randomness
+from sottovoce.run.updates import Updates
+from sottovoce.server import Server
+
+TOGETHER = 64
+"""Clients that release, or are evaluated, side by side; what they make is in memory at once."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round whose clients know their coefficients (clients, k) and have not released yet."""
+
+    number: int
+    participants: list[int]
+    clients: list[Client]
+    coefficients: Tensor
+    context_bytes: int
+    downlink_bytes: int
+    started: float
+
+
+@dataclass(frozen=True)
+class Made:
+    """A release that a client has made: the bytes that left and, if wanted, what they say."""
+
+    client: Client
+    bytes: int
+    decoded: np.ndarray | None
+
+
+class Simulation:
+    """A run in progress; `step` advances it by one round."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        federation: FederatedDataset,
+        server: Server,
+        ledger: Ledger | None,
+        *,
+        run: str,
+        master: bytes,
+        updates: Updates | None = None,
+    ) -> None:
+        self.blueprint = blueprint
+        self.federation = federation
+        self.server = server
+        self._ledger = ledger
+        self._run = run
+        self._master = master
+        self._updates = updates
+        self._future_contexts: np.ndarray | None = None
+        self.confusion_bytes = 0
+        """Sent after the last round."""
+
+    @property
+    def done(self) -> bool:
+        return self.server.round >= self.blueprint.plan.rounds
+
+    def step(self) -> dict[str, Any]:
+        """One round; returns its line of rounds.jsonl."""
+        return self.close_round(self.open_round())
+
+    def open_round(self) -> Round:
+        """Contexts if they are due, then the round's clients with their coefficients."""
+        started = time.perf_counter()
+        context_bytes = self._release_contexts() if self.server.contexts_due else 0
+        chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
+        coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.coefficients(chosen))
+        return Round(
+            number=self.server.round + 1,
+            participants=chosen,
+            clients=[self._participant(participant) for participant in chosen],
+            coefficients=coefficients,
+            context_bytes=context_bytes,
+            downlink_bytes=downlink,
+            started=started,
+        )
+
+    def close_round(self, opened: Round, clipped: Tensor | None = None) -> dict[str, Any]:
+        """Releases, decodes and applies a round.
+
+        `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
+        """
+        gain = self.server.gain(opened.participants)
+        releases, sent, signals, noises = {}, 0, list[float](), list[float]()
+        summed = self.blueprint.plan.noise_at_server
+        drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
+        asked = [
+            client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
+            for i, client in enumerate(opened.clients)
+        ]
+        for made in self._released(asked, decoded=drawn is None):
+            sent += made.bytes
+            client = made.client
+            if made.decoded is None or client.participant is None:
+                continue
+            releases[client.participant] = made.decoded
+            if client.signal is not None and not summed:
+                signals.append(float(np.linalg.norm(client.signal)))
+                noises.append(float(np.linalg.norm(made.decoded - client.signal)))
+        effective = None
+        if not summed:
+            effective = self.server.receive_round(releases)
+        else:
+            self.server.receive_update(drawn or self._draw(releases))
+        return {
+            "round": opened.number,
+            "clients": [client.name for client in opened.clients],
+            "bytes": sent,
+            "context_bytes": opened.context_bytes,
+            "downlink_bytes": opened.downlink_bytes,
+            "signal_norm": float(np.mean(signals)) if signals else None,
+            "noise_norm": float(np.mean(noises)) if noises else None,
+            "gain": gain,
+            "effective_gain": effective,
+            "seconds": time.perf_counter() - opened.started,
+            "seen": None,
+            "future": None,
+        }
+
+    def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
+        """The noised sum of the next round, durable before anything is made from it."""
+        plan, number = self.blueprint.plan, self.server.round + 1
+        update = self.server.add_up(releases, server_randomness(plan, self._run, number))
+        if self._updates is None:
+            raise SottovoceError("noise at the server needs a run directory, where its draws are kept")
+        self._updates.commit(update)
+        return update
+
+    def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
+        """Every participant's and every future client's personal model on its held-out records."""
+
+        def participant(index: int) -> tuple[Client, Tensor]:
+            return self._participant(index), self.server.coefficients([index])[0]
+
+        def future(index: int) -> tuple[Client, Tensor]:
+            context = None if self._future_contexts is None else self._future_contexts[index]
+            return self._future(index), self.server.personalize(context)
+
+        seen = _evaluated(map(participant, range(len(self.federation.participants))))
+        return seen, _evaluated(map(future, range(len(self.federation.future))))
+
+    def evaluate_into(self, line: dict[str, Any]) -> None:
+        """Adds the two mean accuracies to a round's line."""
+        seen, future = self.evaluate()
+        line["seen"], line["future"] = mean_accuracy(seen), mean_accuracy(future)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a resumed simulation needs beyond the ledger and the plan."""
+        state = self.server.state()
+        if self._future_contexts is not None:
+            state["future_contexts"] = torch.from_numpy(self._future_contexts)
+            state["confusion_bytes"] = torch.tensor(self.confusion_bytes)
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.server.load_state(state)
+        if "future_contexts" in state:
+            self._future_contexts = state["future_contexts"].numpy()
+            self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
+
+    def _release_contexts(self) -> int:
+        """All participants' contexts, and the future clients' where they release the same; bytes sent."""
+        model = self.server.open_contexts()
+        total = 0
+        participants = map(self._participant, range(self.blueprint.plan.participants))
+        for made in self._released(client.context(model) for client in participants):
+            assert made.client.participant is not None
+            assert made.decoded is not None
+            total += made.bytes
+            self.server.receive_context(made.client.participant, made.decoded)
+        self.server.close_contexts()
+        if not self.blueprint.plan.context_traits.predicted_for_future:
+            self._release_future(model)
+        return total
+
+    def finish(self) -> None:
+        """After the last round: the final generator and, where the plan has them, the last releases."""
+        self.server.finish()
+        if self.blueprint.plan.context_traits.predicted_for_future and self._future_contexts is None:
+            model = self.server.shared_coefficients()
+            participants = map(self._participant, range(self.blueprint.plan.participants))
+            for made in self._released(client.confusion(model) for client in participants):
+                assert made.client.participant is not None
+                assert made.decoded is not None
+                self.confusion_bytes += made.bytes
+                self.server.receive_confusion(made.client.participant, made.decoded)
+            self._release_future(model)
+
+    def _release_future(self, model: Tensor | None) -> None:
+        """The contexts of the future clients, who are at hand here."""
+        clients = map(self._future, range(len(self.federation.future)))
+        decoded = [made.decoded for made in self._released(client.context(model) for client in clients)]
+        size = self.blueprint.releases["context"].size
+        self._future_contexts = np.array(decoded).reshape(len(decoded), size)
+
+    def _participant(self, index: int) -> Client:
+        return self._client(self.federation.names[index], self.federation.participants[index], index)
+
+    def _future(self, index: int) -> Client:
+        return self._client(self.federation.future_names[index], self.federation.future[index])
+
+    def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
+        secret = client_secret(self._master, name)
+        return Client(
+            name,
+            records,
+            self.blueprint,
+            self._ledger,
+            run=self._run,
+            secret=secret,
+            participant=participant,
+        )
+
+    def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
+        """What clients are asked for, some of them at a time: released, and decoded if wanted."""
+        for block in batched(asked, TOGETHER):
+            messages = release_together(block)
+            vectors: Sequence[np.ndarray | None] = [None] * len(block)
+            if decoded:
+                vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
+            for one, message, vector in zip(block, messages, vectors, strict=True):
+                yield Made(one.client, len(message), vector)
+
+    def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
+        asked, message = received
+        client = asked.client
+        release = self.blueprint.releases_of(client.participant)[asked.kind]
+        stream = release.stream(self._run, client.name, asked.round)
+        return release.decode(message, secret=client_secret(self._master, client.name), stream=stream)
+
+
+def _evaluated(models: Iterable[tuple[Client, Tensor]]) -> dict[str, Evaluation]:
+    """Clients' own models on their held-out records, by name."""
+    found: dict[str, Evaluation] = {}
+    for block in batched(models, TOGETHER):
+        evaluations = side_by_side(lambda model: model[0].evaluate(model[1]), block)
+        found.update((client.name, one) for (client, _), one in zip(block, evaluations, strict=True))
+    return found

@@ -1,0 +1,254 @@
+"""A session: one simulated run with its directory, its ledger and its checkpoints, from opening to result.
+
+The order of writing makes it safe to kill at any moment: releases are charged before they leave, rounds are
+logged after they are applied, and messages are forgotten only when a checkpoint has made them superfluous.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from sottovoce import data
+from sottovoce.blueprint import Blueprint, draw, seeded_master
+from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data.folder import LEDGER
+from sottovoce.files import write_atomically
+from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
+from sottovoce.plan import Plan, PlanError
+from sottovoce.privacy import schedule
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.release import spending
+from sottovoce.run.directory import RunDirectory, RunError
+from sottovoce.run.dry_run import dry_run
+from sottovoce.run.result import assemble, site_rows
+from sottovoce.run.rounds import Simulation
+from sottovoce.run.updates import Updates
+from sottovoce.server import Server
+
+CHECKPOINT_SECONDS = 20.0
+
+
+class Session:
+    """An open run. Use `Session.open`, call `record` with every round's line, then `finish`."""
+
+    simulated: ClassVar[type[Simulation]] = Simulation
+    keeps_updates: ClassVar[bool] = True
+    measures: ClassVar[bool] = True
+    open_ledger: ClassVar[Callable[..., Ledger]] = Ledger.open
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        simulation: Simulation,
+        ledger: Ledger | None,
+        run: str,
+        records: Dataset,
+        checkpoint_seconds: float,
+        updates: Updates | None = None,
+    ) -> None:
+        self.directory = directory
+        self.simulation = simulation
+        self._ledger = ledger
+        self._run = run
+        self._records = records
+        self._updates = updates
+        self._checkpoint_seconds = checkpoint_seconds
+        self._saved = time.monotonic()
+
+    @classmethod
+    def open(
+        cls,
+        plan: Plan,
+        out: str | Path,
+        *,
+        records: Dataset,
+        federation: FederatedDataset,
+        ledger: str | Path | None = None,
+        resume: bool = False,
+        module: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> Self:
+        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        sizes = federation.participants.sizes
+        plan = data.resolve(data.settle(plan, records), sizes)
+        trained = [data.training_size(size) for size in sizes]
+        blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained).to(device)
+        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
+        directory = RunDirectory(out)
+        given = None if ledger is None else Path(ledger)
+        if resume:
+            directory.check_same_plan(plan)
+            run, path = directory.identity()
+            _check_ledger(path, given, plan)
+        else:
+            dry_run(blueprint, federation, own=not records.public)
+            directory.reserve()
+            # A seeded simulation repeats, streams included; any other run has a name of its own.
+            run = plan.digest() if plan.seeded else secrets.token_hex(8)
+            given = given or shared_ledger(plan, records)
+            path = given or directory.ledger_file
+        with ExitStack() as stack:
+            book = None
+            if plan.private:
+                book = stack.enter_context(cls.open_ledger(path, scope=data.scope(plan, records)))
+                _check_past(book, plan, run)
+                _count_own_ledgers(book, plan, records)
+                if not resume:
+                    _check_budget(blueprint, book, federation.names)
+            if not resume:
+                directory.start(plan, run, given)
+            master = seeded_master(plan) if plan.seeded else directory.master_secret()
+            server = Server(blueprint, device, gains)
+            identity = {"run": run, "reference": blueprint.reference_digest}
+            kept = plan.noise_at_server and cls.keeps_updates
+            updates = Updates(directory.updates_folder, identity) if kept else None
+            simulation = cls.simulated(
+                blueprint, federation, server, book, run=run, master=master, updates=updates
+            )
+            session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
+            if resume:
+                session._load()
+            stack.pop_all()
+        return session
+
+    def _load(self) -> None:
+        """Continues from the checkpoint, or from the model of a run whose result was lost."""
+        for path in (self.directory.checkpoint_file, self.directory.model_file):
+            if path.exists():
+                self.simulation.load_state(load_tensors(path, self._identity())[0])
+                break
+        if self._updates is not None:
+            for line in self.directory.rounds()[self.simulation.server.round :]:
+                if self._updates.get(line["round"]) is None:
+                    raise RunError(
+                        f"{self.directory.updates_folder} lacks round {line['round']}, which was made: "
+                        "restore it from a backup, because drawing its noise again would undo it"
+                    )
+        self.directory.truncate_rounds(self.simulation.server.round)
+
+    def _identity(self) -> dict[str, str]:
+        return {"run": self._run, "reference": self.simulation.blueprint.reference_digest}
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Writes down a round that was applied; evaluates and checkpoints when they are due."""
+        plan, number = self.simulation.blueprint.plan, self.simulation.server.round
+        if plan.evaluate_every and number % plan.evaluate_every == 0:
+            self.simulation.evaluate_into(line)
+        self.directory.append_round(line)
+        if time.monotonic() - self._saved >= self._checkpoint_seconds:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Makes all rounds so far durable, then forgets their messages."""
+        simulation = self.simulation
+        self.directory.sync_rounds()
+        save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
+        self._saved = time.monotonic()
+        if self._updates is not None:
+            self._updates.forget(up_to=simulation.server.round)
+        if self._ledger is not None:
+            self._ledger.forget(self._run, before_round=simulation.server.round + 1)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates the final generator and writes model.safetensors and result.json."""
+        simulation, blueprint = self.simulation, self.simulation.blueprint
+        simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
+        self.checkpoint()
+        if len(self.directory.rounds()) != blueprint.plan.rounds:
+            raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
+        seen, future = simulation.evaluate()
+        federation, sent = simulation.federation, simulation.confusion_bytes
+        clients = site_rows(blueprint, federation, self._ledger)
+        lines = self.directory.rounds()
+        result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
+        file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
+        file.write(self.directory.model_file)
+        write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+        self.directory.checkpoint_file.unlink(missing_ok=True)
+        return result
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
+    """The ledger of all runs on a folder of clients; None where every run has one of its own.
+
+    A seeded simulation protects nobody: what it spends is not added to what real runs have spent.
+    """
+    return None if records.home is None or plan.seeded else records.home / LEDGER
+
+
+def recorded_gains(path: str, rounds: int) -> list[float]:
+    """‖h_t‖² of every round of another run, for `method=replay`."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        gains = [float(line["gain"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"replay_gains={path} is not the rounds.jsonl of a run: {error}") from None
+    if len(gains) < rounds:
+        raise PlanError(f"replay_gains={path} holds {len(gains)} rounds, fewer than rounds={rounds}")
+    return gains
+
+
+def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
+    """A run continues with the ledger it was started with: a new one would forget what was spent."""
+    if given is not None and given.absolute() != path.absolute():
+        raise RunError(f"the run was started with the ledger {path}: omit --ledger, or name that one")
+    if plan.private and not path.exists():
+        raise RunError(
+            f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
+        )
+
+
+def _check_past(book: Ledger, plan: Plan, run: str) -> None:
+    """Refuses a ledger that lacks, or may lack, what left; a seeded simulation makes the same bytes again."""
+    if plan.seeded:
+        return
+    book.check_genuine()
+    if any(book.lost_in(run, total.client).releases for total in book.totals() if total.run == run):
+        raise RunError(
+            f"{book.path} has lost releases of this run, so that a stream might be used twice: they are "
+            "charged; start a new run with another --out and this --ledger"
+        )
+
+
+def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
+    """Counts in a folder's ledger what clients have spent in ledgers of their own, beside their records."""
+    shared = shared_ledger(plan, records)
+    if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
+        for name, path in data.client_files(records.home).items():
+            book.count(path.with_suffix(".ledger.sqlite"), name, there=OWN_RECORDS)
+
+
+def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:
+    """Refuses a run that could not be finished, before its first release.
+
+    What the plan allows counts, and what the ledger's owner does.
+    """
+    plan, held = blueprint.plan, book.budget
+    for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
+        name = names[participant]
+        total = book.spent(name) + spending(
+            blueprint.releases_of(participant), blueprint.participant_counts(int(count))
+        )
+        if not blueprint.budget.covers(total):
+            raise Overspent(
+                f"{name} has spent ε={book.epsilon(name, plan.delta, plan.accounting):.3f} in {book.path}; "
+                f"this run would take it past ε={blueprint.budget.epsilon:g}: lower epsilon, or raise budget"
+            )
+        if held is not None and not held.covers(total):
+            raise Overspent(
+                f"{name} may spend ε={held.epsilon:g} at δ={held.delta:g} in all, says {book.path}, and this "
+                f"run would take it to {held.price(total):.3f}: lower epsilon, or 'sottovoce ledger raise'"
+            )

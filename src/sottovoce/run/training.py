@@ -1,0 +1,122 @@
+"""Training and evaluating a federation from Python; the command line adds only progress and tables.
+
+plan = Plan.load(overrides={"dataset": "mnist-small", "epsilon": 8})
+result = train(plan, "runs/first")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sottovoce import data
+from sottovoce.blueprint import draw
+from sottovoce.data import Dataset
+from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import Progress, described, settled
+from sottovoce.modelfile import load_tensors
+from sottovoce.models import given_name
+from sottovoce.plan import Plan
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.result import accuracies, measured
+from sottovoce.run.rounds import Simulation
+from sottovoce.run.session import Session
+from sottovoce.server import Server
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+class Interrupted(SottovoceError):
+    """Ctrl-C during a run, which can be resumed."""
+
+
+def train(
+    plan: Plan,
+    out: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    module: nn.Module | None = None,
+    device: str = "cpu",
+    cache: bool = True,
+    on_round: OnRound = lambda line: None,
+    on_features: Progress = lambda done, of: None,
+) -> dict[str, Any]:
+    """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
+
+    `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
+    the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
+    `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
+    releases as if nothing had happened; a finished run is left as it is.
+    """
+    directory = RunDirectory(out)
+    records = data.load(plan.dataset) if dataset is None else dataset
+    if dataset is not None:
+        plan = plan.about(dataset.name, clients=dataset.client is not None)
+    if module is not None:
+        features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
+        plan = plan.replace(model=given_name(module), features=features)
+    plan = settled(plan, records.facts)
+    # The plan is the word of whoever trains: a map that it names is their own.
+    records = described(records, plan, cache=cache, progress=on_features, device=device, local=plan.features)
+    plan = data.settle(plan, records)
+    federation = data.divide(records, plan)
+    if resume and directory.result_file.exists():
+        directory.check_same_plan(data.resolve(plan, federation.participants.sizes))
+        return directory.result()
+    session = Session.open(
+        plan,
+        out,
+        records=records,
+        federation=federation,
+        ledger=ledger,
+        resume=resume,
+        module=module,
+        device=device,
+    )
+    with closing(session):
+        try:
+            while not session.simulation.done:
+                line = session.simulation.step()
+                session.record(line)
+                on_round(line)
+            return session.finish()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
+                f"continue with 'sottovoce train --resume --out {out}'"
+            ) from None
+
+
+def evaluate(
+    out: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    module: nn.Module | str | None = None,
+    features: str | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Evaluates a finished run again and returns its result with fresh accuracies.
+
+    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
+    `features`, by name.
+    """
+    directory = RunDirectory(out)
+    plan = directory.plan()
+    if "engine" in directory.result():
+        raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
+    records = described(dataset if dataset is not None else data.load(plan.dataset), plan, local=features)
+    federation = data.divide(records, plan)
+    sizes = [data.training_size(size) for size in federation.participants.sizes]
+    blueprint = draw(plan, federation.facts, module, sizes).to(device)
+    state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
+    simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
+    simulation.load_state(state)
+    seen, future = simulation.evaluate()
+    found = {"accuracy": accuracies(seen, future), "metrics": measured(seen, future)}
+    return {**directory.result(), **found}

@@ -1,0 +1,138 @@
+"""Gradient releases by their law: what messages would decode to, drawn where the clipped means lie.
+
+A message of channel `direct` decodes to the statistic plus N(0, σ²I), so a seeded simulation may draw that
+sum itself, with the generator of the device: nothing is encoded, nothing leaves, and nobody is protected.
+Charges are those of the messages, all of a round in one transaction, and bytes are counted as `direct` sends
+them. What a run draws follows from its plan and the round alone, whichever runs are trained beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce.central import Update
+from sottovoce.channel.wire import HEADER_BYTES
+from sottovoce.client import Client
+from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import StreamReused
+from sottovoce.run.rounds import Round, Simulation
+from sottovoce.run.session import Session
+from studies.memory import MemoryLedger
+
+
+def has_law(plan: Plan) -> bool:
+    """Whether a run may be simulated so: it is seeded, and its channel's law is a Gaussian's and no other."""
+    return plan.seeded and plan.channel == "direct"
+
+
+class LawSimulation(Simulation):
+    """A run in progress whose gradient releases are drawn, not sent; contexts and confusions are messages."""
+
+    def close_round(self, opened: Round, clipped: Tensor | None = None) -> dict[str, Any]:
+        """Charges, draws and applies a round, for clipped means (clients, k) on the server's device."""
+        if clipped is None:
+            raise SottovoceError("releases by law are drawn for clipped means of many runs: train in a batch")
+        plan, gain = self.blueprint.plan, self.server.gain(opened.participants)
+        self._charge(opened)
+        released = [self.blueprint.releases_of(i)["gradient"] for i in opened.participants]
+        sigmas = clipped.new_tensor([release.channel.sigma for release in released])
+        noise = self._normal("gradient", opened.number, clipped) * sigmas[:, None]
+        releases = clipped + noise
+        signal_norm = noise_norm = effective = None
+        if plan.noise_at_server:
+            self.server.receive_update(self._noised_sum(opened, releases))
+        else:
+            norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])
+            decoded = dict(zip(opened.participants, releases.float(), strict=True))
+            effective = self.server.receive_round(decoded)
+            signal_norm, noise_norm = norms.tolist()
+        envelope = HEADER_BYTES if plan.private else 0
+        return {
+            "round": opened.number,
+            "clients": [client.name for client in opened.clients],
+            "bytes": sum(4 * release.size + envelope for release in released),
+            "context_bytes": opened.context_bytes,
+            "downlink_bytes": opened.downlink_bytes,
+            "signal_norm": signal_norm,
+            "noise_norm": noise_norm,
+            "gain": gain,
+            "effective_gain": effective,
+            "seconds": time.perf_counter() - opened.started,
+            "seen": None,
+            "future": None,
+        }
+
+    def _charge(self, opened: Round) -> None:
+        """Charges all releases of a round, or none; a round that is made again after a kill was charged."""
+        if self._ledger is None:
+            return
+        try:
+            self._commit(opened.number, opened.clients)
+        except StreamReused:
+            stored = self._ledger.stored
+            left = [c for c in opened.clients if stored(self._run, c.name, "gradient", opened.number) is None]
+            self._commit(opened.number, left)
+
+    def _commit(self, number: int, clients: Sequence[Client]) -> None:
+        assert self._ledger is not None
+        releases = [self.blueprint.releases_of(client.participant)["gradient"] for client in clients]
+        charges = [
+            (release.charge(self._run, client.name, number), b"")
+            for release, client in zip(releases, clients, strict=True)
+        ]
+        self._ledger.commit_many(charges, self.blueprint.budget)
+
+    def _noised_sum(self, opened: Round, releases: Tensor) -> Update:
+        """U = Σ w û hᵀ + σZ (`central.noised_sum`), where the releases are."""
+        h, weights = self.server.counted(opened.participants)
+        bounded = h / h.norm(dim=1, keepdim=True).clamp_min(1.0)
+        total = (releases * releases.new_tensor(weights)[:, None]).T @ bounded
+        total += self.blueprint.sigma * self._normal("update", opened.number, total)
+        return Update(opened.number, tuple(opened.participants), total.float())
+
+    def _normal(self, kind: str, number: int, like: Tensor) -> Tensor:
+        """Standard normals of the shape of `like`, float64, fixed by seed, run, kind and round on one device.
+
+        An own generator for each: what one draws does not shift the draws of another.
+        """
+        stream = f"{self.blueprint.plan.seed}:{self._run}:law:{kind}:{number}"
+        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big") >> 1
+        generator = torch.Generator(like.device).manual_seed(seed)
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def session_of(plan: Plan) -> type[Session]:
+    """How a run is made whose releases are drawn by their law where they have one."""
+    return LawSession if has_law(plan) else Session
+
+
+class LawSession(Session):
+    """A session of `LawSimulation`: its ledger is in memory between checkpoints.
+
+    Sums of noise at the server are kept nowhere: one that is drawn again is the same.
+    """
+
+    simulated = LawSimulation
+    keeps_updates = False
+    measures = False
+    open_ledger = MemoryLedger.begin
+
+    def checkpoint(self) -> None:
+        self._keep()
+        super().checkpoint()
+
+    def finish(self) -> dict[str, Any]:
+        result = super().finish()
+        self._keep()
+        return result
+
+    def _keep(self) -> None:
+        if isinstance(self._ledger, MemoryLedger):
+            self._ledger.keep()

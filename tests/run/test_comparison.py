@@ -1,0 +1,101 @@
+"""A rehearsal shows who gains, charges ledgers of its own, and leaves no model behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan
+from sottovoce.run.comparison import ROWS, compare
+from tests.data.hospitals import folder
+
+FEW: dict[str, Any] = {"rounds": 4, "epsilon": 4.0, "future_clients": "west"}
+
+
+def site(seed: int, size: int, shift: float) -> str:
+    """Every hospital has a pressure gauge of its own."""
+    rng = np.random.default_rng(seed)
+    age, pressure = rng.integers(20, 90, size), rng.normal(120, 20, size)
+    ill = (age - 55) / 20 + (pressure - 120) / 10 > 0
+    rows = [
+        f"{a},{p + shift:.1f},f,{'malignant' if i else 'benign'}"
+        for a, p, i in zip(age, pressure, ill, strict=True)
+    ]
+    return "\n".join(["age,pressure,sex,diagnosis", *rows]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    at = tmp_path_factory.mktemp("compare")
+    hospitals = folder(at / "hospitals", north=site(1, 200, 30), south=site(2, 80, -30), west=site(3, 60, 0))
+    plan = Plan.load(overrides={**FEW, "dataset": str(hospitals)})
+    return hospitals, at / "c", compare(plan, at / "c")
+
+
+def test_three_rows_tell_how_every_client_fares(compared: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, found = compared
+    assert list(found["rows"]) == ["alone", "shared", "blend"]
+    for row in found["rows"].values():
+        assert set(row["per_client"]) == {"north", "south"}
+        assert set(row["future_per_client"]) == {"west"}
+        assert row["participants"] == pytest.approx(sum(row["per_client"].values()) / 2)
+        assert row["future"] == row["future_per_client"]["west"]
+        assert 0 <= row["participants"] <= 100
+        assert row["epsilon"] == pytest.approx(4.0, abs=1e-3)
+    assert json.loads((out / "compare.json").read_text()) == found
+    assert [(site["name"], site["role"], site["size"]) for site in found["clients"]] == [
+        ("north", "participant", 200), ("south", "participant", 80), ("west", "future", 60),
+    ]  # fmt: skip
+
+
+def test_a_rehearsal_says_so_and_that_a_choice_by_it_is_not_covered(
+    compared: tuple[Path, Path, dict[str, Any]],
+) -> None:
+    _, _, found = compared
+    assert found["rehearsal"] is True
+    assert "not covered by ε" in found["warning"]
+
+
+def test_ledgers_are_its_own_and_no_model_is_written(compared: tuple[Path, Path, dict[str, Any]]) -> None:
+    hospitals, out, _ = compared
+    assert sorted(path.name for path in hospitals.iterdir()) == [
+        "north.csv", "records.toml", "south.csv", "west.csv",
+    ]  # fmt: skip
+    kinds = {path.suffix for path in out.iterdir()}
+    assert ".safetensors" not in kinds
+    assert {f"{row}.ledger.sqlite" for row in ROWS} <= {path.name for path in out.iterdir()}
+
+
+def test_a_comparison_is_never_overwritten(compared: tuple[Path, Path, dict[str, Any]]) -> None:
+    hospitals, out, _ = compared
+    with pytest.raises(SottovoceError, match="already holds a comparison"):
+        compare(Plan.load(overrides={**FEW, "dataset": str(hospitals)}), out)
+
+
+def test_only_a_blend_can_be_compared(compared: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    hospitals, _, _ = compared
+    other = {"method": "global", "context": "public", "learning_rate": 0.1}
+    plan = Plan.load(overrides={**FEW, "dataset": str(hospitals), **other})
+    with pytest.raises(SottovoceError, match="method=blend"):
+        compare(plan, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_rehearsals_with_noise_at_the_server_or_without_any_work_too(
+    compared: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    hospitals, _, _ = compared
+    for name, changes in (
+        ("server", {"preset": "central"}),
+        ("nowhere", {"epsilon": float("inf"), "seeded": True}),
+    ):
+        plan = Plan.load(overrides={**FEW, "dataset": str(hospitals), "channel": "direct", **changes})
+        found = compare(plan, tmp_path / name)
+        assert set(found["rows"]) == set(ROWS)
+    assert found["epsilon"] is None
+    assert not any(path.suffix == ".sqlite" for path in (tmp_path / "nowhere").iterdir())

@@ -1,0 +1,81 @@
+"""What a plan says it will cost is what its run then costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce import data
+from sottovoce.data import Dataset
+from sottovoce.plan import Plan, PlanError
+from sottovoce.run.cost import blueprint_for, outline
+from sottovoce.run.training import train
+from tests.small import small_plan
+
+from .test_folder import planned, sites
+
+
+@pytest.mark.parametrize("changes", [{}, {"context": "public"}, {"schedule": "random", "accounting": "rdp"}])
+def test_noise_epsilon_and_bytes_are_those_of_the_run(
+    tmp_path: Path, records: Dataset, changes: dict[str, object]
+) -> None:
+    said, done = outline(small_plan(**changes)), train(small_plan(**changes), tmp_path / "run")
+    assert (said["sigma"], said["sigma_context"]) == (done["sigma"], done["sigma_context"])
+    assert said["epsilon"] == pytest.approx(done["epsilon"]["spent_max"], rel=1e-9)
+    assert said["epsilon_future"] == done["epsilon"]["future_context"]
+    assert (said["releases"], said["releases_max"]) == (done["uplink"]["releases"], done["releases_max"])
+    assert said["uplink_bytes"] == done["uplink"]["bytes"]
+    assert said["downlink_bytes"] == done["downlink"]["bytes"]
+
+
+def test_without_noise_no_epsilon_is_promised() -> None:
+    said = outline(small_plan(epsilon=float("inf")))
+    assert (said["epsilon"], said["epsilon_min"], said["epsilon_future"]) == (None, None, None)
+
+
+def test_a_public_dataset_is_costed_without_being_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(*_: object) -> None:
+        raise AssertionError("the dataset was loaded")
+
+    monkeypatch.setattr(data, "load", fetched)
+    blueprint = blueprint_for(
+        small_plan(dataset="cifar10", context="moments", model="lenet", coefficients=4096)
+    )
+    assert blueprint.facts.shape == (3, 32, 32)
+    assert blueprint.plan.gradient_records == 96
+
+
+def test_more_records_than_the_dataset_has_are_refused() -> None:
+    with pytest.raises(PlanError, match="more than the 50000 of cifar10"):
+        blueprint_for(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
+
+
+def test_the_best_preset_is_costed_with_all_its_releases() -> None:
+    said = outline(Plan.load(overrides={"preset": "best", "epsilon": 4, "channel": "direct"}))
+    assert said["epsilon"] == pytest.approx(4.0)
+    assert said["epsilon_future"] == pytest.approx(4.0)
+
+
+def test_the_costs_of_a_folder_are_listed_site_by_site(tmp_path: Path) -> None:
+    costs = outline(planned(sites(tmp_path / "sites"), future_clients="west"))
+    assert [client["name"] for client in costs["clients"]] == ["001", "3", "north", "west"]
+    assert all(client["epsilon"] == pytest.approx(4.0) for client in costs["clients"][:3])
+    assert costs["clients"][0]["sigma"] > costs["clients"][2]["sigma"]
+    assert costs["clients"][3]["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"delta": 0.002}, "δ = 0.002"),
+        ({"epsilon": 1000}, "100.0 times in 100"),
+        ({"epsilon": 0.01}, "nearly all noise"),
+    ],
+)
+def test_what_nobody_can_mean_is_said_before_anything_is_spent(changes: dict[str, float], word: str) -> None:
+    assert any(word in doubt for doubt in outline(small_plan(**changes))["doubts"])
+
+
+def test_a_usual_plan_raises_no_doubt() -> None:
+    assert outline(small_plan(epsilon=8))["doubts"] == []

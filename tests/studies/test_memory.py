@@ -1,0 +1,71 @@
+"""The ledger in memory: refuses what the durable one refuses, and is on the disk when it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from studies.memory import MemoryLedger
+
+from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
+from sottovoce.privacy.witness import Witness
+
+BUDGET = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
+
+
+def charge(round_number: int = 1, sigma: float = 0.1, kind: Kind = "gradient") -> Charge:
+    return Charge("run", "mine", kind, round_number, sensitivity=0.01, sigma=sigma)
+
+
+def test_nothing_is_on_the_disk_before_it_is_kept_and_all_of_it_after(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with MemoryLedger.begin(path, scope="s") as book:
+        book.commit_many([(charge(1), b""), (charge(2), b"")], BUDGET)
+        with Ledger.open(path, scope="s") as durable:
+            assert durable.clients() == []
+        book.keep()
+    with Ledger.open(path, scope="s") as durable:
+        assert durable.releases("mine") == 2
+        assert durable.lost == []
+        assert not durable.copied
+        durable.commit(charge(3), b"more", BUDGET)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_it_goes_on_from_what_was_kept(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with MemoryLedger.begin(path, scope="s") as book:
+        book.commit(charge(1), b"kept", BUDGET)
+        book.keep()
+        book.commit(charge(2), b"forgotten with the process", BUDGET)
+    with MemoryLedger.begin(path, scope="s") as again:
+        assert not again.copied
+        assert again.stored("run", "mine", "gradient", 1) == b"kept"
+        assert again.stored("run", "mine", "gradient", 2) is None
+        again.commit(charge(2), b"again", BUDGET)
+        again.keep()
+    with Ledger.open(path, scope="s") as durable:
+        assert durable.releases("mine") == 2
+
+
+def test_it_refuses_what_the_durable_one_refuses(tmp_path: Path) -> None:
+    with MemoryLedger.begin(tmp_path / "ledger.sqlite", scope="s") as book:
+        book.commit(charge(1), b"", BUDGET)
+        with pytest.raises(StreamReused):
+            book.commit_many([(charge(2), b""), (charge(1), b"")], BUDGET)
+        assert book.releases("mine") == 1
+        with pytest.raises(Overspent):
+            book.commit(charge(3, sigma=0.001), b"", BUDGET)
+        book.keep()
+    with pytest.raises(LedgerError, match="other records"):
+        MemoryLedger.begin(tmp_path / "ledger.sqlite", scope="others")
+
+
+def test_a_new_one_is_on_the_disk_with_its_witness_before_anything_is_charged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    name = MemoryLedger.begin(path, scope="demo").name
+    known = Witness(path).read()
+    assert known is not None
+    assert (known.ledger, known.scope, known.genuine) == (name, "demo", True)
+    with Ledger.open(path, scope="demo") as ledger:
+        assert (ledger.name, ledger.clients()) == (name, [])
