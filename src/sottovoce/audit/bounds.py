@@ -86,20 +86,20 @@ def counted_threshold(mu: float, delta: float, runs: int) -> float:
     def expected(threshold: float) -> float:
         rates = (1 - _normal.cdf((threshold + side * mu**2 / 2) / mu) for side in (1, -1))
         false, true = (round(runs / 2 * rate) for rate in rates)
-        return counted_epsilon(false, true, runs // 2, runs // 2, delta)
+        return counted_epsilon((false, true), (runs // 2, runs // 2), delta)
 
     return max((mu * step / 20 for step in range(101)), key=expected)
 
 
-def counted_epsilon(false: int, true: int, firsts: int, seconds: int, delta: float) -> float:
-    """ε by counting: `false` of the first file's runs, `true` of the second's, had evidence above a threshold.
+def counted_epsilon(above: tuple[int, int], runs: tuple[int, int], delta: float) -> float:
+    """ε by counting: in how many runs of the first and of the second file was evidence above a threshold?
 
-    >>> round(counted_epsilon(0, 400, 5000, 5000, 1e-5), 1)
+    >>> round(counted_epsilon((0, 400), (5000, 5000), 1e-5), 1)
     4.6
     """
     half = 1 - (1 - CONFIDENCE) / 2
-    positives = most_likely(false, firsts, half)
-    right = 1 - most_likely(seconds - true, seconds, half)
+    positives = most_likely(above[0], runs[0], half)
+    right = 1 - most_likely(runs[1] - above[1], runs[1], half)
     return max(0.0, math.log((right - delta) / positives)) if right > delta else 0.0
 
 
@@ -125,8 +125,7 @@ def one_run_epsilon(
 
 
 def one_run_guesses(canaries: int, mu: float, delta: float) -> int:
-    """How many of the canaries to guess, those with most evidence, so that most is expected to be certified."""
-
+    """How many canaries to guess, those with most evidence, so that most is expected to be certified."""
     draws = np.random.default_rng(0).normal(mu**2 / 2, mu, _DRAWN)
     strongest = draws[np.argsort(-np.abs(draws))] > 0
 

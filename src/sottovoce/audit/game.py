@@ -1,14 +1,15 @@
-"""The game: which of two files does a participant hold? One simulated run after another is played and guessed.
+"""The game: which of two files does a participant hold? A simulated run is played, and shows something of it.
 
 The adversary knows both files, everything else and all code, and sees what the place of the noise lets him
-see: every decoded release under noise=client; under noise=server the noised sums, and the releases that
-are private by themselves. A run is the real one, client to channel to ledger to server; its other participants
-stay silent, since their answers say nothing about the file. The best test is the likelihood ratio, for
-Gaussian noise the projection on the known difference, added up over all releases.
+see: every decoded release under noise=client; under noise=server the noised sums, and those releases that
+are private by themselves. A run is the real one, from client to channel to ledger to server. Its other
+participants stay silent, since their answers say nothing about the file. The best test is the likelihood
+ratio: for Gaussian noise the projection on the known difference, added up over all releases.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,14 +24,14 @@ from sottovoce.blueprint import client_secret, seeded_master
 from sottovoce.client import release_together
 from sottovoce.data import ClientRecords
 from sottovoce.privacy.charge import SLACK
-from sottovoce.privacy.ledger import Kind
-from sottovoce.privacy.ledger_file import LedgerFile
-from sottovoce.privacy.memory import MemoryLedger
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.ledger import Kind, Ledger
 from sottovoce.release import Release, server_randomness
 from sottovoce.server import Server
 
 Vector = np.ndarray
+
+MEMORY = "/dev/shm"
+"""Where files are in memory: what an audit charges need not survive it."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Seen:
 
 
 class Match:
-    """A pair, ready to be played as often as one likes; its ledgers are in memory, and nobody is charged."""
+    """A pair, ready to be played as often as one likes; its ledgers are made for it and gone after a run."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -61,18 +62,18 @@ class Match:
 
     def play(self, number: int, held: ClientRecords) -> Seen:
         """Run `number` with this file: seeded where the plan is, else with fresh noise."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "ledger.sqlite"
-            with MemoryLedger(LedgerFile.in_memory(path, "audit"), Witness(path)) as book:
-                return _Run(self.pair, held, book, f"audit-{number}", self._master).play()
+        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        with (
+            TemporaryDirectory(dir=in_memory) as folder,
+            Ledger.open(Path(folder) / "ledger.sqlite", scope="an audit") as book,
+        ):
+            return _Run(self.pair, held, book, f"audit-{number}", self._master).play()
 
 
 class _Run:
     """One run in progress, as the adversary and the auditor see it."""
 
-    def __init__(
-        self, pair: Pair, held: ClientRecords, book: MemoryLedger, run: str, master: bytes
-    ) -> None:
+    def __init__(self, pair: Pair, held: ClientRecords, book: Ledger, run: str, master: bytes) -> None:
         self._blueprint, self._name, self._participant = pair.blueprint, pair.name, pair.participant
         self._book, self._run, self._secret = book, run, client_secret(master, pair.name)
         self._client = pair.client(held, book, run, self._secret)
@@ -175,4 +176,3 @@ class _Run:
             seen.faults.append(
                 f"the ledger holds Σ(Δ/σ)² = {seen.charged:.4g} where the releases have {wanted:.4g}"
             )
-

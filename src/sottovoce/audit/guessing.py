@@ -22,6 +22,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
+from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
 
 Progress = Callable[[int, int], None]
@@ -48,8 +49,8 @@ def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None
     wrong = int(((evidence > 0) != coins).sum())
     mu, certain = math.sqrt(charged), bounds.least_mu(wrong, runs, 1 - bounds.FALSE_ALARM)
     threshold = bounds.counted_threshold(mu, plan.delta, runs)
-    counted = [int((evidence[coins == side] > threshold).sum()) for side in (False, True)]
-    sides = [int((coins == side).sum()) for side in (False, True)]
+    above, sides = evidence > threshold, (int((~coins).sum()), int(coins.sum()))
+    counted = int((above & ~coins).sum()), int((above & coins).sum())
     least = bounds.least_mu(wrong, runs)
     found = {
         "pair": pair.about,
@@ -59,7 +60,7 @@ def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None
         **_charged(plan, charged),
         "mu_lower": least,
         "epsilon_lower": bounds.least_epsilon(least, plan.delta),
-        "epsilon_counted": bounds.counted_epsilon(*counted, *sides, plan.delta),
+        "epsilon_counted": bounds.counted_epsilon(counted, sides, plan.delta),
         "curve": _curve(evidence, coins),
         **_watched(seen),
     }
@@ -88,7 +89,8 @@ class Canaries:
         rows = torch.nonzero(place < count)[:, 0]
         made = worst_records(worst, torch.eye(size)[:count].view(count, *worst.facts.shape))
         first, second = (replace(held, train=put(held.train, rows, side[place[rows]])) for side in made)
-        return cls(Pair("canaries", worst, federation.names[participant], participant, (first, second)), count)
+        name = federation.names[participant]
+        return cls(Pair("canaries", worst, name, participant, (first, second)), count)
 
     def mixed(self, coins: np.ndarray) -> ClientRecords:
         """The file in which every canary is as its coin says."""
@@ -141,7 +143,8 @@ def _places(records: Records) -> torch.Tensor:
     """Which unit each record belongs to, counted from 0."""
     if records.unit is None:
         return torch.arange(len(records))
-    return torch.unique(records.unit, return_inverse=True)[1]
+    places: torch.Tensor = torch.unique(records.unit, return_inverse=True)[1]
+    return places
 
 
 def _coins(plan: Plan, count: int) -> np.ndarray:
@@ -160,7 +163,7 @@ def _charged(plan: Plan, charged: float) -> dict[str, float]:
 
 def _watched(seen: Sequence[Seen]) -> dict[str, Any]:
     """The largest ratio of each kind and the noise's scale over all runs, and what is wrong with them."""
-    ratios: dict[str, float] = {}
+    ratios: dict[Kind, float] = {}
     for one in seen:
         for kind, ratio in one.ratios.items():
             ratios[kind] = max(ratio, ratios.get(kind, 0.0))

@@ -42,8 +42,15 @@ class Pair:
         self, file: ClientRecords, ledger: Ledger | None = None, run: str = "", secret: bytes = b""
     ) -> Client:
         """The participant, holding a file."""
-        who = {"run": run, "secret": secret, "participant": self.participant}
-        return Client(self.name, file, self.blueprint, ledger, **who)
+        return Client(
+            self.name,
+            file,
+            self.blueprint,
+            ledger,
+            run=run,
+            secret=secret,
+            participant=self.participant,
+        )
 
 
 def busiest(blueprint: Blueprint) -> int:
@@ -110,9 +117,7 @@ def worst_blueprint(blueprint: Blueprint) -> Blueprint:
         else:
             layer.bias[-1] = CERTAIN
     linear = {"model": "linear", "coefficients": 0, "features": "none", "feature_size": 0, "mirror": False}
-    drawn = draw(
-        blueprint.plan.replace(**linear), facts, nn.Sequential(nn.Flatten(), layer), blueprint.sizes
-    )
+    drawn = draw(blueprint.plan.replace(**linear), facts, nn.Sequential(nn.Flatten(), layer), blueprint.sizes)
     return replace(drawn, context_sizes=blueprint.context_sizes)
 
 
@@ -140,9 +145,7 @@ def is_by_class(blueprint: Blueprint) -> bool:
 def with_unit(held: ClientRecords, unit: Records) -> ClientRecords:
     """The file with another unit in the place of its first, in every set that the first is part of."""
     first = held.context if len(held.context) else held.train
-    train, context = (
-        put(records, _rows_of(records, first), unit) for records in (held.train, held.context)
-    )
+    train, context = (put(records, _rows_of(records, first), unit) for records in (held.train, held.context))
     return replace(held, train=train, context=context)
 
 

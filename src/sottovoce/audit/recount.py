@@ -18,7 +18,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
-from sottovoce.simulation.directory import RunDirectory
+from sottovoce.run.directory import RunDirectory
 
 AGREEMENT = 1e-3
 """Relative: PLD accounting rounds up."""
