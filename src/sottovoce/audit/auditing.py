@@ -35,7 +35,7 @@ def audit(
         raise SottovoceError("epsilon=inf adds no noise and promises nothing: set a finite epsilon")
     if runs < 0:
         raise SottovoceError(f"the game cannot be played {runs} times: give 1, or 100 and more")
-    blueprint, federation = _opened(plan, on_features)
+    blueprint, federation = opened(plan, on_features)
     plan, who = blueprint.plan, busiest(blueprint)
     calls = int(schedule.counts(blueprint.schedule, plan.participants)[who])
     promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
@@ -62,7 +62,8 @@ def audit(
     return found
 
 
-def _opened(plan: Plan, on_features: OnFeatures) -> tuple[Blueprint, FederatedDataset]:
+def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple[Blueprint, FederatedDataset]:
+    """The blueprint of a plan, and its clients with their records."""
     records = data.load(plan.dataset)
     plan = settled(plan, records.facts)
     records = described(records, plan, progress=on_features, local=plan.features)

@@ -22,7 +22,6 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
-from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
 
 Progress = Callable[[int, int], None]
@@ -163,20 +162,20 @@ def _charged(plan: Plan, charged: float) -> dict[str, float]:
 
 def _watched(seen: Sequence[Seen]) -> dict[str, Any]:
     """The largest ratio of each kind and the noise's scale over all runs, and what is wrong with them."""
-    ratios: dict[Kind, float] = {}
-    for one in seen:
-        for kind, ratio in one.ratios.items():
-            ratios[kind] = max(ratio, ratios.get(kind, 0.0))
-    numbers = sum(one.numbers for one in seen)
-    scale = math.sqrt(sum(one.squares for one in seen) / numbers)
+    kinds = dict.fromkeys(kind for one in seen for kind in one.noise)
     faults = list(dict.fromkeys(fault for one in seen for fault in one.faults))
-    for kind, ratio in ratios.items():
-        if ratio > 1 + ROUNDING:
-            faults.append(f"a {kind} moved {ratio:.4g} times as far as is charged for")
-    # σ estimated from n normals has a deviation of σ/√(2n).
-    if scale < min(LEAST_NOISE, 1 - CHANCE / math.sqrt(2 * numbers)):
-        faults.append(f"noise has {scale:.4g} of the σ that is charged for")
-    return {"noise": scale, "ratios": ratios, "faults": faults}
+    ratios, noise = dict[str, float](), dict[str, float]()
+    for kind in kinds:
+        if any(kind in one.ratios for one in seen):
+            ratios[kind] = max(one.ratios[kind] for one in seen if kind in one.ratios)
+        squares, numbers = (sum(one.noise[kind][i] for one in seen if kind in one.noise) for i in (0, 1))
+        noise[kind] = math.sqrt(squares / numbers)
+        if ratios.get(kind, 0.0) > 1 + ROUNDING:
+            faults.append(f"a {kind} moved {ratios[kind]:.4g} times as far as is charged for")
+        # σ estimated from n normals has a deviation of σ/√(2n).
+        if noise[kind] < min(LEAST_NOISE, 1 - CHANCE / math.sqrt(2 * numbers)):
+            faults.append(f"the noise of a {kind} has {noise[kind]:.4g} of the σ that is charged for")
+    return {"noise": noise, "ratios": ratios, "faults": faults}
 
 
 def _curve(evidence: np.ndarray, coins: np.ndarray) -> list[list[float]]:
