@@ -15,7 +15,7 @@ from functools import cached_property
 from sottovoce.plan import Plan
 from studies.cells import Cell
 
-NATIVE = ("direct", "direct-q12")
+NATIVE = ("direct", "direct-q12", "integers")
 """Channels that need nothing compiled."""
 
 _CODED = ("lrsuq", "lrsuq-elias", "polar")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.files import PUBLIC, write_atomically
 from studies.cells import EXPERIMENTS, Cell
 from studies.grid import run_of
 from studies.summary import united
@@ -58,7 +58,7 @@ def build_index(
 def write_index(path: Path, index: Sequence[Mapping[str, Any]]) -> None:
     """Writes index.json in one step; equal results give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(list(index), indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(list(index), indent=1, ensure_ascii=False) + "\n").encode(), PUBLIC)
 
 
 def read_index(path: Path) -> list[dict[str, Any]]:

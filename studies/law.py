@@ -120,7 +120,6 @@ class LawSession(Session):
     """
 
     simulated = LawSimulation
-    keeps_updates = False
     measures = False
     open_ledger = MemoryLedger.begin
 

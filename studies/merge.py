@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.files import PUBLIC, write_atomically
 from studies.bench import channel
 from studies.cells import EXPERIMENTS, SEEDS, open_cells
 from studies.grid import runs_of
@@ -76,7 +76,7 @@ def write_tables(page: Path, index: Sequence[Indexed]) -> None:
         raise SottovoceError(
             f"{page} has no place for tables: it needs the lines '{BEGIN}' and '{END}'"
         ) from None
-    write_atomically(page, f"{before}{BEGIN}\n\n{markdown(index)}\n{END}{after}".encode())
+    write_atomically(page, f"{before}{BEGIN}\n\n{markdown(index)}\n{END}{after}".encode(), PUBLIC)
 
 
 def measure_events(path: Path) -> None:
@@ -88,7 +88,7 @@ def measure_events(path: Path) -> None:
         "device": platform.machine(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode(), PUBLIC)
 
 
 def milliseconds_per_event(path: Path) -> dict[str, float]:

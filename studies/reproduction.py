@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.report import page
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.table import Table, TableEntry
@@ -52,7 +52,7 @@ def write_reproduction(index: Sequence[Indexed], path: Path) -> Path:
         page.header("The paper’s tables, ours beside theirs", facts, "Sottovoce · reproduction"),
         tag("main", tag("p", key, class_="key"), *sections, page.section("In full", _origins(index))),
     )
-    write_atomically(path, document.encode())
+    write_atomically(path, document.encode(), PUBLIC)
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.run.directory import RunDirectory
 from studies.grid import CellRun
 
@@ -65,7 +65,7 @@ def write_summary(root: Path, run: CellRun, device: str, *, law: bool) -> None:
     """Leaves the summary in the run's directory, which makes the run finished."""
     directory = RunDirectory(root / run.name)
     text = json.dumps(summarize(run, directory, device, law=law))
-    write_atomically(directory.path / FILE, text.encode())
+    write_atomically(directory.path / FILE, text.encode(), PUBLIC)
 
 
 def collect(root: Path, runs: Iterable[CellRun]) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
 def write_lines(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
     """Summaries as a .jsonl file, replaced in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in summaries).encode())
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in summaries).encode(), PUBLIC)
 
 
 def united(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

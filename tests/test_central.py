@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.central import CARRIED, Pool, Update
+from sottovoce.central import CARRIED, AlreadyDrawn, DrawnRounds, Pool, Update
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Blend
 from sottovoce.privacy import accounting
 from sottovoce.server import Server
-from tests.small import drawn, small_plan
+from tests.small import aged, drawn, small_plan
 
 SIZES = (90, 60, 60, 30, 30, 30)
 
@@ -241,3 +243,51 @@ def test_the_best_test_between_neighbours_finds_no_more_than_the_promise(partici
     assert 0.98 * promised < distinguished(made, participant) <= 1.02 * promised
     made.blueprint.releases_of(5)["gradient"].__dict__["server_sigma"] /= 2
     assert distinguished(made, participant) > 1.02 * promised
+
+
+def test_a_draw_is_noted_for_ever_and_for_its_run(tmp_path: Path) -> None:
+    begun = DrawnRounds.begin(tmp_path / "run", "mine")
+    assert begun.last == 0
+    begun.note(1, "one")
+    begun.note(2, "two")
+    found = DrawnRounds.reopen(tmp_path / "run", "mine")
+    assert (found.digests, found.last) == ({1: "one", 2: "two"}, 2)
+    found.check(2)
+    with pytest.raises(AlreadyDrawn, match="knows 2 rounds, and 3 were made"):
+        found.check(3)
+    with pytest.raises(AlreadyDrawn, match="round 2 was drawn before"):
+        found.note(2, "another")
+    with pytest.raises(AlreadyDrawn, match="start a new run"):
+        DrawnRounds.reopen(tmp_path / "run", "another's")
+    with pytest.raises(AlreadyDrawn, match="missing"):
+        DrawnRounds.reopen(tmp_path / "elsewhere", "mine")
+    DrawnRounds.begin(tmp_path / "run", "another's")  # in the place of the first run, which is over
+    assert DrawnRounds.reopen(tmp_path / "run", "another's").last == 0
+    with pytest.raises(AlreadyDrawn, match="start a new run"):
+        DrawnRounds.reopen(tmp_path / "run", "mine")
+
+
+@pytest.mark.parametrize("kept", ["lock", "witness"])
+def test_copied_notes_are_told_from_those_that_were_written(tmp_path: Path, kept: str) -> None:
+    """Copied with the lock they are not believed; nor without it, once their last line is some time ago."""
+    DrawnRounds.begin(tmp_path / "run", "mine").note(1, "one")
+    copied = "run.witness" if kept == "lock" else "run.lock"
+    shutil.copy(tmp_path / copied, tmp_path / "copy")
+    (tmp_path / copied).unlink()
+    shutil.copy(tmp_path / "copy", tmp_path / copied)
+    if kept == "lock":
+        aged(tmp_path / copied)
+    with pytest.raises(AlreadyDrawn, match="copied or restored"):
+        DrawnRounds.reopen(tmp_path / "run", "mine")
+
+
+def test_a_fingerprint_tells_draws_apart() -> None:
+    one = Update(1, (0, 1), torch.zeros(3, 2))
+    others = [
+        Update(2, (0, 1), torch.zeros(3, 2)),
+        Update(1, (0, 2), torch.zeros(3, 2)),
+        Update(1, (0, 1), torch.zeros(2, 3)),
+        Update(1, (0, 1), torch.tensor([[0.0, 0], [0, 0], [0, 1e-30]])),
+    ]
+    assert one.digest() == Update(1, (0, 1), torch.zeros(3, 2)).digest()
+    assert len({one.digest(), *(other.digest() for other in others)}) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import stat
 import subprocess
@@ -102,11 +103,13 @@ def test_who_is_interrupted_while_writing_hears_of_nothing_else(
         write_atomically(tmp_path / "file", b"bytes")
 
 
-def test_an_ordinary_file_is_written_by_its_owner_only(tmp_path: Path, no_umask: None) -> None:
+def test_a_file_is_for_its_owner_alone_unless_it_is_meant_for_others(tmp_path: Path, no_umask: None) -> None:
     write_atomically(tmp_path / "whole", b"")
     with replaced(tmp_path / "block"):
         pass
-    assert {mode(path) for path in tmp_path.iterdir()} == {0o644}
+    assert {mode(path) for path in tmp_path.iterdir()} == {0o600}
+    write_atomically(tmp_path / "told", b"", files.PUBLIC)
+    assert mode(tmp_path / "told") == 0o644
 
 
 def test_a_private_folder_and_those_made_for_it_are_their_owners(tmp_path: Path, no_umask: None) -> None:
@@ -327,3 +330,27 @@ def test_a_database_in_memory_is_a_file_of_its_owner_when_it_is_saved(tmp_path: 
     kept = Database(path, explain)
     assert kept.query("SELECT said FROM word") == [("once",)]
     kept.close()
+
+
+@pytest.mark.parametrize("planted", ["link", "file"])
+def test_what_somebody_put_under_the_temporary_name_is_neither_followed_nor_used(
+    tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one who guesses the name, which is drawn afresh for each write."""
+    victim, trap = tmp_path / "victim", tmp_path / ".file.00.part"
+    victim.write_bytes(b"old")
+    for name in (trap, tmp_path / f".file.{os.getpid()}.part"):
+        if planted == "link":
+            name.symlink_to(victim)
+        else:
+            name.write_bytes(b"theirs")
+            name.chmod(0o666)
+    write_atomically(tmp_path / "file", b"mine")
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert mode(tmp_path / "file") == 0o600
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "00")
+    with pytest.raises(FileError, match="File exists"):
+        write_atomically(tmp_path / "file", b"secret")
+    assert victim.read_bytes() == b"old"
+    assert trap.read_bytes() == (b"old" if planted == "link" else b"theirs")
+    assert (tmp_path / "file").read_bytes() == b"mine"

@@ -22,7 +22,7 @@ BOUNDS = {
     **dict.fromkeys(("participants", "future_clients", "clients_per_round"), MILLION),
     **dict.fromkeys(("rounds", "context_round"), MILLION),
     **dict.fromkeys(("evaluate_every", "records_per_client", "repeat"), 2_147_483_648),
-    **dict.fromkeys(("context_records", "gradient_records"), 2_147_483_648),
+    **dict.fromkeys(("context_records", "gradient_records", "counted_records"), 2_147_483_648),
     **dict.fromkeys(("hidden", "feature_size"), THOUSANDS),
     "coefficients": 16_777_216,
     "trunk_layers": 64,

@@ -164,6 +164,7 @@ def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() ->
     [
         ({"method": "factorized"}, "method=factorized has none"),
         ({"method": "blend", "weighting": 1.5}, "set weighting=1"),
+        ({"method": "blend", "channel": "integers"}, "noise=server counts none of it"),
         ({"method": "blend", "context": "labels", "context_share": 0.0}, "set context_share"),
         ({"noise": "both"}, "noise=both is not known"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts
 from sottovoce.features.maps import open_features
 from sottovoce.modelfile import PersonalModel, personal_model
-from sottovoce.prediction import Summary, predict, predictions
+from sottovoce.prediction import Layout, Summary, _quoted, predict, predictions
 from tests.small import COLUMNS, drawn, small_plan
 
 CLASSES = 'task = "classes"\n[target]\ncolumn = "kind"\nvalues = ["plain", "a, b"]\n' + COLUMNS
@@ -215,3 +216,21 @@ def test_memory_does_not_grow_with_the_file() -> None:
         summary.records += len(block.usable)
     assert summary.records == 600_000
     assert largest < 300_000
+
+
+@pytest.mark.parametrize("formula", ["=1+1", "+cmd|x", "-2+3", "@SUM(A1)", "=HYPERLINK(a)", "＝1+1"])
+def test_a_class_name_that_is_a_formula_is_none_in_a_spreadsheet(formula: str) -> None:
+    classes = CLASSES.replace('"plain", "a, b"', f'"{formula}", "-1"')
+    predict(model(classes), written("new.csv", CSV), Path("out.csv"))
+    decisions = {line["decision"] for line in lines(Path("out.csv"))}
+    assert decisions <= {f"'{formula}", "-1", ""}  # a number stays one
+    assert not any(name.startswith(tuple("=+-@")) for name in lines(Path("out.csv"))[0])
+    assert Layout.of(model(classes)).texts == (formula, "-1")
+    assert _quoted(formula) == f"'{formula}"
+    assert [_quoted(f"{start}x") for start in "\t\r"] == ["'\tx", '"\'\rx"']
+
+
+def test_predictions_are_for_their_owner_alone() -> None:
+    for name in ("out.csv", "out.parquet"):
+        predict(model(CLASSES), written("new.csv", CSV), Path(name))
+        assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600

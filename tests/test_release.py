@@ -13,6 +13,7 @@ from scipy import stats
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError, open_channel
+from sottovoce.channel.integers import Integers
 from sottovoce.channel.randomness import SeededRandomness, SystemRandomness
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
@@ -138,7 +139,7 @@ def test_without_noise_nothing_is_added_and_nothing_charged() -> None:
 
 
 def test_no_message_is_longer_than_the_release_says() -> None:
-    for channel in ("direct", "direct-q12", "polar"):
+    for channel in ("direct", "direct-q12", "polar", "integers"):
         release: Release = blueprint(channel=channel).releases["gradient"]
         wild = np.random.default_rng(0).normal(size=release.size) * 50 * release.sigma
         assert len(release.encode(wild, secret=SECRET, stream=("s",))) <= release.largest_message
@@ -171,7 +172,7 @@ def test_an_honest_release_is_refused_with_a_probability_of_1e_12_at_most(size: 
     assert release.largest_norm <= release.radius + Law.sigma * 1.2 * math.sqrt(stats.chi2.isf(1e-12, size))
 
 
-@pytest.mark.parametrize("channel", ["direct", "direct-q12", "lrsuq", "polar"])
+@pytest.mark.parametrize("channel", ["direct", "direct-q12", "lrsuq", "polar", "integers"])
 @pytest.mark.parametrize("kind", ["context", "gradient"])
 def test_every_channel_keeps_within_the_law_and_a_ruinous_release_does_not(channel: str, kind: str) -> None:
     release = blueprint(channel=channel).releases[kind]  # type: ignore[index]
@@ -268,7 +269,7 @@ def test_without_noise_nothing_is_charged_and_the_place_says_so() -> None:
 
 
 def test_a_message_has_room_for_its_numbers_and_not_for_much_more() -> None:
-    for channel in ("direct", "direct-q12", "polar"):
+    for channel in ("direct", "direct-q12", "polar", "integers"):
         for release in blueprint(channel=channel).releases.values():
             stream = release.stream("run", "participant-0", 0)
             message = release.encode(np.zeros(release.size), secret=SECRET, stream=stream)
@@ -334,3 +335,31 @@ def test_without_privacy_the_server_adds_no_noise_either() -> None:
     changes = {"method": "blend", "context": "labels", "context_share": 0.05, "individual": 0.2}
     release = blueprint(noise="server", epsilon=math.inf, **changes).releases_of(0)["gradient"]
     assert (release.sigma, release.place) == (0.0, "nowhere")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_integers_charge_the_rounding_of_their_centres_and_spend_no_more(share: float) -> None:
+    """Twelve thousand roundings to 24 bits move two statistics apart, by more than a ledger's slack."""
+    plain, made = (
+        blueprint(context="labels", context_share=share, channel=channel, coefficients=0)
+        for channel in ("direct", "integers")
+    )
+    for kind, release in made.releases_of(0).items():
+        channel, other = release.channel, plain.releases_of(0)[kind]
+        assert isinstance(channel, Integers)
+        assert release.sensitivity == other.sensitivity + channel.widening
+        assert channel.widening == channel.step * math.sqrt(release.size) * 2**-24
+        assert release.mu_squared == pytest.approx(other.mu_squared, rel=1e-12)
+        assert 1 < release.sigma / other.sigma < 1 + 1e-3
+    gradient = made.releases_of(0)["gradient"]
+    assert (gradient.sensitivity / gradient.channel.sigma) ** 2 > 1.000001 * (
+        plain.releases_of(0)["gradient"].sensitivity / gradient.channel.sigma
+    ) ** 2
+    counts = made.participant_counts(made.releases_max)
+    assert made.epsilon(counts, 0) == pytest.approx(made.plan.epsilon, rel=1e-9)
+    assert made.budget.covers(spending(made.releases_of(0), counts))
+
+
+def test_integers_refuse_a_statistic_that_their_rounding_would_drown() -> None:
+    with pytest.raises(SottovoceError, match="cannot carry so small a statistic"):
+        blueprint(channel="integers", epsilon=1e-6, delta=1e-9, rounds=4000).releases_of(0)

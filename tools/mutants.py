@@ -72,7 +72,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "federation/sealing",
     ),
     tuple(f"federation/test_{name}.py" for name in ("account", "own_ledger", "rollback", "store")): (
-        "federation/account",
+        "account",
         "federation/own_ledger",
         "federation/rollback",
         "federation/store",

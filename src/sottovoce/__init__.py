@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
+    from sottovoce.finishing import finish
     from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
@@ -34,6 +35,7 @@ __all__ = [
     "Terms",
     "compare",
     "evaluate",
+    "finish",
     "from_torch",
     "load",
     "personalize",
@@ -50,6 +52,7 @@ _HOME = {
     "Terms": "privacy.terms",
     "compare": "run.comparison",
     "evaluate": "run.training",
+    "finish": "finishing",
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",

@@ -22,6 +22,8 @@ Reals = NDArray[np.float64]
 DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
 """What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
 LARGEST_OWN_SHARE = 0.5
+LARGEST_COUNT = 10
+"""Times the median client: for more records nobody counts, unless the plan says for how many."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
@@ -49,6 +51,19 @@ class Blending:
         return 1.0 - self.generated - self.individual
 
 
+def counted_sizes(plan: Plan, sizes: Sequence[int]) -> tuple[int, ...]:
+    """For how many records each participant counts in weights; sizes are declared, and nobody can check them.
+
+    >>> counted_sizes(Plan(), [90, 80, 2**31])
+    (90, 80, 900)
+    >>> counted_sizes(Plan(counted_records=85), [90, 80, 2**31])
+    (85, 80, 85)
+    """
+    median = sorted(sizes)[(len(sizes) - 1) // 2]
+    most = plan.counted_records or LARGEST_COUNT * median
+    return tuple(min(size, most) for size in sizes)
+
+
 def blending(
     plan: Plan,
     sizes: Sequence[int],
@@ -59,8 +74,9 @@ def blending(
 ) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = 2.5/(T N_0) and v_i = min(½, 0.2·N_0/N_i).
 
-    With noise at the server `summed` is what a client's coefficients see of it in a round, and `sigmas` what
-    the own parts do, σ/w_i: noise there is of √v_i times that, so own parts get shorter steps.
+    `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
+    see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
+    parts get shorter steps.
 
     >>> two = {"preset": "tuned", "context": "public", "participants": 2, "clients_per_round": 2}
     >>> plan = Plan.load(overrides={**two, "method": "blend", "learning_rate": 0, "weighting": 1.5})

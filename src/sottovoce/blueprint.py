@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blending import Blending, blending
+from sottovoce.blending import Blending, blending, counted_sizes
 from sottovoce.catalog import TASKS
 from sottovoce.central import Pool
 from sottovoce.context import MeanProbability, Statistic, open_statistic
@@ -103,20 +103,25 @@ class Blueprint:
         return self.releases_of(None)
 
     @cached_property
+    def counted(self) -> tuple[int, ...]:
+        """For how many records each participant's release counts in weights."""
+        return counted_sizes(self.plan, self.sizes)
+
+    @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
         task = TASKS[self.facts.task]
         if self.pool is not None:
-            own = (self.sigma / self.pool.weights(self.sizes)).tolist()
+            own = (self.sigma / self.pool.weights(self.counted)).tolist()
             total = self.pool.total(self.sigma)
-            return blending(self.plan, self.sizes, own, self.releases_max, total, task)
+            return blending(self.plan, self.counted, own, self.releases_max, total, task)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
-        return blending(self.plan, self.sizes, sigmas, self.releases_max, task=task)
+        return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
 
     @cached_property
     def pool(self) -> Pool | None:
         """The public numbers of noise at the server; None where each client adds its own."""
-        return Pool.of(self.schedule, self.sizes) if self.plan.noise_at_server else None
+        return Pool.of(self.schedule, self.counted) if self.plan.noise_at_server else None
 
     @property
     def uniform(self) -> bool:

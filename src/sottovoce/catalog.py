@@ -82,6 +82,8 @@ class Channel:
     """Plan keys that it takes beside size and σ."""
     compiled: bool = False
     """Needs numba."""
+    private_messages: bool = False
+    """Its messages are private themselves, against the server that decodes them too."""
 
 
 CHANNELS = {
@@ -92,6 +94,7 @@ CHANNELS = {
         {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7}, options=("lattice",), compiled=True
     ),
     "polar": Channel({"polar": 8}, compiled=True),
+    "integers": Channel({"integers": 9}, private_messages=True),
 }
 
 BASES = ("structured", "unstructured")

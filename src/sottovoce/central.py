@@ -1,22 +1,31 @@
 """Noise once a round, at the server: U = Σ_i w_i û_i h_iᵀ + σZ moves the generator, and no release alone.
 
 h_i with ‖h_i‖ ≤ 1 says in which columns of its generator a client's release counts, and is fixed by contexts
-that were paid for; w_i = m_i/Σm with Σm of the smallest planned round, whoever is missing. Replacing one
-record of client i moves its clipped mean û_i by at most 2C/m_i, and so U by at most 2C/Σm in Frobenius norm:
+that were paid for; w_i = m_i/Σm with Σm of the smallest planned round, whoever is missing (a client may count
+for fewer records than it has). Replacing one record of client i moves its clipped mean û_i by at most 2C/m_i,
+and so U by at most 2C/Σm in Frobenius norm:
 Δ and σ are the same for every client and every column. What comes after the noise is post-processing.
+
+The noise of a sum is drawn once for ever: two draws for one sum would average it away, uncharged. So a sum is
+on the disk and its round is noted (`DrawnRounds`) before anything is made from it, and a run whose files were
+restored or copied draws nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.channel.randomness import PrivateRandomness
+from sottovoce.errors import SottovoceError
+from sottovoce.privacy.witness import Notes
 
 CARRIED = 0.1
 """The most that the channels' noise is of all noise's variance; it protects nobody and is not counted."""
@@ -57,15 +66,76 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a round leaves: the noised sum (k, columns), and the participants whose releases are in it.
-
-    It is durable before coefficients made from it leave, and never drawn again: two draws for one sum would
-    average the noise away.
-    """
+    """What a round leaves: the noised sum (k, columns), and the participants whose releases are in it."""
 
     round: int
     participants: tuple[int, ...]
     columns: Tensor
+
+    def digest(self) -> str:
+        """A fingerprint of this draw."""
+        told = f"{self.round}:{self.participants}:{tuple(self.columns.shape)}:".encode()
+        return hashlib.sha256(told + self.columns.contiguous().numpy().tobytes()).hexdigest()[:32]
+
+
+class AlreadyDrawn(SottovoceError):
+    """The noise of a round was drawn before, or may have been: it is not drawn again."""
+
+
+class DrawnRounds:
+    """The rounds of a run whose noise was drawn, noted beside the file `name` that the run is kept in.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     DrawnRounds.begin(Path(folder) / "run", "3f2a").note(1, "digest")
+    ...     print(DrawnRounds.reopen(Path(folder) / "run", "3f2a").digests)
+    {1: 'digest'}
+    """
+
+    def __init__(self, notes: Notes, run: str, digests: dict[int, str]) -> None:
+        self._notes = notes
+        self._run = run
+        self.digests = digests
+        """What was drawn, by round."""
+
+    @classmethod
+    def begin(cls, name: Path, run: str) -> DrawnRounds:
+        """Those of a run that has made nothing yet, in place of any other run's."""
+        notes = Notes(name)
+        notes.replace([{"run": run}])
+        return cls(notes, run, {})
+
+    @classmethod
+    def reopen(cls, name: Path, run: str) -> DrawnRounds:
+        """Those of a run that goes on; refused if the notes are gone, copied, restored or another run's."""
+        notes = Notes(name)
+        lines, genuine = notes.lines() or ([], False)
+        if not genuine or any(line.get("run") != run for line in lines):
+            raise AlreadyDrawn(
+                f"{notes.path} is missing, copied or restored from a backup: noise of this run may have been "
+                "drawn since, and a second draw would undo it; start a new run"
+            )
+        return cls(notes, run, {line["round"]: line["draw"] for line in lines if "round" in line})
+
+    @property
+    def last(self) -> int:
+        """The last round whose noise was drawn; 0 before the first."""
+        return max(self.digests, default=0)
+
+    def check(self, made: int) -> None:
+        """Refuses a run that has made more rounds than were noted: its notes are not all that there were."""
+        if made > self.last:
+            raise AlreadyDrawn(
+                f"{self._notes.path} knows {self.last} rounds, and {made} were made: start a new run, "
+                "because what else was drawn is not known"
+            )
+
+    def note(self, round_number: int, digest: str = "") -> None:
+        """Notes a draw that is durable by now, for ever; only then may anything be made from it."""
+        if round_number in self.digests:
+            raise AlreadyDrawn(f"the noise of round {round_number} was drawn before, and is not drawn again")
+        self._notes.add([{"run": self._run, "round": round_number, "draw": digest}])
+        self.digests[round_number] = digest
 
 
 def noised_sum(

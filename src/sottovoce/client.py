@@ -111,8 +111,7 @@ class Client:
         if wanted == records.units:
             return records
         seed = derived_seed(self._blueprint.plan.seed, f"subset:{self.name}:{round_number}")
-        order = np.random.default_rng(seed).permutation(records.units)
-        return records.of_units(torch.from_numpy(order[:wanted]))
+        return records.of_units(records.order(seed)[:wanted])
 
     def evaluate(self, coefficients: Tensor) -> Evaluation:
         """The personal model on the held-out records.

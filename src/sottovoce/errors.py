@@ -31,6 +31,16 @@ def shown(said: object) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
 
 
+def visible(text: str) -> str:
+    """The text as a terminal may show it: control characters and other invisible ones written out.
+
+    >>> visible("north\x1b[2J")
+    'north\\\\x1b[2J'
+    """
+    keep = str.isprintable
+    return "".join(c if keep(c) or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint that names the closest valid word, or all of them.
 

@@ -20,7 +20,9 @@ from typing import Any, BinaryIO
 from sottovoce.errors import SottovoceError
 
 PRIVATE = 0o600
-"""The mode of a file that only its owner reads."""
+"""The mode of a file that only its owner reads, as what is made of records is."""
+PUBLIC = 0o644
+"""The mode of a file that is meant for others."""
 SECRET_BYTES = 32
 
 
@@ -28,18 +30,22 @@ class FileError(SottovoceError):
     """A file that cannot be written or used as asked."""
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Replaces `path` durably: after a crash it holds the old bytes or the new ones, nothing between."""
     with replaced(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
-def replaced(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` durably when the block ends; never if it raises."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+def replaced(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` durably when the block ends; never if it raises.
+
+    It is a new one under a name that nobody can guess: who may write into the folder cannot put a link or a
+    file of their own there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
@@ -47,7 +53,8 @@ def replaced(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        if error.errno != errno.EEXIST:
+            temporary.unlink(missing_ok=True)
         advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
     except BaseException:

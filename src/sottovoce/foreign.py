@@ -46,6 +46,7 @@ LARGEST = {
     "records_per_client": 2**31,
     "context_records": 2**31,
     "gradient_records": 2**31,
+    "counted_records": 2**31,
     "coefficients": 2**24,
     "hidden": 2**14,
     "trunk_layers": 64,

@@ -3,7 +3,8 @@
 A generator's file explains itself: plan, facts about records, the run and the reference that its coefficients
 refer to. So does a personal model: its tensors are the state dict θ_ref + P a that any torch module of that
 architecture loads, and its header says what a record is, how it is encoded, what the outputs mean, where the
-model comes from and which ε is behind it. Nothing in a file is code, and nothing is imported by its word.
+model comes from and which ε is behind it. A *home* model says so in its header, and only code that keeps it
+at home reads it. Nothing in a file is code, and nothing is imported by its word.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from sottovoce.models import MODELS, import_model, model_options, state_dict_at
 from sottovoce.plan import Plan
 
 FORMAT = "1"
+HOME = "home"
+"""The word in a header that no loader passes over."""
 MOST_RECORDS = 2**31
 _PASSING = ("momentum.", "average")
 """What only training needs."""
@@ -43,6 +46,10 @@ _PASSING = ("momentum.", "average")
 
 class ModelFileError(SottovoceError):
     """A file of tensors that is missing, damaged or about something else."""
+
+
+class HomeModel(ModelFileError):
+    """A model that was finished on records without noise, where only a published one may be used."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,9 @@ def _participants(
             raise ModelFileError(f"{path} has {what} that are not what they must be: ask for it again")
     assert isinstance(sizes, list)
     assert isinstance(names, list)
-    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(0 < len(n) <= 100 for n in names):
+    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(
+        0 < len(name) <= 100 and name.isprintable() for name in names
+    ):
         raise ModelFileError(f"{path} has sizes or names beyond all bounds: ask for the file again")
     return tuple(sizes), tuple(names)
 
@@ -172,14 +181,20 @@ class PersonalModel:
     """Only the keys of model and feature map are those of the run."""
     facts: Facts
     origin: Origin
+    division: int | None = None
+    """The seed by which the run divided its client's file into records that trained and records held out;
+    None: none of them trained, or there is no such file."""
+    home: bool = False
+    """Finished on its client's records without noise: it is not private, and never leaves."""
 
     @classmethod
-    def read(cls, path: Path, *, model: nn.Module | str | None = None) -> PersonalModel:
+    def read(cls, path: Path, *, model: nn.Module | str | None = None, home: bool = False) -> PersonalModel:
         """From a file that may be another party's: typed and bounded, or refused.
 
         `model` is the module of a model that is not built in, or its name, given by this machine's owner.
+        `home` models are read only for who says that they stay at home.
         """
-        state, metadata = load_tensors(path)
+        state, metadata = load_tensors(path, home=home)
         if "plan" in metadata and "origin" not in metadata:
             raise ModelFileError(
                 f"{path} is a run's generator, not one client's model: 'sottovoce models' writes those"
@@ -187,6 +202,7 @@ class PersonalModel:
         try:
             values, fields = json.loads(metadata["model"]), json.loads(metadata["origin"])
             origin = Origin.parse(fields)
+            division = int(metadata["division"]) if "division" in metadata else None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
         plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
@@ -197,7 +213,8 @@ class PersonalModel:
         if plan.features != "none" and metadata.get("map") != weights_digest():
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")
         check_model(plan, facts, model=model)
-        return cls(_loaded(path, plan, facts, model, state), plan, facts, origin)
+        module = _loaded(path, plan, facts, model, state)
+        return cls(module, plan, facts, origin, division, home=HOME in metadata)
 
     @property
     def records(self) -> Facts:
@@ -221,11 +238,13 @@ def personal_model(
     delta: float | None = None,
     accounting: str | None = None,
     created: str | None = None,
+    division: int | None = None,
 ) -> bytes:
     """The model θ_ref + P a of one client as the bytes of a file that explains itself.
 
     Its tensors are a state dict, tied parameters under all names. `epsilon` is what this client's records
-    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today.
+    have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today;
+    `division` is the seed by which a file of the client's own was divided.
     """
     plan = blueprint.plan
     state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
@@ -245,10 +264,29 @@ def personal_model(
         "origin": json.dumps(dataclasses.asdict(origin)),
         **blueprint.facts.metadata(),
         **({} if plan.features == "none" else {"map": weights_digest()}),
+        **({} if division is None else {"division": str(division)}),
     }
     return _bytes(
         {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}, metadata
     )
+
+
+def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> bytes:
+    """A published model with other parameters θ, fitted at home, as the bytes of a file that says so.
+
+    `told` is how it was chosen and what it is worth: made of records, like the model.
+    """
+    state = state_dict_at(model.module, theta)
+    plan = model.plan
+    kept = {"model": plan.model, **model_options(plan), **{name: getattr(plan, name) for name in _SEEN}}
+    metadata = {
+        HOME: json.dumps(dict(told)),
+        "model": json.dumps(kept),
+        "origin": json.dumps(dataclasses.asdict(model.origin)),
+        **model.facts.metadata(),
+        **({} if plan.features == "none" else {"map": weights_digest()}),
+    }
+    return _bytes({name: value.detach().cpu().clone() for name, value in state.items()}, metadata)
 
 
 def _within(value: Any, low: float, high: float) -> bool:
@@ -295,11 +333,12 @@ def _bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def load_tensors(
-    path: Path, expected: Mapping[str, str] | None = None
+    path: Path, expected: Mapping[str, str] | None = None, *, home: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file of ours; a damaged or foreign one is refused.
 
-    `expected` metadata must agree, so that the file of another run is not taken for this one's.
+    `expected` metadata must agree, so that the file of another run is not taken for this one's. A home model
+    is refused, except where the caller keeps what it makes of it at `home`.
     """
     if not path.exists():
         raise ModelFileError(f"{path} is missing: the run has not come that far")
@@ -312,6 +351,10 @@ def load_tensors(
     if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:
         raise ModelFileError(
             f"{path} was not written by this version of sottovoce: use the one that wrote it"
+        )
+    if HOME in metadata and not home:
+        raise HomeModel(
+            f"{path} is a home model, made of records without noise, and stays at home: use the published one"
         )
     for key, value in (expected or {}).items():
         if metadata.get(key) != value:

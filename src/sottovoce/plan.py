@@ -98,6 +98,9 @@ class Plan:
     )
     generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
     weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    counted_records: int = key(
+        0, "most records that a client counts for in weights; 0: ten times the median client's", since="0.2"
+    )
     features: str = key(
         "none",
         "public map that the model sees instead of a record; or 'package.module:function' of yours",

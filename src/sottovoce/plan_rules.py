@@ -60,6 +60,7 @@ def check(plan: Plan) -> None:
         "context_round",
         "evaluate_every",
         "repeat",
+        "counted_records",
     )
     for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
         if not getattr(plan, name) >= 0:
@@ -141,6 +142,11 @@ def _check_noise_at_server(plan: Plan) -> None:
     if plan.weighting != 1:
         raise PlanError(
             f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
+        )
+    if catalog.CHANNELS[plan.channel].private_messages:
+        raise PlanError(
+            f"channel={plan.channel} has noise that protects, and noise=server counts none of it: "
+            "set another channel, or noise=client"
         )
     if plan.releases_context and not plan.context_share:
         raise PlanError(

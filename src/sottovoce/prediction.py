@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from sottovoce.tasks import open_task
 
 BLOCK = 2**15
 """Records that go through the model at once."""
+_FORMULA, _NUMBER = frozenset("=+-@\t\r\n＝＋－＠"), re.compile(r"[+-]\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def predict(
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")
+    if out.resolve() == records.resolve():
+        raise DataError(f"{out} holds the records to predict: choose another file for predictions")
     layout, summary = Layout.of(model), Summary()
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
         for block in predictions(model, records):
@@ -194,7 +198,13 @@ def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]
 
 
 def _quoted(text: str) -> str:
-    """A cell as CSV writes it."""
+    """A cell as CSV writes it; a spreadsheet would compute what looks like a formula, so that gets a quote.
+
+    >>> _quoted("=1+1"), _quoted("-1"), _quoted("yes, no")
+    ("'=1+1", '-1', '"yes, no"')
+    """
+    if text[:1] in _FORMULA and not _NUMBER.fullmatch(text):
+        text = f"'{text}"
     cell = io.StringIO()
-    csv.writer(cell, lineterminator="").writerow([text])
-    return cell.getvalue()
+    csv.writer(cell).writerow([text])
+    return cell.getvalue().removesuffix("\r\n")

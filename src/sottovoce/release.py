@@ -25,6 +25,7 @@ from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, Sy
 from sottovoce.channel.wire import Stream
 from sottovoce.context import Confusion, Statistic
 from sottovoce.data import Records
+from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
 from sottovoce.plan import Plan
@@ -222,9 +223,10 @@ def _averaged(
                 output = output.to(records.x.device)
         return statistic.mean(records.x, records.y, count, output, records.unit)
 
-    bound, channel = statistic.sensitivity(count), _channel(plan, statistic.size, sigma)
-    removal = min(bound, statistic.radius / count)
-    return Release(kind, mean, bound, statistic.radius, channel, removal=removal)
+    bound = statistic.sensitivity(count)
+    channel = _channel(plan, statistic.size, sigma, bound)
+    removal = min(bound, statistic.radius / count) + channel.widening
+    return Release(kind, mean, bound + channel.widening, statistic.radius, channel, removal=removal)
 
 
 def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, pool: Pool | None) -> Release:
@@ -243,12 +245,14 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
             denominator=count,
             loss=model.losses,
             unit=records.unit,
+            remember=records.copied,
         )
 
     carrier = sigma if pool is None else pool.carrier(sigma)
-    channel = _channel(plan, model.basis.coefficients, carrier)
+    channel = _channel(plan, model.basis.coefficients, carrier, bound)
+    moved, removal = bound + channel.widening, bound / 2 + channel.widening
     return Release(
-        "gradient", mean, bound, plan.clip, channel, None if pool is None else sigma, removal=bound / 2
+        "gradient", mean, moved, plan.clip, channel, None if pool is None else sigma, removal=removal
     )
 
 
@@ -278,8 +282,21 @@ def _share(plan: Plan, bound: float, share: float) -> float:
     return bound / math.sqrt(budget) * (1 + 1e-12)
 
 
-def _channel(plan: Plan, size: int, sigma: float) -> Channel | Noiseless:
+def _channel(plan: Plan, size: int, sigma: float, bound: float) -> Channel | Noiseless:
+    """The plan's channel, with σ or more: such that what it widens `bound` by costs nothing.
+
+    A widening w at σ becomes w/(1 − w/bound) at σ/(1 − w/bound), and (bound + that)/that σ is bound/σ.
+    """
     if not plan.private:
         return Noiseless(size)
     options = {name: getattr(plan, name) for name in CHANNELS[plan.channel].options}
-    return open_channel(plan.channel, size=size, sigma=sigma, **options)
+    channel = open_channel(plan.channel, size=size, sigma=sigma, **options)
+    if not channel.widening:
+        return channel
+    if channel.widening > bound / 2:
+        raise SottovoceError(
+            f"channel={plan.channel} cannot carry so small a statistic in {size:,} numbers: "
+            "set fewer coefficients, fewer rounds, or another channel"
+        )
+    wider = sigma / (1 - channel.widening / bound)
+    return open_channel(plan.channel, size=size, sigma=wider, **options)

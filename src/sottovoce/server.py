@@ -260,7 +260,7 @@ class Server:
 
     def _pooled(self, participants: Sequence[int]) -> np.ndarray:
         assert self.blueprint.pool is not None
-        return self.blueprint.pool.weights([self.blueprint.sizes[i] for i in participants])
+        return self.blueprint.pool.weights([self.blueprint.counted[i] for i in participants])
 
     def _count_round(self) -> None:
         self.round += 1

@@ -10,7 +10,7 @@ SIGMA = 0.0147
 SECRET = bytes(range(32))
 
 EXACT = ["direct", "lrsuq/Z4", "lrsuq/D4", "lrsuq/E8", "lrsuq-elias/Z4", "polar"]
-EVERY = [*EXACT, "lrsuq-elias/D4", "lrsuq-elias/E8", "direct-q12"]
+EVERY = [*EXACT, "lrsuq-elias/D4", "lrsuq-elias/E8", "direct-q12", "integers"]
 
 
 def opened(name: str, size: int, sigma: float = SIGMA) -> Channel:

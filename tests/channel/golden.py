@@ -50,6 +50,8 @@ def main() -> None:
     entries += [Golden(name, 1000, 0.05, norm) for name in ("lrsuq/Z4", "polar") for norm in (0.0, 0.3, 1.0)]
     entries += [Golden("polar", 16384, 0.0147, norm) for norm in (0.3, 0.6, 1.0)]
     entries += [Golden("polar", 1000, 0.001, 1.0), Golden("polar", 64, 0.001, 100.0)]
+    entries += [Golden("integers", size, 0.05, norm) for size, norm in ((3, 0.1), (40, 1.0), (1000, 0.3))]
+    entries += [Golden("integers", 64, 0.001, 100.0)]
     finished = []
     for entry in entries:
         message = encoded(entry)

@@ -83,12 +83,12 @@ def test_a_secret_of_another_length_is_refused() -> None:
 
 FORMATS = (
     "direct", "direct-q12", "lrsuq/Z4", "lrsuq/D4", "lrsuq/E8",
-    "lrsuq-elias/Z4", "lrsuq-elias/D4", "lrsuq-elias/E8", "polar",
+    "lrsuq-elias/Z4", "lrsuq-elias/D4", "lrsuq-elias/E8", "polar", "integers",
 )  # fmt: skip
 
 
 def test_the_numbers_of_formats_and_the_version_are_given_once_for_ever() -> None:
-    assert [_message(format=name)[0][0] for name in FORMATS] == [16 + number for number in range(9)]
+    assert [_message(format=name)[0][0] for name in FORMATS] == [16 + number for number in range(10)]
 
 
 def test_keys_and_tags_are_pinned() -> None:

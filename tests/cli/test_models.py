@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.data import Description
-from sottovoce.modelfile import personal_model
-from tests.small import drawn, small_plan
+from sottovoce.modelfile import load_tensors, personal_model, save_tensors
+from sottovoce.report.table import Table
+from tests.small import SMALL, drawn, small_plan
 
 from .conftest import Failing
 
@@ -84,3 +88,64 @@ def test_models_refuses_in_a_line(run: Path, tmp_path: Path, failing: Failing) -
     (tmp_path / "file").write_text("")
     said = failing("models", str(run), "--out", str(tmp_path / "file"), "--model", "tests.small:tiny")
     assert "cannot create" in said
+
+
+def test_finish_tells_rows_and_worth_and_writes_a_file_of_its_owners(model: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3))
+    np.savez(tmp_path / "own.npz", x=x, kind=np.where(x[:, 0] > 0, "plain", "grave"))
+    home = tmp_path / "north.home.safetensors"
+    words = ["finish", str(model), "--data", str(tmp_path / "own.npz"), "--out", str(home)]
+    answer = runner.invoke(app, [*words, "--json"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert list(said["rows"]) == ["constant", "alone", "published", "finished"]
+    assert set(said["worth"]) == {"points", "low", "high"}
+    assert home.stat().st_mode & 0o777 == 0o600
+    shown = runner.invoke(app, words).stdout
+    assert "joining" in shown
+    assert "cross-validation" in shown
+
+
+def test_a_home_model_predicts_and_is_not_finished_again(
+    model: Path, tmp_path: Path, failing: Failing
+) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    np.savez(tmp_path / "own.npz", x=x, kind=np.where(x[:, 0] > 0, "plain", "grave"))
+    data, home = ("--data", str(tmp_path / "own.npz")), str(tmp_path / "home.safetensors")
+    runner.invoke(app, ["finish", str(model), *data, "--out", home])
+    assert runner.invoke(app, ["predict", home, *data, "--out", str(tmp_path / "p.csv")]).exit_code == 0
+    assert "home model" in failing("finish", home, *data, "--out", str(tmp_path / "again"))
+    assert "published model" in failing("finish", str(model), *data, "--out", str(model))
+    assert "records" in failing("finish", str(model), *data, "--out", str(tmp_path / "own.npz"))
+    assert "does not exist" in failing("finish", str(tmp_path / "no"), *data, "--out", home)
+
+
+def test_predict_never_writes_over_its_input(model: Path, tmp_path: Path, failing: Failing) -> None:
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    before = (tmp_path / "new.csv").read_bytes()
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "new.csv")
+    for out in (tmp_path / "new.csv", link):
+        said = failing("predict", str(model), "--data", str(tmp_path / "new.csv"), "--out", str(out))
+        assert "holds the records" in said
+    assert (tmp_path / "new.csv").read_bytes() == before
+
+
+def test_a_clients_name_cannot_speak_to_the_terminal(run: Path, tmp_path: Path, failing: Failing) -> None:
+    """A run directory comes from elsewhere: its names are shown, and never obeyed."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    tensors, metadata = load_tensors(copy / "model.safetensors")
+    names = json.loads(metadata["names"])
+    metadata["names"] = json.dumps(["\x1b[2J" + names[0], *names[1:]])
+    save_tensors(copy / "model.safetensors", tensors, metadata)
+    words = ["models", str(copy), "--out", str(tmp_path / "models"), "--model", SMALL["model"]]
+    assert "names beyond all bounds" in failing(*words)
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=True).print(
+        Table(["\x1b]0;x\x07"], [["\x1b[2J"]], "\x9b2J").terminal()
+    )
+    for text in ("\x1b]0;x", "\x1b[2J", "\x07", "\x9b"):
+        assert text not in shown.getvalue()
+    assert r"\x1b[2J" in shown.getvalue()
+    assert r"\x1b[2J" in failing("models", "no\x1b[2Jrun", "--out", str(tmp_path / "models"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -177,3 +179,23 @@ def test_a_large_delta_is_doubted_before_and_after_training(tmp_path: Path) -> N
     assert "δ = 0.02 is above a tenth of one over" in runner.invoke(app, ["plan", *words]).stdout
     trained = runner.invoke(app, ["train", *words, "--out", str(tmp_path / "run")])
     assert "δ = 0.02 is above a tenth of one over" in trained.stdout
+
+
+def test_what_is_made_of_own_records_is_for_their_owner_alone(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    before = os.umask(0)
+    try:
+        words = ["train", f"dataset={folder}", "rounds=1", "--out", str(tmp_path / "run")]
+        assert runner.invoke(app, words).exit_code == 0
+        assert (
+            runner.invoke(app, ["models", str(tmp_path / "run"), "--out", str(tmp_path / "m")]).exit_code == 0
+        )
+        words = ["compare", f"dataset={folder}", "rounds=1", "--out", str(tmp_path / "compared")]
+        assert runner.invoke(app, words).exit_code == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / name for name in ("run", "m", "compared")]
+    paths = [*made, *(path for folder in made for path in folder.rglob("*"))]
+    assert {path.name for path in paths} >= {"report.html", "result.json", "rounds.jsonl", "compare.json"}
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path

@@ -29,6 +29,7 @@ from sottovoce.federation.client_files import agree
 from sottovoce.plan import Plan, PlanError
 from sottovoce.run.cost import outline
 from sottovoce.run.training import train
+from tests.run.test_folder import planned, sites
 from tests.small import small_plan
 
 
@@ -246,6 +247,27 @@ def test_own_records_are_not_dealt_out_by_their_labels() -> None:
     assert len(divided(owned, partition="client", records_per_client=0).participants) == 6
 
 
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("public", [False, True])
+def test_records_of_units_are_never_dealt(partition: str, public: bool) -> None:
+    """One visit more of one patient would change the sizes of clients, which are public."""
+    owners = torch.arange(400) // 50
+    visits = replace(numbered(400), unit=torch.arange(400) // 3, client=owners, public=public)
+    reason = "partition=client" if partition == "dirichlet" else "would split units.*set partition=client"
+    with pytest.raises(PlanError, match=reason):
+        divided(visits, partition=partition, records_per_client=0)
+    whole = divided(visits, partition="client", records_per_client=0, context_records=10)
+    assert sum(whole.participants.sizes) > 0
+
+
+def test_a_folder_of_patients_with_iid_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites", unit=True)
+    with pytest.raises(PlanError, match=r"partition=iid .* set partition=client") as refused:
+        train(planned(folder, partition="iid", participants=3, context_records=5), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(folder.glob("ledger*"))
+
+
 def test_only_datasets_by_name_are_public(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist-small.npz", x=np.zeros((4, 1)), y=np.arange(4))
     assert load("mnist-small").public
@@ -335,3 +357,22 @@ def test_a_delta_above_a_tenth_of_the_limit_is_doubted() -> None:
     assert delta_doubt(1e-5, 10_000) == []
     (doubt,) = delta_doubt(5e-5, 10_000)
     assert "a chance of 50 %" in doubt
+
+
+def test_only_records_that_were_copied_here_say_that_nobody_else_holds_their_memory() -> None:
+    memory = np.zeros((40, 3), dtype=np.float32)
+    given = Records(torch.from_numpy(memory), torch.zeros(40).long())
+    assert not given.copied
+    assert not given[:20].copied
+    for records in (
+        given[torch.arange(40)],
+        given[torch.arange(40)][:9],
+        split_participant(given, 5, 0).train,
+    ):
+        assert records.copied
+        memory += 1.0
+        assert records.x.unique().numel() == 1
+        assert float(records.x[0, 0]) != memory[0, 0]
+    of_units = Records(given.x, given.y, torch.arange(40) // 2).of_units(torch.arange(20))
+    assert of_units.copied
+    assert of_units.x.data_ptr() != given.x.data_ptr()

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sottovoce.errors import SottovoceError
@@ -235,3 +236,30 @@ def test_an_agreement_is_not_frozen_with_a_delta_that_may_give_a_record_away() -
     assert agreement.frozen([80, 90, 100]).plan.delta == 0.009
     with pytest.raises(SottovoceError, match=r"delta=0.009 is above one over the records of the smallest"):
         agreement.frozen([90, 90, 100])
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+def test_a_client_that_declares_any_number_of_records_does_not_get_the_model_to_itself(noise: str) -> None:
+    plan = federated_plan(
+        seeded=False,
+        method="blend",
+        context="public",
+        noise=noise,
+        weighting=1.0,
+        participants=12,
+        clients_per_round=12,
+        model="linear",
+        features="none",
+        gradient_records=0,
+    )
+    facts = agree(federated_plan(seeded=False)).facts
+    honest, lying = [100] * 11, MOST_RECORDS
+    blueprint = Agreement(plan, facts, model="linear").frozen([*honest, lying]).blueprint()
+    assert blueprint.blending.weights[-1] == pytest.approx(10 / 21)
+    if blueprint.pool is not None:
+        weights = blueprint.pool.weights(blueprint.counted)
+        assert weights[-1] / weights.sum() == pytest.approx(10 / 21)
+        moved = weights * 2 * plan.clip / np.asarray(blueprint.sizes)
+        assert moved.max() <= blueprint.releases_of(0)["gradient"].sensitivity * (1 + 1e-12)
+    stated = Agreement(plan.replace(counted_records=100), facts, model="linear").frozen([*honest, lying])
+    assert stated.blueprint().blending.weights.tolist() == pytest.approx([1 / 12] * 12)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from sottovoce.data import split_seeds
+from sottovoce.data import Records, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
 from sottovoce.federation.coordinator import Options
@@ -140,7 +141,8 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
 ) -> None:
     world = World(tmp_path)
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
-    monkeypatch.setattr(module, "described_client", lambda *_, needed: read.append(needed))
+    nothing = Records(torch.zeros(0, 1), torch.zeros(0))
+    monkeypatch.setattr(module, "described_client", lambda *_, needed: (read.append(needed), nothing)[1])
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):
         blueprint: Any = SimpleNamespace(
@@ -149,7 +151,7 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
         world.node(1)._records(1, blueprint)
     assert read == [100, 102]  # four of five train
     seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-    assert splits == [(None, 41, seeds[1])] * 2
+    assert splits == [(nothing, 41, seeds[1])] * 2
 
 
 def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_plan(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sottovoce.central import Update
+from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
 from sottovoce.federation import coordinator as coordinator_module
 from sottovoce.federation.coordinator import Options
 from sottovoce.federation.keys import EnrolmentError
@@ -18,9 +20,9 @@ from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import train
 from sottovoce.server import Server
-from tests.small import noise_draws
+from tests.small import aged, noise_draws
 
-from .world import World, everyone_paid, ledger, same
+from .world import World, charged, everyone_paid, ledger, same
 
 NOISE = {"method": "blend", "noise": "server", "context": "public", "individual": 0.1}
 
@@ -120,6 +122,120 @@ def test_who_is_missing_is_not_in_the_set(tmp_path: Path, monkeypatch: pytest.Mo
     world.coordinator.accept(chosen[0], world.answer(chosen[0]))
     world.coordinator.advance()
     assert found[0].participants == (chosen[0],)
+
+
+def go_on(world: World) -> None:
+    world.start()
+    world.step()
+    world.kill()
+
+
+def put_back_store(backup: Path, folder: Path) -> None:
+    """Only the store is restored; its notes stay."""
+    for part in folder.glob("server.sqlite*"):
+        if part.name not in ("server.sqlite.witness", "server.sqlite.lock"):
+            part.unlink()
+    shutil.copy(backup / "server.sqlite", folder)
+
+
+def put_back_whole(backup: Path, folder: Path) -> None:
+    """Store, notes and lock are restored."""
+    for part in folder.glob("server.sqlite*"):
+        part.unlink()
+    for part in backup.iterdir():
+        shutil.copy(part, folder)
+
+
+def put_back_in_place(backup: Path, folder: Path) -> None:
+    """Store and notes are restored; the lock stays."""
+    put_back_store(backup, folder)
+    shutil.copy(backup / "server.sqlite.witness", folder)
+
+
+def put_back_without_notes(backup: Path, folder: Path) -> None:
+    """A backup tool has left the notes out."""
+    put_back_whole(backup, folder)
+    (folder / "server.sqlite.witness").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("put", [put_back_store, put_back_whole, put_back_in_place, put_back_without_notes])
+@pytest.mark.parametrize("when", ["before it is asked for", "when all messages are there"])
+def test_a_restored_store_never_draws_the_noise_of_a_sum_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path, Path], None], when: str
+) -> None:
+    """The attack: restore a store from before a round was closed, close it, collect draws, uncharged."""
+    seen: set[bytes] = set()
+    real = Server.receive_update
+
+    def collected(self: Server, update: Update) -> None:
+        if update.round == 2:
+            seen.add(update.columns.numpy().tobytes())
+        real(self, update)
+
+    monkeypatch.setattr(Server, "receive_update", collected)
+    world = World(tmp_path, **NOISE, seeded=False)
+    monkeypatch.setattr(World, "node", lenient(world))
+    world.enrol_all()
+    world.step()
+    if when == "when all messages are there":
+        for participant in list(world.coordinator.missing()):
+            world.coordinator.accept(participant, world.answer(participant))
+    world.kill()
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    for part in tmp_path.glob("server.sqlite*"):
+        shutil.copy(part, backup)
+    aged(backup / "server.sqlite.witness")
+    world.start()
+    world.step()
+    world.kill()
+    assert len(seen) == 1
+    paid = charged(world, 0)
+    for _ in range(4):
+        put(backup, tmp_path)
+        with pytest.raises(AlreadyDrawn, match="start a new run"):
+            go_on(world)
+    assert len(seen) == 1
+    assert charged(world, 0) == paid
+
+
+def test_a_server_killed_before_it_could_note_a_round_goes_on(
+    tmp_path: Path, draws: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, **NOISE, seeded=False)
+    monkeypatch.setattr(World, "node", lenient(world))
+    world.enrol_all()
+
+    def killed(*given: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DrawnRounds, "note", killed)
+        with pytest.raises(Killed):
+            world.step()
+    world.kill()
+    world.start()
+    assert world.coordinator.server.round == 1
+    world.finish()
+    assert draws == [1, 2, 3, 4]
+    assert set(DrawnRounds.reopen(tmp_path / "server.sqlite", world.store.run).digests) == {1, 2, 3, 4}
+
+
+def test_a_store_that_is_seeded_or_finished_may_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seeded draw that is repeated is the same draw, and who has drawn everything draws nothing more."""
+    for seeded in (True, False):
+        folder = tmp_path / str(seeded)
+        world = World(folder, **NOISE, seeded=seeded)
+        with monkeypatch.context() as patch:
+            patch.setattr(World, "node", World.node if seeded else lenient(world))
+            world.enrol_all()
+            (world.step if seeded else world.finish)()
+        world.kill()
+        (folder / "other").mkdir()
+        shutil.copy(folder / "server.sqlite", folder / "other")
+        Store.open(folder / "other" / "server.sqlite", world.agreement).close()
 
 
 def lenient(world: World) -> Any:

@@ -107,6 +107,33 @@ def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path:
     assert spent["restored"] == pytest.approx(spent["unharmed"], rel=1e-9)
 
 
+def test_an_enrolled_run_does_not_make_a_restored_ledger_a_true_one(tmp_path: Path) -> None:
+    """All files are put back, and what another run has spent since is known to nobody here."""
+    world = world_of(tmp_path, clients_per_round=3)
+    site, one, two = Site(world), run(world, "one"), run(world, "two")
+    member = site.node(world.agreement, epsilon=100.0)
+    one.enrol(member.enrol(one.offer()), "0")
+    shutil.copytree(site.records.parent, tmp_path / "backup")
+    train(site, two, world.agreement)
+    one.accept(0, member.release(one.request(0, "context")))
+    shutil.rmtree(site.records.parent)
+    shutil.copytree(tmp_path / "backup", site.records.parent)
+    for _ in range(2):
+        # Its own streams the run recovers: what the server has is charged, and later releases go on.
+        answer = site.node(world.agreement).release({**one.request(0, "context"), "received_context": True})
+        assert "release" not in answer
+        with Ledger.open(site.ledger, scope=None) as ledger:
+            assert ledger.releases(OWN_RECORDS) == 1
+            assert ledger.copied
+    with pytest.raises(SottovoceError, match="was copied or restored from a backup"):
+        site.node(world.agreement).enrol(run(world, "three").offer())
+    said = (site.directory / "client.log").read_text()
+    assert said.count("charged for the context of round 0; what other runs have released since is not") == 1
+    with Ledger.open(site.ledger, scope=None) as ledger:
+        ledger.vouch()
+    site.node(world.agreement).enrol(run(world, "three").offer())
+
+
 def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Path) -> None:
     world = World(tmp_path, context="labels")
     for index in range(3):

@@ -129,6 +129,24 @@ def test_a_release_that_was_lost_in_an_earlier_round_is_charged_too(tmp_path: Pa
     assert charged(world, 0) == [("context", 0), ("gradient", 1), ("gradient", 2), ("gradient", 3)]
 
 
+@pytest.mark.parametrize("what", ["received", "asked"])
+def test_a_forged_list_charges_only_what_the_schedule_asks_of_this_client(tmp_path: Path, what: str) -> None:
+    world = World(tmp_path, seeded=False, rounds=4, clients_per_round=2, options=Options(patience=0.0))
+    world.enrol_all()
+    world.step()
+    schedule = world.coordinator.blueprint.schedule
+    mine = [number for number, called in enumerate(schedule, 1) if 0 in called]
+    assert 0 < len(mine) < 4  # some rounds call others
+    request = world.coordinator.request(0, "context")
+    forged = [*range(-3, 400), *mine, 2**40]
+    request = {**request, f"{what}_rounds": forged, f"{what}_confusion": True}
+    if what == "asked":  # as far as a restored client believes it
+        shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
+        whole_directory(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    world.node(0).release(request)
+    assert charged(world, 0) == [("context", 0), *(("gradient", number) for number in mine)]
+
+
 def test_a_first_release_in_flight_is_noticed_too(tmp_path: Path) -> None:
     world = World(tmp_path, seeded=False)
     world.enrol_all()

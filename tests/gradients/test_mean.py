@@ -383,7 +383,7 @@ def test_norms_of_inputs_are_remembered_until_the_records_change() -> None:
     basis = open_basis("identity", module, 0, seed=0)
 
     def check() -> None:
-        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=30)
+        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=30, remember=True)
         assert torch.allclose(found, expected(module, theta, basis, x, y, 0.1), atol=1e-6)
 
     check()
@@ -393,6 +393,18 @@ def test_norms_of_inputs_are_remembered_until_the_records_change() -> None:
     with torch.inference_mode():
         x = x.clone()  # whose changes nobody counts
     check()
+
+
+def test_a_clipped_mean_keeps_its_bound_where_memory_is_changed_behind_torch() -> None:
+    """Norms of an earlier round would be those of other records, and nothing tells torch."""
+    module = models.seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)))
+    theta, (shared, y) = models.flat(module), models.records((3, 4), 4, 30)
+    memory = shared.numpy().copy()
+    x, basis = torch.from_numpy(memory), open_basis("identity", module, 0, seed=0)
+    for factor in (1.0, 100.0):
+        memory *= factor
+        found = clipped_mean(module, theta, basis, x, y, clip=0.1, denominator=30)
+        assert torch.allclose(found, expected(module, theta, basis, x, y, 0.1), atol=1e-6)
 
 
 def test_norms_of_records_are_asked_for_where_they_are_those_of_the_inputs_of_a_whole_model() -> None:

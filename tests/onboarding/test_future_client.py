@@ -18,6 +18,7 @@ from sottovoce.client import Client
 from sottovoce.data import Dataset, read_client
 from sottovoce.data.description import Description
 from sottovoce.data.findings import UnusableFile
+from sottovoce.data.identity import of_records, order
 from sottovoce.models import lenet, open_model
 from sottovoce.onboarding import future_client, remote
 from sottovoce.onboarding.future_client import personalize
@@ -28,6 +29,7 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import evaluate, train
+from sottovoce.seeding import derived_seed
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
 from tests.run.test_folder import planned, sites
 from tests.small import SMALL, small_plan, tiny
@@ -106,7 +108,10 @@ class TestPersonalization:
         answer = personalize(run / "run", run / "mine.npz", run / "mine.safetensors")
         module = lenet((1, 28, 28), 10)
         module.load_state_dict(load_file(run / "mine.safetensors"))
-        held_out = images.records(torch.arange(250, 300))
+        x = images.x[200:300]
+        seed = derived_seed(small_plan().seed, "context")
+        drawn = order(of_records(x, torch.zeros(100).long()), seed)  # by x alone
+        held_out = images.records(200 + drawn[50:])
         hits = (module(held_out.x).argmax(1) == held_out.y).float().mean()
         assert 100 * float(hits) == pytest.approx(answer["accuracy"])
         assert 0 < answer["epsilon"] < 8

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sottovoce.account import Account
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import new_key, public_key
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.future_client import personalize
@@ -89,7 +89,7 @@ def book(tmp_path: Path) -> Iterator[Ledger]:
 
 def keys(folder: Path, server: bytes = SERVER) -> Keys:
     path = folder / "mine.sqlite"
-    return Keys(Account(path, "client mine", OWN_RECORDS, path), "run", server)
+    return Keys(Account(path, "client mine", OWN_RECORDS), "run", server)
 
 
 def known(ledger: Ledger, run: str) -> None:

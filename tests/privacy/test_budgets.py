@@ -108,13 +108,5 @@ def test_a_price_is_affordable_together_with_all_that_was_spent_before() -> None
     assert not Price("this release", 1.01 * half, half, budget).affordable
 
 
-def test_one_ledger_lies_beside_the_records_unless_its_owner_says_where(tmp_path: Path) -> None:
-    records = tmp_path / "north.npz"
-    assert Terms().ledger_file(records) == tmp_path / "north.ledger.sqlite"
-    assert Terms(ledger="elsewhere.sqlite").ledger_file(records) == Path("elsewhere.sqlite")
-    assert Terms().scope(records) == client_scope("north")
-    assert Terms(client="south").scope(records) == client_scope("south")
-
-
 def test_nobody_accepts_noise_at_the_server_without_saying_so() -> None:
     assert not Terms().noise_at_server

@@ -604,7 +604,7 @@ def test_what_was_spent_beyond_the_known_releases_is_lost_without_a_release(path
 def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.count(other, "north", there=OWN_RECORDS)
+        ledger.count("north", {other: OWN_RECORDS, path: OWN_RECORDS})
         assert ledger.clients() == []
         assert not other.exists()
     with Ledger.open(other, scope=client_scope("other")) as book:
@@ -612,9 +612,9 @@ def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Pa
     for file in files(other):
         file.unlink()  # what its witness knows is charged again, under its own scope
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.count(other, "north", there=OWN_RECORDS)
+        ledger.count("north", {other: OWN_RECORDS, path: OWN_RECORDS})
         assert ledger.spent("north") == pytest.approx(0.09)
     Witness(other).path.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.count(other, "south", there=OWN_RECORDS)
+        ledger.count("south", {other: OWN_RECORDS})
         assert ledger.spent("south") == pytest.approx(0.09)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 
 from sottovoce import data
 from sottovoce.data import Dataset, Facts, divide, resolve, scope
+from sottovoce.errors import SottovoceError
+from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
 from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, Overspent
@@ -243,7 +246,7 @@ def test_a_refused_run_leaves_no_ledger_behind(tmp_path, records) -> None:
     with pytest.raises(Overspent):
         train(small_plan(epsilon=2.0, clip=0.9), tmp_path / "second", dataset=records, ledger=full)
     assert full.exists()
-    assert list((tmp_path / "second").iterdir()) == []
+    assert [path.name for path in (tmp_path / "second").iterdir()] == ["run.lock"]
 
 
 def test_budgets_do_not_add_up_where_records_have_other_owners() -> None:
@@ -310,3 +313,16 @@ def test_a_plan_cannot_spend_more_than_the_owner_of_the_ledger_allows(tmp_path, 
         ledger.willing(2.0)
     with pytest.raises(Overspent, match=r"may spend ε=2 .* this run would take it to"):
         train(plan, tmp_path / "run", dataset=records, ledger=shared)
+
+
+def test_two_processes_never_train_in_one_directory(tmp_path, records) -> None:
+    plan, out = small_plan(), tmp_path / "run"
+    with closing(opened(plan, out, records)) as session:
+        session.record(session.simulation.step())
+        for resume in (True, False):
+            with pytest.raises(SottovoceError, match=r"already holds a run|another process is training in"):
+                opened(plan, out, records, resume=resume)
+        with pytest.raises(FileError, match=r"another process is training in .*: wait until it has ended"):
+            train(plan, out, dataset=records, resume=True)
+        assert len(session.directory.rounds()) == 1
+    train(plan, out, dataset=records, resume=True)

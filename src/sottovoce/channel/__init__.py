@@ -1,7 +1,8 @@
 """Exact Gaussian channels: send a clipped statistic in few bytes, receive it plus exactly N(0, σ²I).
 
 Usable alone, inside any differentially private system. The decoded vector is the private release; messages,
-their length and the shared randomness reveal more and stay between client and trusted server.
+their length and the shared randomness reveal more and stay between client and trusted server. (Messages of
+`integers` do not: they are whole numbers with noise in them, and nothing else.)
 
 >>> import numpy as np
 >>> secret, u = bytes(32), np.full(1000, 0.01)
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from sottovoce.catalog import CHANNELS
 from sottovoce.channel.base import Channel
 from sottovoce.channel.direct import Direct, DirectQ12
+from sottovoce.channel.integers import Integers
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 from sottovoce.channel.wire import ChannelError
 from sottovoce.errors import nearest
@@ -60,12 +62,17 @@ def _polar(size: int, sigma: float) -> Channel:
     return Polar("polar", size, sigma)
 
 
+def _integers(size: int, sigma: float) -> Channel:
+    return Integers("integers", size, sigma)
+
+
 OPENERS: dict[str, Callable[..., Channel]] = {
     "direct": _direct,
     "direct-q12": _direct_q12,
     "lrsuq": _lrsuq,
     "lrsuq-elias": _lrsuq_elias,
     "polar": _polar,
+    "integers": _integers,
 }
 
 

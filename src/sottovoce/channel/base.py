@@ -2,7 +2,8 @@
 
 Whatever the code behind it, `decode(encode(u))` follows exactly N(u, σ²I) for every u (Eq. lrsuq-channel of
 the paper), so privacy and learning do not depend on which channel carries a release. Messages stay between
-client and trusted server: only the decoded vector is the private release.
+client and trusted server: only the decoded vector is the private release. Two channels differ, and say how:
+`direct-q12` rounds what is noised, and the messages of `integers` are private themselves.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class Channel(ABC):
     def rounding(self) -> float:
         """By how much, relative to its norm, a decoded vector may differ from statistic + Gaussian noise."""
         return 1e-6
+
+    @property
+    def widening(self) -> float:
+        """How much farther apart than two statistics the centres of their noise may be, in ‖·‖₂; it is
+        proportional to σ, and part of what is charged."""
+        return 0.0
 
     def encode(
         self,

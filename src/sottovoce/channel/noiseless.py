@@ -18,6 +18,7 @@ class Noiseless:
     name = "noiseless"
     sigma = 0.0
     rounding = 1e-6  # float32
+    widening = 0.0
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sottovoce.report.numbers import data_size, label, number, percent
+from sottovoce.errors import visible
+from sottovoce.report.numbers import count, data_size, label, number, percent
 
 out = Console()
 err = Console(stderr=True)
@@ -19,7 +20,7 @@ err = Console(stderr=True)
 
 def problem(text: str) -> None:
     """An error on standard error, on one line."""
-    line = escape(" ".join(text.split()))
+    line = escape(visible(" ".join(text.split())))
     err.print(f"[bold red]error:[/] {line}", soft_wrap=True, highlight=False)
 
 
@@ -33,7 +34,7 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
     if json:
         as_json(value)
     else:
-        out.print(escape(text), soft_wrap=True, highlight=False)
+        out.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -71,6 +72,43 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
             + " (stays here)",
         },
     )
+    if "home" in answer:
+        finished(answer["home"])
+
+
+def finished(told: Mapping[str, Any]) -> None:
+    """What a finish gives, in words."""
+    from sottovoce.finishing import Worth
+    from sottovoce.report.table import Table
+
+    rows = [
+        [name, number(row["loss"], 3), percent(row[told["metric"]], 1)] for name, row in told["rows"].items()
+    ]
+    measured = f"on {count(told['held_out'], 'record')} that the run held out"
+    if not told["held_out"]:
+        measured = "by cross-validation"
+    table = Table(
+        ["", "log loss" if told["task"] != "number" else "loss", label(told["metric"])], rows, measured
+    )
+    out.print(table.terminal())
+    if not told["held_out"]:
+        out.print("The published model may have been trained on these records, which flatters it.")
+    share, pull = told["chosen"]["share"], told["chosen"]["pull"]
+    chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"
+    out.print(f"chosen: {chosen}; {told['left_out']} records left out", highlight=False)
+    out.print(str(Worth(**told["worth"])), highlight=False)
+    out.print(f"home model, for this house alone: {escape(told['model'])}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def share_progress(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar over the share that is done, gone at the end."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"[bold]{what}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 @contextmanager
@@ -146,7 +184,7 @@ def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
 
         def advance(client: str, clients: int) -> None:
             nonlocal done
-            bar.update(task, completed=done, total=clients, description=escape(client))
+            bar.update(task, completed=done, total=clients, description=escape(visible(client)))
             done += 1
 
         yield advance

@@ -13,6 +13,7 @@ from sottovoce.cli.options import (
     DATA,
     DELTA,
     EPSILON,
+    FINISH,
     JSON,
     LEDGER,
     MODEL,
@@ -184,6 +185,7 @@ def onboard(
     epsilon: float = EPSILON,
     delta: float = DELTA,
     yes: bool = YES,
+    finish: bool = FINISH,
     model: str = MODEL,
     json: bool = JSON,
 ) -> None:
@@ -196,7 +198,9 @@ def onboard(
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = onboard_client(url, data, out, token=token, authority=authority, terms=terms, model=model)
+    found = onboard_client(
+        url, data, out, token=token, authority=authority, terms=terms, model=model, finish=finish
+    )
     personalized(found, json=json)
 
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, epsilon, err, facts, progress_over
+from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progress_over, share_progress
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import JSON, MODEL
+from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import count
+from sottovoce.report.numbers import count, percent
 
 EXAMPLES = {
     "models": "models runs/h --out models/",
     "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
+    "finish": "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
 }
 
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (models, predict):
+    for command in (models, predict, finish):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
 
 
@@ -32,7 +34,9 @@ def models(
     run: Path = typer.Argument(help="Directory of a finished run."),
     out: Path = typer.Option(..., help="Folder for the models, one file for each participant."),
     client: list[str] = typer.Option([], help="Only this participant's, by name; repeatable."),
+    finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Write every participant's own model of a run, without any further charge.
@@ -43,12 +47,15 @@ def models(
     from sottovoce.run.export import write_models
 
     with progress_over("writing") as progress:
-        written = write_models(run, out, clients=client, module=model, progress=progress)
+        written = write_models(
+            run, out, clients=client, module=model, features=features, finish=finish, progress=progress
+        )
     if json:
         as_json({"models": written})
         return
-    rows = [[row["client"], epsilon(row["epsilon"])] for row in written]
-    stdout.print(Table(["client", "ε"], rows, count(len(rows), "model")).terminal())
+    rows = [[row["client"], epsilon(row["epsilon"]), *_home(row)] for row in written]
+    head = ["client", "ε", *(["alone", "published", "finished"] if finish else [])]
+    stdout.print(Table(head, rows, count(len(rows), "model")).terminal())
     stdout.print(f"in {escape(str(out))}, each named after its client", soft_wrap=True, highlight=False)
 
 
@@ -69,7 +76,7 @@ def predict(
 
     if not model_file.exists():
         raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
-    personal = PersonalModel.read(model_file, model=model)
+    personal = PersonalModel.read(model_file, model=model, home=True)
     with _records_progress() as progress:
         summary = predict_records(personal, data, out, progress)
     if summary.unusable:
@@ -88,6 +95,39 @@ def predict(
     }
     decisions = {f"decided {name}": f"{times:,}" for name, times in summary.decisions.items()}
     facts(f"Predictions written to {out}", rows | decisions)
+
+
+def finish(
+    model_file: Path = typer.Argument(metavar="MODEL", help="A published model of this client's."),
+    data: Path = typer.Option(..., help="The client's own records, with what is to be predicted."),
+    out: Path = typer.Option(..., help="Where to write the home model, a .safetensors file."),
+    model: str = MODEL,
+    features: str = FEATURES,
+    json: bool = JSON,
+) -> None:
+    """Finish a published model at home: fit it to your own records, without noise, for your own use.
+
+    The result says what joining is worth to you. It is made of your records and is not private: it stays
+    here, and nothing of ours that sends, serves or releases reads it.
+    """
+    from sottovoce.finishing import finish as finish_model
+
+    if not model_file.exists():
+        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    with share_progress("finishing") as progress:
+        told = finish_model(model_file, data, out, module=model, features=features, progress=progress)
+    if json:
+        as_json(told)
+        return
+    finished(told)
+
+
+def _home(row: Mapping[str, Any]) -> list[str]:
+    """Accuracies of a finished model's rows."""
+    if "home" not in row:
+        return []
+    home = row["home"]
+    return [percent(home["rows"][name][home["metric"]], 1) for name in ("alone", "published", "finished")]
 
 
 @contextmanager

@@ -53,6 +53,11 @@ EPSILON = typer.Option(
 )
 DELTA = typer.Option(None, help="δ at which this client counts, whatever the run's is; 1e-5 at first.")
 YES = typer.Option(False, "--yes", help="Agree to the price without being asked, for machines.")
+FINISH = typer.Option(
+    False,
+    "--finish",
+    help="Also fit the model to the client's own records, into NAME.home.safetensors, which stays at home.",
+)
 MODEL = typer.Option(
     None,
     metavar="NAME",

@@ -40,9 +40,7 @@ def show(result: dict[str, Any], directory: Path) -> None:
             "ε spent, worst client": f"{epsilon(spent['spent_max'])}{target} "
             f"({spent['accounting']} accounting)",
             "ε of a future client": epsilon(spent["future_context"]),
-            "uplink": f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
-            f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
-            f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)",
+            "uplink": _uplink(uplink),
             "downlink": f"{data_size(result['downlink']['total_bytes'])} of coefficients, "
             f"{number(result['downlink']['bits_per_coefficient'])} bits each in rounds",
             "time": duration(result["seconds"]),
@@ -55,6 +53,16 @@ def show(result: dict[str, Any], directory: Path) -> None:
         out.print(f"[dark_orange]•[/] {doubt}", soft_wrap=True, highlight=False)
     if result["seeded"]:
         out.print("seeded simulation: its noise is reproducible and protects nobody")
+
+
+def _uplink(uplink: dict[str, Any]) -> str:
+    if uplink["bits_per_coefficient"] is None:
+        return f"{uplink['releases']:,} releases, whose lengths are not told: noise at the server hides none"
+    return (
+        f"{data_size(uplink['bytes'])} in {uplink['releases']:,} releases, "
+        f"{number(uplink['bits_per_coefficient'])} bits per coefficient "
+        f"({uplink['fp32_bytes'] / uplink['bytes']:.0f} times less than FP32)"
+    )
 
 
 def _measured(result: dict[str, Any]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from sottovoce.cli.options import (
     DEVICE,
     EPSILON,
     FEATURES,
+    FINISH,
     JSON,
     MODEL,
     MODEL_OUT,
@@ -179,6 +180,7 @@ def personalize(
     epsilon: float = EPSILON,
     delta: float = DELTA,
     yes: bool = YES,
+    finish: bool = FINISH,
     model: str = MODEL,
     features: str = FEATURES,
     json: bool = JSON,
@@ -191,7 +193,7 @@ def personalize(
     from sottovoce.privacy.terms import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = personalize_client(run, data, out, terms=terms, module=model, features=features)
+    found = personalize_client(run, data, out, terms=terms, module=model, features=features, finish=finish)
     personalized(found, json=json)
 
 

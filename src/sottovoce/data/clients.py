@@ -62,7 +62,7 @@ def split_participant(records: Records, context_records: int, seed: int) -> Clie
     """
     train = training_size(records.units)
     _check_context(context_records, train, "training records of a participant")
-    mixed = _shuffled(records, seed)
+    mixed = records.of_units(records.order(seed))
     rows, context = mixed.rows_of(train), mixed.rows_of(context_records or train)
     return ClientRecords(mixed[:rows], mixed[rows:], mixed[:context])
 
@@ -70,7 +70,7 @@ def split_participant(records: Records, context_records: int, seed: int) -> Clie
 def split_future(records: Records, context_records: int, seed: int) -> ClientRecords:
     """`context_records` for the one release a future client makes, all others as its query set."""
     _check_context(context_records, records.units, "records of a future client")
-    mixed = _shuffled(records, seed)
+    mixed = records.of_units(records.order(seed))
     rows = mixed.rows_of(context_records)
     return ClientRecords(mixed[:0], mixed[rows:], mixed[:rows])
 
@@ -154,6 +154,7 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     >>> tuple(mine.train.x.shape), len(mine.held_out), len(clients.future[0].held_out)
     ((400, 1, 28, 28), 100, 200)
     """
+    dataset = identified(dataset, plan)
     index, names = division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
     turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
@@ -251,13 +252,19 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
     """Which records fall to which client of a plan, participants first: index tensors.
 
     Own records are never dealt by their labels. A record's label would decide who holds the others, so
-    replacing it would move more than its own client's releases, and ε would not be true.
+    replacing it would move more than its own client's releases, and ε would not be true. Records that belong
+    to units are not dealt either: a unit of two clients has two accounts, and one record more moves sizes.
     """
     if catalog.PARTITIONS[plan.partition].looks_at_labels and not dataset.public:
         raise PlanError(
             f"partition={plan.partition} deals {dataset.name} out by labels, which no ε covers (it is for "
             "public datasets): say who holds which record with a client column or folders and "
             "partition=client records_per_client=0, or set partition=iid"
+        )
+    if dataset.unit is not None and plan.partition != "client":
+        raise PlanError(
+            f"partition={plan.partition} deals out the records of {dataset.name}, and would split units that "
+            "one ε protects: set partition=client records_per_client=0, with one file for each client"
         )
     if plan.partition == "client" and dataset.clients and dataset.client is not None:
         if plan.records_per_client:
@@ -273,6 +280,14 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
         alpha=plan.alpha,
         seed=plan.seed,
     )
+
+
+def identified(dataset: Dataset, plan: Plan) -> Dataset:
+    """The dataset with what each unit is, where clients have files of their own: one may be sorted anew.
+
+    Where records are dealt, a record is one place of the dataset, and so is its neighbour.
+    """
+    return dataset.identified() if plan.partition == "client" and not dataset.public else dataset
 
 
 def scope(plan: Plan, dataset: Dataset) -> str:
@@ -345,10 +360,6 @@ def check_sizes(context_records: int, participant: int, future: int | None) -> N
     if future is not None:
         # One record less than it holds, so that the query set is not empty.
         _check_context(context_records, future - 1, "records that the smallest future client can spare")
-
-
-def _shuffled(records: Records, seed: int) -> Records:
-    return records.of_units(torch.from_numpy(np.random.default_rng(seed).permutation(records.units)))
 
 
 def _check_context(context_records: int, available: int, what: str) -> None:

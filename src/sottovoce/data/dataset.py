@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.data import identity
 from sottovoce.data.facts import Facts
 
 
@@ -29,6 +31,10 @@ class Records:
     y: Tensor
     unit: Tensor | None = None
     """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
+    identity: Tensor | None = None
+    """What each record's unit is, int64 (n, 2) (`identity`); None where its place says so."""
+    copied: bool = False
+    """The tensors are copies made here: nobody else holds their memory, and it is never written to again."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,7 +51,20 @@ class Records:
         dense = torch.unique(self.unit, return_inverse=True)[1]
         rank = torch.full((self.units,), -1).scatter_(0, places, torch.arange(len(places)))[dense]
         rows = rank.argsort(stable=True)[int((rank < 0).sum()) :]
-        return Records(self.x[rows], self.y[rows], rank[rows])
+        return replace(self[rows], unit=rank[rows])
+
+    def order(self, seed: int) -> Tensor:
+        """The places of all units, for `of_units`, in an order that no unit changes for the others.
+
+        By what units are, so that replacing one exchanges at most one of the first; or by their places.
+        """
+        if self.identity is None:
+            return torch.from_numpy(np.random.default_rng(seed).permutation(self.units))
+        if self.unit is None:
+            return identity.order(self.identity, seed)
+        dense = torch.unique(self.unit, return_inverse=True)[1]
+        row = torch.zeros(self.units, dtype=torch.int64).scatter_(0, dense, torch.arange(len(self)))
+        return identity.order(self.identity[row], seed)
 
     def rows_of(self, units: int) -> int:
         """How many records the first units have, in an order of `of_units`."""
@@ -59,7 +78,8 @@ class Records:
 
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""
-        return Records(self.x[index], self.y[index], None if self.unit is None else self.unit[index])
+        picked = self.copied or isinstance(index, Tensor)
+        return Records(self.x[index], self.y[index], _at(self.unit, index), _at(self.identity, index), picked)
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,8 @@ class Dataset:
     """The folder of the clients' files, where the ledger of all of them lies."""
     public: bool = False
     """Published by name: nobody is promised that its records stay private."""
+    identity: Tensor | None = None
+    """What each record's unit is, int64 (N, 2), where that decides what it is used for (`identified`)."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -112,9 +134,21 @@ class Dataset:
 
     def records(self, index: Tensor) -> Records:
         """The records at `index` (int64, any order), normalized: a copy of their size, nothing larger."""
-        unit = None if self.unit is None else self.unit[index]
-        return Records(self.facts.normalize(self.x[index]), self.y[index], unit)
+        x = self.facts.normalize(self.x[index])
+        return Records(x, self.y[index], _at(self.unit, index), _at(self.identity, index))
 
     def units(self, index: Tensor) -> int:
         """How many protected units the records at `index` are of."""
         return len(index) if self.unit is None else len(torch.unique(self.unit[index]))
+
+    def identified(self) -> Dataset:
+        """The same dataset with the identity of each record's unit: of records as they are stored here."""
+        if self.identity is not None:
+            return self
+        if self.unit is None:
+            return replace(self, identity=identity.of_records(self.x, self.y))
+        return replace(self, identity=identity.of_names(map(str, self.unit.tolist())))
+
+
+def _at(values: Tensor | None, index: Tensor | slice) -> Tensor | None:
+    return None if values is None else values[index]

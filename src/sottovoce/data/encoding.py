@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
 from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
 from sottovoce.data.description import OTHER, Array, Category, Description, Number
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
+from sottovoce.data.identity import of_names
 from sottovoce.data.own import DataError, read_array_parts, read_arrays
 from sottovoce.data.tables import read_columns, read_parts
 
@@ -35,17 +37,22 @@ class Site:
     x: Values
     y: Values
     unit: npt.NDArray[np.int64] | None
+    identity: Tensor | None
+    """What each record's unit is, int64 (n, 2), where units have names."""
     findings: Findings
 
 
-def read_site(path: Path, agreed: Description, *, target: bool = True, unit: bool = True) -> Site:
+def read_site(
+    path: Path, agreed: Description, *, target: bool = True, unit: bool = True, limited: bool = True
+) -> Site:
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
-    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read.
+    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
+    stays at home is not `limited`: any number of records may be unusable.
     """
     findings = Findings(canonical(path.stem))
     reader = _Reader(path, agreed, findings)
-    site = reader.site(target=target, unit=unit and agreed.unit is not None)
+    site = reader.site(target=target, unit=unit and agreed.unit is not None, limited=limited)
     if site is None or findings.problems:
         raise UnusableFile(findings)
     return site
@@ -84,7 +91,7 @@ class _Reader:
         self._path, self._agreed, self.findings = path, agreed, findings
         self._x: Values = np.zeros(0)
 
-    def site(self, *, target: bool, unit: bool) -> Site | None:
+    def site(self, *, target: bool, unit: bool, limited: bool) -> Site | None:
         agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
@@ -101,7 +108,7 @@ class _Reader:
         targeted = np.ones(columns.records, bool)
         if target:
             y, targeted = self._target(columns)
-        units = self._units(columns, agreed.unit) if unit and agreed.unit else None
+        units, identity = self._units(columns, agreed.unit) if unit and agreed.unit else (None, None)
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
             if found.unreadable and found.missing + found.unreadable == columns.records:
@@ -112,8 +119,10 @@ class _Reader:
         if target:
             self._count_targets(y[usable])
         names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
-        self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
-        return Site(*without_unusable(x, y, usable), units, findings)
+        findings.unusable = int((~usable).sum())
+        if limited:
+            self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        return Site(*without_unusable(x, y, usable), units, identity, findings)
 
     def stored(self, x: Values) -> Values | None:
         """Encoded arrays, or None if they are not as agreed."""
@@ -135,7 +144,6 @@ class _Reader:
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
-        findings.unusable = int((~usable).sum())
         if findings.unusable > agreed.unusable * len(usable):
             self._problem(
                 f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
@@ -292,21 +300,22 @@ class _Reader:
         self._unknown(self.findings.columns.setdefault(name, ColumnFindings()), texts, places)
         return places
 
-    def _units(self, columns: Columns, name: str) -> Values:
+    def _units(self, columns: Columns, name: str) -> tuple[Values, Tensor]:
+        """The unit of each record as a number, and what that unit is."""
         texts = self._column(name, columns.texts)
         if texts is None:
-            return np.zeros(columns.records, np.int64)
+            texts = Texts(np.full(columns.records, -1), [])
         # Texts that may mean one unit are one: taking two persons for one only protects them together.
         names = [canonical(text, whole=True) for text in texts.distinct]
-        places = {text: place for place, text in enumerate(dict.fromkeys(names))}
-        unit = np.array([*(places[text] if text else -1 for text in names), -1], np.int64)[texts.codes]
-        nameless = int((unit < 0).sum())
+        places = {text: place for place, text in enumerate(dict.fromkeys(["", *names]))}
+        unit = np.array([*(places[text] for text in names), 0], np.int64)[texts.codes]
+        nameless = int((unit == 0).sum())
         if nameless:
             self.findings.columns[name] = ColumnFindings(missing=nameless)
             self._problem(f"column '{name}' is empty in {nameless} records: every record needs its unit")
         present, dense = np.unique(unit, return_inverse=True)
         self.findings.units = len(present)
-        return dense.astype(np.int64)
+        return dense.astype(np.int64), of_names(places)[unit]
 
     def _count_targets(self, y: Values) -> None:
         target = self._agreed.target

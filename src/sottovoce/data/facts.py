@@ -125,6 +125,8 @@ def _named(fields: Mapping[str, Any], classes: int) -> tuple[str, tuple[str, ...
         raise ValueError(f"class_names are not {classes} names")
     if not all(isinstance(text, str) and len(text) <= MOST_TEXT for text in (*names, columns)):
         raise ValueError("class_names and columns are not texts of a sensible length")
+    if not all(name.isprintable() for name in names):
+        raise ValueError("class_names are not names of one line")
     return task, tuple(names), columns
 
 

@@ -100,12 +100,13 @@ def _different(clients: dict[str, Path]) -> None:
 
 def _dataset(name: str, agreed: Description, sites: dict[str, Site]) -> Dataset:
     sizes = [len(site.y) for site in sites.values()]
-    unit = None
+    unit = identity = None
     if agreed.unit is not None:
         counts = [site.findings.units or 0 for site in sites.values()]
         first = np.cumsum([0, *counts[:-1]])
         pairs = zip(sites.values(), first, strict=True)
         unit = _joined(site.unit + start for site, start in pairs if site.unit is not None)
+        identity = torch.cat([site.identity for site in sites.values() if site.identity is not None])
     return Dataset(
         name,
         _joined(site.x for site in sites.values()),
@@ -114,6 +115,7 @@ def _dataset(name: str, agreed: Description, sites: dict[str, Site]) -> Dataset:
         torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
         tuple(sites),
         unit,
+        identity=identity,
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce import files
 from sottovoce.data import formats, sources
 from sottovoce.data.facts import Facts
 from sottovoce.data.formats import Bytes
@@ -168,6 +169,6 @@ def _store(path: Path, x: Bytes, y: Bytes, public: PublicDataset) -> None:
     np.savez(file, x=x, y=y, classes=public.facts.classes, mean=public.facts.mean, std=public.facts.std)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, file.getvalue())
+        write_atomically(path, file.getvalue(), files.PUBLIC)
     except (OSError, FileError) as error:
         raise SottovoceError(f"{error}, or point SOTTOVOCE_DATA to another folder") from None

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.data import Dataset, Facts, Records, cache_folder, read_client
+from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.features.local import fingerprint, open_local
 from sottovoce.features.maps import FeatureMap, map_size, open_features
-from sottovoce.files import PRIVATE, kept_secret, locked, write_atomically
+from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ def described(
     features = feature_map(plan, dataset.facts, device, local)
     if features is None:
         return dataset
-    facts = described_facts(dataset.facts, plan, local)
+    facts, dataset = described_facts(dataset.facts, plan, local), identified(dataset, plan)
     if not cache:
         kept = _computed(dataset, features, plan.shift, progress)
         return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
@@ -59,7 +59,7 @@ def described(
         else:
             file = io.BytesIO()
             np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
-            write_atomically(path, file.getvalue(), mode=PRIVATE)
+            write_atomically(path, file.getvalue())
     kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 
@@ -74,16 +74,24 @@ def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts
 
 
 def described_client(
-    path: Path, plan: Plan, facts: Facts, *, needed: int, labels: bool = True, local: str | None = None
+    path: Path,
+    plan: Plan,
+    facts: Facts,
+    *,
+    needed: int,
+    labels: bool = True,
+    local: str | None = None,
+    limited: bool = True,
 ) -> Records:
     """A client's own file, as the run's model sees it; `facts` are those of the run.
 
-    Its features are computed once and kept on this machine, as everywhere; `local` as in `feature_map`.
+    Its features are computed once and kept on this machine, as everywhere; `local` as in `feature_map`,
+    `limited` as in `read_site`.
     """
     if facts.source is None:
-        return read_client(path, facts=facts, needed=needed, labels=labels)
+        return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
     # A feature map takes pictures as they are, on the scale from 0 to 1.
-    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True)
+    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
     return replace(own, x=kept.x.float())
 

@@ -16,7 +16,7 @@ from sottovoce.data.description import NAME
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts
 from sottovoce.federation.agreement import Agreement
-from sottovoce.files import PRIVATE, private_folder, write_atomically
+from sottovoce.files import PUBLIC, private_folder, write_atomically
 from sottovoce.plan import Plan
 
 
@@ -43,7 +43,7 @@ def write_client_files(
     plan, out = agreement.plan, Path(folder)
     records = load(plan.dataset) if dataset is None else dataset
     private_folder(out)
-    write_atomically(out / "agreement.toml", agreement.to_toml().encode())
+    write_atomically(out / "agreement.toml", agreement.to_toml().encode(), PUBLIC)
     paths = []
     for number, index in enumerate(division(records, plan)):
         future = number - plan.participants
@@ -57,6 +57,6 @@ def write_client_files(
             mean=records.facts.mean,
             std=records.facts.std,
         )
-        write_atomically(path, file.getvalue(), mode=PRIVATE)
+        write_atomically(path, file.getvalue())
         paths.append(path)
     return paths

@@ -292,8 +292,8 @@ class Coordinator:
         gain = self.server.gain(list(self._coefficients))
         effective = None
         if self.agreement.plan.noise_at_server:
-            # Drawn here and durable with the state that it makes: before that nothing leaves, and what a
-            # killed server had drawn and not stored nobody has seen.
+            # Drawn here, durable with the state that it makes, and noted: before that nothing leaves, and
+            # what a killed server had drawn and not stored nobody has seen.
             number = self.server.round + 1
             randomness = server_randomness(self.agreement.plan, self.run, number)
             self.server.receive_update(self.server.add_up(releases, randomness))

@@ -10,7 +10,7 @@ from typing import Self
 
 from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import EnrolmentError
-from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.files import write_atomically
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 
@@ -52,4 +52,4 @@ class Enrolment:
 
     def write(self, directory: Path) -> None:
         """Keeps the enrolment durably, for its owner only."""
-        write_atomically(self.file(directory, self.run), json.dumps(asdict(self)).encode(), mode=PRIVATE)
+        write_atomically(self.file(directory, self.run), json.dumps(asdict(self)).encode())

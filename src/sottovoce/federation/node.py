@@ -11,6 +11,9 @@ asked for and may have left.
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +46,8 @@ from sottovoce.federation.rollback import Footprint, trace_file
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
 from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
+from sottovoce.models import MODELS
+from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.dry_run import dry_client
@@ -77,6 +82,7 @@ class Node:
         diagnostics: bool = False,
         terms: Terms | None = None,
         simulated: bool = False,
+        finish: bool = False,
     ) -> None:
         self._directory = Path(directory)
         self._records_file = Path(records)
@@ -87,6 +93,7 @@ class Node:
         self._own = OwnLedger(self._directory, self._records_file, terms)
         self._trusts_server = terms.noise_at_server or simulated
         self._simulated = simulated
+        self._finish = finish
         self._client_log = ClientLog(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,11 +153,30 @@ class Node:
                 epsilon=budget.price(spent),
                 delta=budget.delta,
                 accounting=budget.accounting,
+                division=_split_seed(blueprint.plan, enrolment.participant),
             )
             path = self._own.model_file
-            write_atomically(path, model, mode=PRIVATE)
+            write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
+            if self._finish:
+                self._finish_at_home(path, blueprint.plan.model)
         return {"kind": MODEL, "kept": True}
+
+    def _finish_at_home(self, published: Path, model: str) -> None:
+        """Begins to fit the model to the records, in a process of its own.
+
+        The server hears nothing of it, not even how long it takes, which depends on the records.
+        """
+        home = published.with_name("home.safetensors")
+        command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
+        command += ["--data", str(self._records_file), "--out", str(home)]
+        command += [] if model in MODELS else ["--model", model]
+        said = home.with_suffix(".log")
+        with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab") as log:
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._client_log.note(f"its home model, which stays here, will be {home}: see {said}")
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
@@ -162,11 +188,14 @@ class Node:
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             with self._own.open() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
+                    self._client_log.note(
+                        f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
+                    )
                     raise EnrolmentError(
-                        f"{ledger.path} is not the ledger with which this client enrolled: put that one back"
+                        "this is not the ledger with which this client enrolled: put that one back"
                     )
                 past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
-                past.catch_up(blueprint.releases_of(enrolment.participant), request)
+                past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
                 past.note()
@@ -236,8 +265,10 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
-        seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-        return split_participant(records, blueprint.context_size(participant), seeds[participant])
+        if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
+            records = replace(records, identity=None)
+        seed = _split_seed(plan, participant)
+        return split_participant(records, blueprint.context_size(participant), seed)
 
     def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
         if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
@@ -344,6 +375,11 @@ class Node:
                 path.chmod(0o700 if path.is_dir() else PRIVATE)
         with locked(self._lock_file):
             yield
+
+
+def _split_seed(plan: Plan, participant: int) -> int:
+    """The seed by which a participant divides its records into those that train and those held out."""
+    return split_seeds(plan.participants + plan.future_clients, plan.seed)[participant]
 
 
 def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sottovoce.account import called, ledgers_of, own_ledger
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import folder_ledger
 from sottovoce.federation.rollback import traces
 from sottovoce.files import locked
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, Total
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, Total, client_scope
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.privacy.witness import Witness
 from sottovoce.release import spending
@@ -41,12 +41,12 @@ class OwnLedger:
         old = self._directory / "ledger.sqlite"
         if self._terms.ledger is None and (old.exists() or Witness(old).path.exists()):
             return old
-        return self._terms.ledger_file(self._records)
+        return own_ledger(self._records) if self._terms.ledger is None else Path(self._terms.ledger)
 
     @property
     def client(self) -> str:
         """What the client is called."""
-        return self._terms.client or self._records.stem
+        return called(self._records, self._terms)
 
     @property
     def model_file(self) -> Path:
@@ -64,15 +64,16 @@ class OwnLedger:
     def open(self) -> Iterator[Ledger]:
         """The ledger, locked, and charged for what any run of the directory knows and it does not."""
         path = self.path
-        scope = self._terms.scope(self._records)
-        with Ledger.open(path, scope=scope) as ledger, locked(path.with_name(f"{path.name}.lock")):
+        with (
+            Ledger.open(path, scope=client_scope(self.client)) as ledger,
+            locked(path.with_name(f"{path.name}.lock")),
+        ):
             for run, trace in traces(self._directory).items():
                 if trace.spent is not None:
                     ledger.expect(Total(OWN_RECORDS, run, trace.releases, trace.spent, trace.server))
                 elif trace.releases > ledger.total_in(run).releases:  # noted by version 0.1, without a price
                     raise LedgerBehind(f"{path} lacks releases of run {run}: restore its newest backup")
-            if (shared := folder_ledger(self._records)) is not None:
-                ledger.count(shared, OWN_RECORDS, there=self.client)
+            ledger.count(OWN_RECORDS, ledgers_of(self._records, self._terms))
             yield ledger
 
     def budget(self, ledger: Ledger) -> Budget:

@@ -1,7 +1,8 @@
 """A client whose directory or ledger was restored from a backup: charged first for all that may have left.
 
 What the server has received the client can be told; what it was asked for may have left and been lost on its
-way. Both are charged before anything else happens, and a stream that may have been used is left out.
+way. Both are charged before anything else happens, and a stream that may have been used is left out. The
+server of one run knows nothing of others: a ledger that is a copy stays one until its owner says otherwise.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sottovoce.blueprint import Blueprint
 from sottovoce.federation.client_log import ClientLog
 from sottovoce.federation.own_ledger import LedgerBehind
 from sottovoce.federation.rollback import Footprint, trace_file
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger
-from sottovoce.release import Release
 
 
 class Past:
@@ -28,21 +29,20 @@ class Past:
         self._run = run
         self._client_log = client_log
 
-    def catch_up(self, releases: Mapping[Kind, Release], request: Mapping[str, Any]) -> None:
+    def catch_up(self, blueprint: Blueprint, participant: int, request: Mapping[str, Any]) -> None:
         """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         ledger, due = self._ledger, (request["kind"], int(request["round"]))
-        unknown = self._unknown(request, "received")
-        if unknown or ledger.copied or not self._trace().follows(Footprint.read(self._file)):
+        releases = blueprint.releases_of(participant)
+        unknown = self._unknown(blueprint, participant, request, "received")
+        restored = bool(unknown) or not self._trace().follows(Footprint.read(self._file))
+        if restored or ledger.copied:
             # What the server asked for may have left and been lost on its way.
-            unknown += [stream for stream in self._unknown(request, "asked") if stream not in unknown]
+            asked = self._unknown(blueprint, participant, request, "asked")
+            unknown += [stream for stream in asked if stream not in unknown]
             charges = [releases[kind].charge(self._run, OWN_RECORDS, number) for kind, number in unknown]
             ledger.recover(charges, self._run)
-            ledger.vouch()
-            self._client_log.note(
-                "this directory or its ledger was restored from a backup: charged for "
-                + (", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"),
-                level=logging.WARNING,
-            )
+            if restored or unknown:
+                self._tell(unknown)
             self.note()
         if request["received_context"] or "context" not in releases:
             ledger.forget(self._run, before_round=due[1])
@@ -58,17 +58,38 @@ class Past:
         if trace != Footprint.read(self._file):
             trace.write(self._file)
 
+    def _tell(self, unknown: list[tuple[Kind, int]]) -> None:
+        said = "this directory or its ledger was restored from a backup: charged for " + (
+            ", ".join(f"the {kind} of round {number}" for kind, number in unknown) or "nothing more"
+        )
+        if self._ledger.copied:
+            said += (
+                "; what other runs have released since is not known: this client enrols in no other until "
+                f"its owner says 'sottovoce ledger vouch {self._ledger.path}'"
+            )
+        self._client_log.note(said, level=logging.WARNING)
+
     def _trace(self) -> Footprint:
         released, total = self._ledger.releases(OWN_RECORDS, run=self._run), self._ledger.total_in(self._run)
         return Footprint.of(self._lock, released, total.spent, total.server)
 
-    def _unknown(self, request: Mapping[str, Any], what: str) -> list[tuple[Kind, int]]:
-        """Releases that the server has "received" or "asked" for and the ledger does not know."""
-        streams: list[tuple[Kind, int]] = [("gradient", int(number)) for number in request[f"{what}_rounds"]]
-        if request[f"{what}_context"]:
-            streams.insert(0, ("context", 0))
-        if request[f"{what}_confusion"]:
-            streams.append(("confusion", 0))
+    def _unknown(
+        self, blueprint: Blueprint, participant: int, request: Mapping[str, Any], what: str
+    ) -> list[tuple[Kind, int]]:
+        """Releases that the server has "received" or "asked" for and the ledger does not know.
+
+        Only what the run asks of this participant counts, and was priced at enrolment: a server that states
+        more could otherwise spend a client's budget with a list.
+        """
+        stated = {int(number) for number in request[f"{what}_rounds"]}
+        once: list[Kind] = ["context", "confusion"]
+        planned = blueprint.participant_counts(0)
+        streams: list[tuple[Kind, int]] = [
+            (kind, 0) for kind in once if kind in planned and request[f"{what}_{kind}"]
+        ]
+        for number, called in enumerate(blueprint.schedule, start=1):
+            if participant in called and number in stated:
+                streams.append(("gradient", number))
         return [(kind, number) for kind, number in streams if not self._charged(kind, number)]
 
     def _charged(self, kind: Kind, round_number: int) -> bool:

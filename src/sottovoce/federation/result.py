@@ -16,7 +16,7 @@ from typing import Any
 from sottovoce.blueprint import participant_name
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.store import Store
-from sottovoce.files import PRIVATE, private_folder, write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.result import description, downlink, protected_unit
@@ -32,16 +32,15 @@ def write_run(
     agreement, server = coordinator.agreement, coordinator.server
     directory = RunDirectory(path)
     private_folder(directory.path)
-    write_atomically(directory.plan_file, agreement.plan.to_toml().encode(), PRIVATE)
+    write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
     names = {participant_name(index): name for index, name in enumerate(coordinator.names)}
     lines = [{**line, "clients": [names[client] for client in line["clients"]]} for line in store.lines()]
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    write_atomically(directory.rounds_file, rounds, PRIVATE)
+    write_atomically(directory.rounds_file, rounds)
     file = GeneratorFile.of(coordinator.blueprint, store.run, server.state(), coordinator.names)
     file.write(directory.model_file)
-    directory.model_file.chmod(PRIVATE)
     result = {**_result(coordinator, store, lines), "engine": engine}
-    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
+    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 

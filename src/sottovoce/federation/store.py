@@ -5,7 +5,8 @@ round. A message is stored before it is used, and a round is applied in one tran
 state and drops the messages it was made of, with the keys that could open them; so a server killed at any
 moment continues with the same bytes, and afterwards nobody can read them, here or in any copy.
 What was asked for and received is remembered for ever, message or not: that is how a client with a restored
-backup knows what it must have spent.
+backup knows what it must have spent. With noise at the server the rounds whose noise was drawn are noted
+beside it, so that a store that was restored or copied draws nothing again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.central import AlreadyDrawn, DrawnRounds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import EnrolmentError, new_key
@@ -80,13 +82,18 @@ class Store(Database):
     def __init__(self, path: Path, agreement: Agreement, lock: ExitStack) -> None:
         super().__init__(path, _explain, page_size=16384)  # the state is megabytes
         self._lock = lock
+        self._drawn: DrawnRounds | None = None
+        plan = agreement.plan
+        noted = plan.noise_at_server and not plan.seeded  # a seeded draw that is repeated is the same draw
         self.query("PRAGMA journal_mode = WAL")
         if not self.query("SELECT 1 FROM sqlite_master"):
-            run = agreement.plan.digest() if agreement.plan.seeded else secrets.token_hex(8)
+            run = plan.digest() if plan.seeded else secrets.token_hex(8)
             with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     self.query(statement)
                 self.query("INSERT INTO federation VALUES (?, ?, ?)", run, agreement.to_toml(), new_key())
+                if noted:  # before there is a store that could be restored without its notes
+                    DrawnRounds.begin(path, run)
         [(version,)] = self.query("PRAGMA user_version")
         if version != _FORMAT:
             raise StoreError(
@@ -102,8 +109,24 @@ class Store(Database):
                 f"{self.path} was started under another agreement ({difference}): "
                 "continue with that one, or start in another directory"
             )
+        [(applied,)] = self.query("SELECT COUNT(*) FROM round")
+        if noted and applied < plan.rounds:
+            self._drawn = self._drawn_rounds(applied)
         self._forget()  # what a killed server has dropped and left in its log
         self.restrict()
+
+    def _drawn_rounds(self, applied: int) -> DrawnRounds:
+        """The rounds that were drawn: as many as were applied, or a store that was restored is refused."""
+        drawn = DrawnRounds.reopen(self.path, self.run)
+        if applied < drawn.last:
+            raise AlreadyDrawn(
+                f"{self.path} was restored from before round {drawn.last}, whose noise was drawn: a second "
+                "draw would undo it; put its newest files back, or start a new run"
+            )
+        drawn.check(applied - 1)
+        if applied > drawn.last:  # the server was killed when the round was durable and nothing had left
+            drawn.note(applied)
+        return drawn
 
     run: str
     """The run's name in streams."""
@@ -241,7 +264,8 @@ class Store(Database):
         """Saves the state in which all waiting messages are applied, with the round's line if one ended.
 
         The messages are dropped, and erased with them are the keys of all gradients, received or not, and of
-        every context that was received; after the `last` round, all keys.
+        every context that was received; after the `last` round, all keys. What is made from the state may
+        leave when this returns: with noise at the server, the round is noted as drawn.
         """
         with self.transaction():
             self.query(
@@ -254,6 +278,8 @@ class Store(Database):
             self.query("UPDATE release SET message = NULL WHERE message IS NOT NULL")
             if line is not None:
                 self.query("INSERT INTO round VALUES (?, ?)", line["round"], json.dumps(line))
+        if line is not None and self._drawn is not None:
+            self._drawn.note(line["round"])
         self._forget()
 
     def _forget(self) -> None:

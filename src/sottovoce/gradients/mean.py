@@ -43,6 +43,7 @@ def clipped_mean(
     denominator: int,
     loss: Losses = cross_entropy,
     unit: Tensor | None = None,
+    remember: bool = False,
 ) -> Tensor:
     """Σ_z clip_C(Pᵀ∇_θ ℓ(θ; z)) / m over the records (x, y) with a task's `loss` ℓ: float64 (k,).
 
@@ -51,6 +52,8 @@ def clipped_mean(
     contribution exceeds clip/denominator, in float64; a record whose loss or gradient is not finite
     contributes zero. The parameters of `module` are neither read nor changed. Where several records are of
     one `unit` (m,), a unit takes the place of a record: its gradients are averaged, and then clipped.
+    `remember` keeps norms of records for the next round: only of an `x` whose memory nobody else holds, since
+    a write behind torch (a NumPy view, another process) would leave norms, and so the bound, untrue.
 
     >>> from sottovoce.subspace import Identity
     >>> net, x, y = nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
@@ -63,8 +66,8 @@ def clipped_mean(
         refuse_unclippable(module)
         return units.clipped_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
-    remembered = partial(_remembered_squares, x)
-    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=remembered)[0]
+    squares = partial(_remembered_squares, x) if remember else None
+    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=squares)[0]
 
 
 @one_core()

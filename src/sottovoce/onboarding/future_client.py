@@ -2,7 +2,7 @@
 
 There are two ways to reach a server, a finished run in this process (`personalize`) and a service over the
 network (`onboard`), and one client: its records are charged for the context alone, to the one account that
-they have (`federation.account`), under a lock, with noise from the operating system even where the run was a
+they have (`account`), under a lock, with noise from the operating system even where the run was a
 seeded simulation. The budget is the client's own, and the price is stated at its own δ, whatever the server's
 plan says. A ledger that was restored from a backup is charged for what it has lost first. Asking again
 resends the stored context and costs nothing new.
@@ -18,15 +18,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sottovoce.account import Account, called
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, Facts, Records, read_client
+from sottovoce.data import Facts, Records, read_client, split_future
 from sottovoce.data.client_file import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import agreed_secret, new_key
 from sottovoce.files import write_atomically
+from sottovoce.finishing import finish as finish_at_home
+from sottovoce.finishing import home_file
 from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
@@ -34,6 +36,7 @@ from sottovoce.onboarding.specification import NAME
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
+from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
 
@@ -63,14 +66,28 @@ def personalize(
     terms: Terms | None = None,
     module: nn.Module | str | None = None,
     features: str | None = None,
+    finish: bool = False,
 ) -> dict[str, Any]:
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
     `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
-    `features`, by name.
+    `features`, by name. With `finish` it is finished at home as well (`finished_too`).
     """
     server = FinishedRun.load(run, module, features)
-    return obtain_model(server, records_file, out, terms or Terms(), features)
+    found = obtain_model(server, records_file, out, terms or Terms(), features)
+    return finished_too(found, records_file, module, features) if finish else found
+
+
+def finished_too(
+    found: dict[str, Any], records_file: str | Path, module: nn.Module | str | None, features: str | None
+) -> dict[str, Any]:
+    """What `obtain_model` returned, and as `home` what the model finished on the client's labels is.
+
+    Labels enter the home file alone: the context has been released, and the published file written.
+    """
+    published = Path(found["model"])
+    at_home = finish_at_home(published, records_file, home_file(published), module=module, features=features)
+    return {**found, "home": at_home}
 
 
 def obtain_model(
@@ -78,8 +95,9 @@ def obtain_model(
 ) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
-    The context is made of the first m_c records of the file; where there are more and they have labels, the
-    model's accuracy on the others is returned too. It stays with the client.
+    The context is made of m_c records of the file (or units), drawn by what they are and not by their place;
+    where there are more and they have labels, the model's accuracy on the others is returned too. It stays
+    with the client.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
@@ -87,7 +105,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.uses_future_labels
-    model = server.context_model()
+    model, draw = server.context_model(), derived_seed(plan.seed, "context")
     needed = blueprint.context_size(None) if plan.releases_context else 0
     # The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
     records = described_client(
@@ -110,7 +128,7 @@ def obtain_model(
             private = keys.private()
         client = Client(
             NAME,
-            _divided(records, needed),
+            split_future(records, needed, draw),
             blueprint,
             book,
             run=server.run,
@@ -127,7 +145,7 @@ def obtain_model(
         blueprint,
         coefficients,
         run=server.run,
-        client=account.client or terms.client or source.stem,
+        client=called(source, terms),
         epsilon=total,
         delta=budget.delta,
         accounting=budget.accounting,
@@ -146,15 +164,8 @@ def obtain_model(
         "context_bytes": len(message),
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
-        "accuracy": _accuracy(judged, needed, blueprint, coefficients),
+        "accuracy": _accuracy(judged, needed, draw, blueprint, coefficients),
     }
-
-
-def _divided(records: Records, needed: int) -> ClientRecords:
-    """The first units of a file for the context, all others to judge the model."""
-    records = records.of_units(torch.arange(records.units))
-    first = records.rows_of(needed)
-    return ClientRecords(records[:0], records[first:], records[:first])
 
 
 def _with_targets(records: Records, source: Path, facts: Facts) -> Records | None:
@@ -176,10 +187,10 @@ def _with_targets(records: Records, source: Path, facts: Facts) -> Records | Non
 
 
 def _accuracy(
-    records: Records | None, needed: int, blueprint: Blueprint, coefficients: Tensor
+    records: Records | None, needed: int, draw: int, blueprint: Blueprint, coefficients: Tensor
 ) -> float | None:
     """The headline metric of a model on records that are not of the context; None if there are none."""
     if records is None or records.units <= needed:
         return None
-    mine = Client(NAME, _divided(records, needed), blueprint, None, run="", secret=b"")
+    mine = Client(NAME, split_future(records, needed, draw), blueprint, None, run="", secret=b"")
     return mine.evaluate(coefficients).accuracy

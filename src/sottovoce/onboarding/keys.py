@@ -14,8 +14,8 @@ import math
 import os
 import struct
 
+from sottovoce.account import Account
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import Account
 from sottovoce.federation.keys import KEY_BYTES, new_key, public_key
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.privacy.ledger import Charge, Ledger

@@ -27,7 +27,7 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.padding import pad
 from sottovoce.foreign import MOST_TEXT
-from sottovoce.onboarding.future_client import obtain_model
+from sottovoce.onboarding.future_client import finished_too, obtain_model
 from sottovoce.onboarding.specification import BUCKET, VERSION, Specification
 from sottovoce.privacy.terms import Terms
 
@@ -129,13 +129,16 @@ def onboard(
     authority: str | Path | None = None,
     terms: Terms | None = None,
     model: str | None = None,
+    finish: bool = False,
 ) -> dict[str, Any]:
     """Writes a future client's model from the service at `url`; see `obtain_model`.
 
-    `model` names the run's model where it is code of one's own (`foreign`).
+    `model` names the run's model where it is code of one's own (`foreign`). With `finish` the model is
+    finished at home as well (`finished_too`).
     """
     service = Service(Connection(url, token, authority), model)
-    return obtain_model(service, records_file, out, terms or Terms())
+    found = obtain_model(service, records_file, out, terms or Terms())
+    return finished_too(found, records_file, model, None) if finish else found
 
 
 def checked_url(url: str) -> str:

@@ -11,7 +11,8 @@ the ledger with its witness: what the ledger has lost since is charged again, as
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,14 @@ from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.budgets import Budgets
 from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
-from sottovoce.privacy.ledger_file import CLIENT, OWN_RECORDS, LedgerError, LedgerFile, other_scope
+from sottovoce.privacy.ledger_file import (
+    CLIENT,
+    OWN_RECORDS,
+    LedgerError,
+    LedgerFile,
+    other_scope,
+    same_scope,
+)
 from sottovoce.privacy.past import Copied
 from sottovoce.privacy.witness import Witness
 
@@ -92,7 +100,7 @@ class Ledger(Budgets):
                 "restore both, because a new ledger would forget what was spent"
             )
         if not path.exists() and known is not None:
-            if scope is not None and scope != known.scope:
+            if scope is not None and not same_scope(scope, known.scope):
                 raise other_scope(path, known.scope, scope)
             scope = known.scope
         file = LedgerFile.open(path, scope, "" if known is None else known.ledger)
@@ -145,12 +153,20 @@ class Ledger(Budgets):
                     self._lose(Total(lost.client, run, -found[0], -found[1], -known))
         self._note(charges)
 
-    def count(self, other: Path, client: Client, *, there: Client) -> None:
-        """Counts what a client has spent in another ledger, if there is one at this path: see `count_in`."""
-        if other.exists() or Witness(other).path.exists():
-            known = Witness(other).read()
-            with Ledger.open(other, scope=None if known is None else known.scope) as book:
-                self.count_in(book, client, there)
+    def count(self, client: Client, others: Mapping[Path, Client]) -> None:
+        """Counts what a client has spent in other ledgers, as far as they are there: see `count_in`.
+
+        `others` says what the client is called in each; this ledger itself is passed over.
+        """
+        with ExitStack() as stack:
+            books = dict[Ledger, Client]()
+            for path, there in others.items():
+                known = Witness(path).read()
+                if path.resolve() != self.path.resolve() and (known is not None or path.exists()):
+                    scope = None if known is None else known.scope
+                    books[stack.enter_context(Ledger.open(path, scope=scope))] = there
+            for book, there in books.items():
+                self.count_in(book, client, there, besides=[other for other in books if other is not book])
 
     def _append(self, charge: Charge, message: bytes, budget: Budget | None) -> None:
         stream = (str(charge.client), charge.run, charge.kind, int(charge.round))

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import sqlite3
+import unicodedata
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -212,7 +213,7 @@ class LedgerFile(Database):
         if self.old and scope.startswith(CLIENT):
             accounts = {client for (client,) in self.query("SELECT DISTINCT client FROM release")}
             return accounts <= {OWN_RECORDS}
-        return self.scope == scope
+        return same_scope(self.scope, scope)
 
     def _update(self, scope: str | None, name: str) -> None:
         """Turns a file of an older format into one of this format, at once or not at all."""
@@ -230,6 +231,11 @@ class LedgerFile(Database):
             for statement in (*(_SINCE_2 if version == 1 else ()), *_SINCE_3):
                 self.query(statement)
             self.query(f"PRAGMA user_version = {_FORMAT}")
+
+
+def same_scope(one: str, other: str) -> bool:
+    """Whether both say the same; names of clients are compared as people read them."""
+    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 
 def other_scope(path: Path, mine: str, wanted: str) -> LedgerError:

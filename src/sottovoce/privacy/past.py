@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,13 +91,14 @@ class Past:
                 *(self.path, lost.releases, lost.client, lost.run),
             )
 
-    def count_in(self, other: Past, client: Client, there: Client) -> None:
+    def count_in(self, other: Past, client: Client, there: Client, besides: Sequence[Past] = ()) -> None:
         """Charges a client here, as a sum, with what it has spent in another ledger, where it is `there`.
 
-        What the other one counts of this ledger is left out, so that two may count each other's.
+        What the other one counts of this ledger, or of those that are counted `besides`, is left out, so that
+        several may count each other's.
         """
-        mine = [total for total in other.totals() if total.client == str(there)]
-        mine = [total for total in mine if total.run != _elsewhere(self)]
+        direct = {_elsewhere(ledger) for ledger in (self, *besides)}
+        mine = [total for total in other.totals() if total.client == str(there) and total.run not in direct]
         spent = math.fsum(total.spent for total in mine)
         releases, server = sum(total.releases for total in mine), sum(total.server for total in mine)
         if self._charge_sum(Total(str(client), _elsewhere(other), releases, spent, server)) is not None:

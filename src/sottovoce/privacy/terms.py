@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.privacy.charge import Budget
-from sottovoce.privacy.ledger import client_scope
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,3 @@ class Terms:
     delta: float | None = None
     agree: Agree = calling_is_agreeing
     noise_at_server: bool = False
-
-    def ledger_file(self, records: Path) -> Path:
-        """Where the one ledger of the client lies, for training and onboarding alike."""
-        return records.with_suffix(".ledger.sqlite") if self.ledger is None else Path(self.ledger)
-
-    def scope(self, records: Path) -> str:
-        """Whose ledger it is."""
-        return client_scope(self.client or records.stem)

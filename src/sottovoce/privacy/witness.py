@@ -41,60 +41,38 @@ class Testimony:
     lines: int = 0
 
 
-class Witness:
-    """The files beside the ledger at `ledger`; used under the ledger's own lock."""
+class Notes:
+    """Lines in `NAME.witness`, only ever added to, that show when they, or `NAME.lock`, were restored.
 
-    def __init__(self, ledger: Path) -> None:
-        self.path = ledger.with_name(f"{ledger.name}.witness")
-        self.lock = ledger.with_name(f"{ledger.name}.lock")
+    Used under a lock of the file `name` that they are about.
+    """
 
-    def read(self) -> Testimony | None:
-        """What was noted; None if nothing was."""
+    def __init__(self, name: Path) -> None:
+        self.path = name.with_name(f"{name.name}.witness")
+        self.lock = name.with_name(f"{name.name}.lock")
+
+    def lines(self) -> tuple[list[dict[str, Any]], bool] | None:
+        """All lines, a damaged one empty, and whether the files are those that were written, and no copies.
+
+        None if nothing was noted.
+        """
         try:
             with self.path.open("rb") as file:
                 # A last line without its end was cut off by a crash, before anything left.
-                lines, changed = file.read().split(b"\n")[:-1], os.fstat(file.fileno()).st_ctime_ns
+                texts, changed = file.read().split(b"\n")[:-1], os.fstat(file.fileno()).st_ctime_ns
         except FileNotFoundError:
             return None
-        said, last, sound = Testimony(lines=len(lines)), dict[str, Any](), True
-        for line in lines:
-            try:
-                last = json.loads(line)
-                said.ledger, said.scope = str(last["ledger"]), str(last["scope"])
-                if "client" in last:
-                    total = Total(
-                        *(last["client"], last["run"], int(last["releases"]), float(last["spent"])),
-                        int(last.get("server", 0)),
-                    )
-                    said.totals[total.client, total.run] = total
-                if "budget" in last:
-                    epsilon, delta, accounting = last["budget"]
-                    said.budget = (float(epsilon), float(delta), str(accounting))
-            except (ValueError, TypeError, KeyError):
-                sound = False
-        said.genuine = (
-            sound
-            and bool(last)
-            and abs(changed - int(last["time"])) <= _PROMPT
-            and last["lock"] == self._lock_time()
+        lines = [_parsed(text) for text in texts]
+        last = lines[-1] if lines else {}
+        genuine = (
+            all(lines)
+            and abs(changed - int(last.get("time", 0))) <= _PROMPT
+            and last.get("lock") == self._lock_time()
         )
-        return said
+        return lines, genuine
 
-    def note(
-        self,
-        ledger: str,
-        scope: str,
-        totals: Iterable[Total] = (),
-        budget: tuple[float, float, str] | None = None,
-    ) -> None:
-        """Adds what grew, durably; without totals, that the files as they are now are the true ones."""
-        name = {"ledger": ledger, "scope": scope}
-        lines: list[dict[str, Any]] = [{**name, **vars(total)} for total in totals]
-        if budget is not None:
-            lines.append({**name, "budget": list(budget)})
-        self._add(lines or [name])
-
-    def _add(self, lines: list[dict[str, Any]]) -> None:
+    def add(self, lines: list[dict[str, Any]]) -> None:
+        """Adds lines, on the disk when this returns."""
         new = not self.path.exists()
         os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE)
@@ -120,19 +98,10 @@ class Witness:
         if new:
             sync_folder(self.path.parent)
 
-    def rewrite(self, said: Testimony) -> None:
-        """Says the same in as few lines as can be, in place of all that was there."""
-        name: dict[str, Any] = {"ledger": said.ledger, "scope": said.scope}
-        lines = [name, *({**name, **vars(total)} for total in said.totals.values())]
-        if said.budget is not None:
-            lines.append({**name, "budget": list(said.budget)})
+    def replace(self, lines: list[dict[str, Any]]) -> None:
+        """Puts lines in the place of all that was there, durably."""
         os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
         write_atomically(self.path, self._text(lines, time.time_ns()), PRIVATE)
-
-    def shorten(self, said: Testimony) -> None:
-        """Drops lines that later ones replace, where they are many; only of files that are genuine."""
-        if said.genuine and said.lines > 2 * len(said.totals) + _LONG:
-            self.rewrite(said)
 
     def restrict(self) -> None:
         """Makes both files readable by their owner only, where a restore left them open."""
@@ -150,3 +119,65 @@ class Witness:
     def _text(self, lines: Iterable[Mapping[str, Any]], now: int) -> bytes:
         stamp = {"lock": self._lock_time(), "time": now}
         return b"".join(json.dumps({**line, **stamp}).encode() + b"\n" for line in lines)
+
+
+class Witness(Notes):
+    """The notes beside the ledger at `name`; used under the ledger's own lock."""
+
+    def read(self) -> Testimony | None:
+        """What was noted; None if nothing was."""
+        found = self.lines()
+        if found is None:
+            return None
+        said = Testimony(lines=len(found[0]), genuine=found[1])
+        for line in found[0]:
+            try:
+                said.ledger, said.scope = str(line["ledger"]), str(line["scope"])
+                if "client" in line:
+                    total = Total(
+                        *(line["client"], line["run"], int(line["releases"]), float(line["spent"])),
+                        int(line.get("server", 0)),
+                    )
+                    said.totals[total.client, total.run] = total
+                if "budget" in line:
+                    epsilon, delta, accounting = line["budget"]
+                    said.budget = (float(epsilon), float(delta), str(accounting))
+            except (ValueError, TypeError, KeyError):
+                said.genuine = False
+        return said
+
+    def note(
+        self,
+        ledger: str,
+        scope: str,
+        totals: Iterable[Total] = (),
+        budget: tuple[float, float, str] | None = None,
+    ) -> None:
+        """Adds what grew, durably; without totals, that the files as they are now are the true ones."""
+        name = {"ledger": ledger, "scope": scope}
+        lines: list[dict[str, Any]] = [{**name, **vars(total)} for total in totals]
+        if budget is not None:
+            lines.append({**name, "budget": list(budget)})
+        self.add(lines or [name])
+
+    def rewrite(self, said: Testimony) -> None:
+        """Says the same in as few lines as can be, in place of all that was there."""
+        name: dict[str, Any] = {"ledger": said.ledger, "scope": said.scope}
+        lines = [name, *({**name, **vars(total)} for total in said.totals.values())]
+        if said.budget is not None:
+            lines.append({**name, "budget": list(said.budget)})
+        self.replace(lines)
+
+    def shorten(self, said: Testimony) -> None:
+        """Drops lines that later ones replace, where they are many; only of files that are genuine."""
+        if said.genuine and said.lines > 2 * len(said.totals) + _LONG:
+            self.rewrite(said)
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A line; empty if it is damaged."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}

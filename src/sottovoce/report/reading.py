@@ -120,6 +120,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 _UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
+_UNTOLD = {"bytes": 0}  # the length of a lone message under noise at the server
 _FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
 _COUNTS = (
     "seed",
@@ -164,7 +165,7 @@ def read_run(directory: Path) -> ReportedRun:
         metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
         unit=result.maybe_text("unit") or "record",
         sites={row.text("name"): row.read(Site) for row in result.rows("clients")},
-        rounds=_rounds(directory / "rounds.jsonl", {} if engine is None else _UNKNOWN_TO_A_SERVER),
+        rounds=_rounds(directory / "rounds.jsonl", _UNTOLD if engine is None else _UNKNOWN_TO_A_SERVER),
         plan=_plan(directory / "plan.toml"),
         engine=engine,
         audit=_audit(directory / "audit.json"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sottovoce.errors import visible
 from sottovoce.report.markup import Html, join, scrolling, tag
 from sottovoce.report.numbers import plain
 
@@ -83,18 +84,20 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as Grid
 
-        grid = Grid(title=escape(self.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        grid = Grid(
+            title=escape(visible(self.title)), title_justify="left", title_style="bold", box=SIMPLE_HEAD
+        )
         grid.pad_edge, grid.padding = False, (0, 1, 0, 0)
         if not self.head:
             grid.show_header, grid.box, grid.padding = False, None, (0, 2)
         for i, name in enumerate(self.head):
             # Words break, so that figures need not.
             width = None if i >= self.words else 10 if i else 20
-            grid.add_column(escape(name), justify="left" if width else "right", max_width=width)
+            grid.add_column(escape(visible(name)), justify="left" if width else "right", max_width=width)
         for row in self.rows:
             entries = [_entry(value) for value in row]
             first = "[dim]{}[/]" if not self.head else "{}"
-            texts = [escape(plain(_bracketed(entry, "\n"))) for entry in entries]
+            texts = [escape(visible(plain(_bracketed(entry, "\n")))) for entry in entries]
             colors = {None: "{}", True: "[green]{}[/]", False: "[dark_orange]{}[/]"}
             shown = [colors[entry.better].format(text) for entry, text in zip(entries, texts, strict=True)]
             grid.add_row(first.format(shown[0]), *shown[1:])

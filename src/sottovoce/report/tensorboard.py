@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import private_folder
 
 SCALARS = {
     "accuracy/future": "future",
@@ -36,11 +37,12 @@ def round_scalars(folder: str | Path) -> Iterator[Callable[[Mapping[str, Any]], 
         raise SottovoceError(
             "TensorBoard is not installed: pip install 'sottovoce[tensorboard]', or omit --tensorboard"
         ) from None
+    private_folder(Path(folder))
     with SummaryWriter(str(folder)) as writer:
 
         def write(line: Mapping[str, Any]) -> None:
             for name, key in SCALARS.items():
-                if line[key] is not None:
+                if line.get(key) is not None:
                     writer.add_scalar(name, line[key], line["round"])
 
         yield write

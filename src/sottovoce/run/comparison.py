@@ -20,10 +20,11 @@ from torch import nn
 
 from sottovoce import data
 from sottovoce.blueprint import draw, seeded_master
+from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress, described
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.result import accuracies, description, site_rows
@@ -73,7 +74,7 @@ def compare(
     plan = data.settle(plan, records).replace(channel="direct", evaluate_every=0)
     federation = data.divide(records, plan)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     rows: dict[str, Any] = {}
@@ -106,8 +107,9 @@ def _rehearse(
         if plan.private:
             book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, records)))
         updates = None
-        if plan.noise_at_server:  # its draws are kept nowhere: a rehearsal is not resumed
-            updates = Updates(Path(stack.enter_context(TemporaryDirectory())), {"run": run})
+        if plan.noise_at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            updates = Updates(folder / "updates", {"run": run}, DrawnRounds.begin(folder / "run", run))
         server = Server(blueprint)
         simulation = Simulation(blueprint, federation, server, book, run=run, master=master, updates=updates)
         while not simulation.done:

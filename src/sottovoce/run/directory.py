@@ -1,9 +1,10 @@
 """The run directory: the files that one run leaves for people and other programs.
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
-a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (and `updates/`, with noise at the
-server), `model.safetensors` and `result.json` when it is done, `report.html`. Files are replaced atomically
-and rounds appended, so a run that is killed at any moment can be resumed.
+a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (with noise at the server also `updates/`
+and `run.witness`, the rounds whose noise was drawn), `model.safetensors` and `result.json` when it is done,
+`report.html`. Files are replaced atomically and rounds appended, so a run that is killed at any moment can be
+resumed, by one process at a time (`run.lock`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import kept_secret, write_atomically
+from sottovoce.files import PRIVATE, kept_secret, locked, private_folder, write_atomically
 from sottovoce.plan import Plan
 
 
@@ -38,6 +40,8 @@ class RunDirectory:
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
+        self.drawn = self.path / "run"
+        """Beside which rounds with drawn noise are noted."""
 
     def reserve(self) -> None:
         """Makes room for a new run; an earlier run is never overwritten."""
@@ -46,9 +50,14 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --out, or continue it with --resume"
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from None
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other processes from training here."""
+        busy = f"another process is training in {self.path}: wait until it has ended"
+        return locked(self.path / "run.lock", patience=0.0, busy=busy)
 
     def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
         """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""
@@ -104,7 +113,8 @@ class RunDirectory:
 
     def append_round(self, line: Mapping[str, Any]) -> None:
         """One more line of rounds.jsonl."""
-        with self.rounds_file.open("a", encoding="utf-8") as file:
+        descriptor = os.open(self.rounds_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def rounds(self) -> list[dict[str, Any]]:

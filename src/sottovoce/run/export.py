@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, draw, participant_name
+from sottovoce.data import client_files, split_seeds
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import write_atomically
+from sottovoce.files import private_folder, write_atomically
+from sottovoce.finishing import finish as finish_at_home
+from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
 from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.server import Server
 
@@ -73,12 +77,16 @@ def write_models(
     *,
     clients: Sequence[str] = (),
     module: nn.Module | str | None = None,
+    features: str | None = None,
+    finish: bool = False,
     progress: Progress = lambda client, of: None,
 ) -> list[dict[str, Any]]:
     """Writes the models of a run's participants into the folder `out`, each under its client's name.
 
     `clients` are the names of those that are wanted, by default all. Returns for each of them `client`,
-    `model` (the file), `epsilon` and `delta`. `progress` hears each name and how many there are.
+    `model` (the file), `epsilon` and `delta`. With `finish` each is finished on its client's own file, into
+    NAME.home.safetensors beside it, and `home` says how. `progress` is called with each name and how many
+    there are.
     """
     directory = RunDirectory(run)
     result = directory.result()
@@ -91,9 +99,10 @@ def write_models(
     for name, other in zip(files, names, strict=True):
         if files.count(name) > 1:
             raise SottovoceError(f"two participants would be one file, {name}, such as '{other}': rename one")
+    sources = _sources(file.plan, names) if finish else {}
     server, folder = open_server(file, module), Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
     written = []
@@ -104,12 +113,39 @@ def write_models(
         path = folder / files[participant]
         spent = result["epsilon"]["per_client"].get(name)
         coefficients = server.coefficients([participant])[0]
-        model = personal_model(server.blueprint, coefficients, run=file.run, client=name, epsilon=spent)
-        write_atomically(path, model)
-        written.append(
-            {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
+        model = personal_model(
+            server.blueprint,
+            coefficients,
+            run=file.run,
+            client=name,
+            epsilon=spent,
+            division=_division(file.plan, participant),
         )
+        write_atomically(path, model)
+        row = {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
+        if finish:
+            at_home = home_file(path)
+            row["home"] = finish_at_home(path, sources[name], at_home, module=module, features=features)
+        written.append(row)
     return written
+
+
+def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
+    """The files of a run's participants, in the folder that it was trained on."""
+    folder = Path(plan.dataset)
+    found = client_files(folder) if folder.is_dir() else {}
+    for name in names:
+        if name not in found:
+            raise SottovoceError(
+                f"the records of {name} are no file in {plan.dataset}: finish its model where they are"
+            )
+    return found
+
+
+def _division(plan: Plan, participant: int) -> int | None:
+    """The seed by which a participant's own file was divided; None where a partition dealt the records."""
+    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
+    return seeds[participant] if plan.partition == "client" else None
 
 
 def file_name(client: str) -> str:

@@ -41,7 +41,8 @@ def assemble(
     """
     plan = blueprint.plan
     releases = sum(len(line["clients"]) for line in rounds)
-    sent = sum(line["bytes"] for line in rounds)
+    sent = sum(line.get("bytes", 0) for line in rounds)
+    counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
@@ -66,7 +67,7 @@ def assemble(
         "uplink": {
             "bytes": sent,
             "releases": releases,
-            "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients),
+            "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
             "context_bytes": contexts,
             "confusion_bytes": confusion_bytes,
             "total_bytes": sent + contexts + confusion_bytes,

@@ -129,10 +129,12 @@ class Simulation:
             effective = self.server.receive_round(releases)
         else:
             self.server.receive_update(drawn or self._draw(releases))
+        # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
+        counted = {} if summed and len(opened.clients) == 1 else {"bytes": sent}
         return {
             "round": opened.number,
             "clients": [client.name for client in opened.clients],
-            "bytes": sent,
+            **counted,
             "context_bytes": opened.context_bytes,
             "downlink_bytes": opened.downlink_bytes,
             "signal_norm": float(np.mean(signals)) if signals else None,
@@ -148,9 +150,10 @@ class Simulation:
         """The noised sum of the next round, durable before anything is made from it."""
         plan, number = self.blueprint.plan, self.server.round + 1
         update = self.server.add_up(releases, server_randomness(plan, self._run, number))
-        if self._updates is None:
+        if self._updates is not None:
+            self._updates.commit(update)
+        elif not plan.seeded:
             raise SottovoceError("noise at the server needs a run directory, where its draws are kept")
-        self._updates.commit(update)
         return update
 
     def evaluate(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:

@@ -17,14 +17,17 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from sottovoce import data
+from sottovoce.account import ledgers_of
 from sottovoce.blueprint import Blueprint, draw, seeded_master
+from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset, FederatedDataset
 from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
-from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
+from sottovoce.privacy.ledger import Ledger, Overspent
+from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
@@ -40,7 +43,6 @@ class Session:
     """An open run. Use `Session.open`, call `record` with every round's line, then `finish`."""
 
     simulated: ClassVar[type[Simulation]] = Simulation
-    keeps_updates: ClassVar[bool] = True
     measures: ClassVar[bool] = True
     open_ledger: ClassVar[Callable[..., Ledger]] = Ledger.open
 
@@ -52,8 +54,9 @@ class Session:
         run: str,
         records: Dataset,
         checkpoint_seconds: float,
-        updates: Updates | None = None,
+        updates: Updates | None,
     ) -> None:
+        self._held = ExitStack()
         self.directory = directory
         self.simulation = simulation
         self._ledger = ledger
@@ -85,18 +88,21 @@ class Session:
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
-        if resume:
-            directory.check_same_plan(plan)
-            run, path = directory.identity()
-            _check_ledger(path, given, plan)
-        else:
-            dry_run(blueprint, federation, own=not records.public)
-            directory.reserve()
-            # A seeded simulation repeats, streams included; any other run has a name of its own.
-            run = plan.digest() if plan.seeded else secrets.token_hex(8)
-            given = given or shared_ledger(plan, records)
-            path = given or directory.ledger_file
         with ExitStack() as stack:
+            if resume:
+                directory.check_same_plan(plan)
+                stack.enter_context(directory.locked())
+                run, path = directory.identity()
+                _check_ledger(path, given, plan)
+            else:
+                dry_run(blueprint, federation, own=not records.public)
+                directory.reserve()
+                stack.enter_context(directory.locked())
+                directory.reserve()  # another process may have been faster
+                # A seeded simulation repeats, streams included; any other run has a name of its own.
+                run = plan.digest() if plan.seeded else secrets.token_hex(8)
+                given = given or shared_ledger(plan, records)
+                path = given or directory.ledger_file
             book = None
             if plan.private:
                 book = stack.enter_context(cls.open_ledger(path, scope=data.scope(plan, records)))
@@ -104,20 +110,22 @@ class Session:
                 _count_own_ledgers(book, plan, records)
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
+            updates = None
+            if plan.noise_at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
+                drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
+                identity = {"run": run, "reference": blueprint.reference_digest}
+                updates = Updates(directory.updates_folder, identity, drawn)
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
-            identity = {"run": run, "reference": blueprint.reference_digest}
-            kept = plan.noise_at_server and cls.keeps_updates
-            updates = Updates(directory.updates_folder, identity) if kept else None
             simulation = cls.simulated(
                 blueprint, federation, server, book, run=run, master=master, updates=updates
             )
             session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
             if resume:
                 session._load()
-            stack.pop_all()
+            session._held = stack.pop_all()
         return session
 
     def _load(self) -> None:
@@ -127,12 +135,7 @@ class Session:
                 self.simulation.load_state(load_tensors(path, self._identity())[0])
                 break
         if self._updates is not None:
-            for line in self.directory.rounds()[self.simulation.server.round :]:
-                if self._updates.get(line["round"]) is None:
-                    raise RunError(
-                        f"{self.directory.updates_folder} lacks round {line['round']}, which was made: "
-                        "restore it from a backup, because drawing its noise again would undo it"
-                    )
+            self._updates.check(after=self.simulation.server.round)
         self.directory.truncate_rounds(self.simulation.server.round)
 
     def _identity(self) -> dict[str, str]:
@@ -177,8 +180,8 @@ class Session:
         return result
 
     def close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
+        """Closes the ledger, and lets another process have the directory."""
+        self._held.close()
 
 
 def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
@@ -228,7 +231,7 @@ def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
     shared = shared_ledger(plan, records)
     if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
         for name, path in data.client_files(records.home).items():
-            book.count(path.with_suffix(".ledger.sqlite"), name, there=OWN_RECORDS)
+            book.count(name, ledgers_of(path, Terms()))
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from sottovoce.federation.flower.server_app import Conductor
 from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.training import train
 from tests.federation.world import World, same
 
@@ -248,6 +249,24 @@ def test_a_refusal_tells_the_server_nothing_about_records(
     log = (clients / "client-0" / "client.log").read_text()
     assert "ERROR refused the context of round 0" in log
     assert ("27" if fault == "shape" else "4242") in log
+
+
+def test_a_refusal_of_what_the_budget_does_not_cover_tells_the_server_that_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """Neither where the ledger lies, nor what was spent in it, nor what its owner allows."""
+    world = World(tmp_path)
+    world.enrol_all()
+    with Ledger.open(tmp_path / "clients" / "client-0" / "ledger.sqlite", scope=None) as ledger:
+        ledger.willing(0.001)
+    network = Network(world, 1)
+    request = world.coordinator.request(0, "context")
+    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    network._deliver(message)
+    assert network.told == [{"error": "refused"}]
+    log = (tmp_path / "clients" / "client-0" / "client.log").read_text()
+    assert "beyond the budget of 0.001" in log
 
 
 def test_a_written_app_is_complete_and_never_overwritten(tmp_path: Path) -> None:

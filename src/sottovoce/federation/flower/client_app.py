@@ -28,8 +28,8 @@ log = logging.getLogger("sottovoce.federation")
 RECORD = "sottovoce"
 """The name of our record in every message."""
 
-TOLD = (EnrolmentError, Declined, Overspent)
-"""Errors that say nothing about records."""
+TOLD = (EnrolmentError, Declined)
+"""Errors that say nothing about records, nor about what is on this machine."""
 
 
 def client_app() -> ClientApp:
@@ -94,6 +94,7 @@ def node_of(context: Context) -> Node:
             noise_at_server=node.get("noise-at-server") is True,
         ),
         simulated=bool(node.get("simulated", False)),
+        finish=node.get("finish") is True,
     )
 
 
@@ -112,6 +113,9 @@ def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, 
     except TOLD as error:
         log.error("answered with a refusal: %s", error)
         fields = {"error": str(error)}
+    except Overspent as error:  # names a ledger, what it has spent and its budget: the owner's own
+        log.error("refused: %s", error)
+        fields = {"error": "refused"}
     except Exception as error:  # Flower would tell the server all of it
         log.error("cannot answer", exc_info=error)
         fields = {"error": "this client cannot answer: its own log says why"}

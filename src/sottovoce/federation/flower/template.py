@@ -12,7 +12,7 @@ from pathlib import Path
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Options
-from sottovoce.files import write_atomically
+from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.models import MODELS
 
 _PYPROJECT = """\
@@ -123,5 +123,5 @@ def write_app(
         ),
     }
     for name, text in files.items():
-        write_atomically(folder / name, text.encode())
+        write_atomically(folder / name, text.encode(), PUBLIC)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from sottovoce.account import Account
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.account import Account
 from sottovoce.federation.own_ledger import OwnLedger
 from sottovoce.onboarding.future_client import obtain_model, personalize
 from sottovoce.onboarding.server import FinishedRun
@@ -208,3 +209,108 @@ def test_clients_of_a_ledger_without_its_folder_are_those_that_were_charged_in_i
         SottovoceError, match=r"'nrth' is none of them: say --client NAME, did you mean 'north'"
     ):
         Account.of(today, Terms(ledger=path, client="nrth"))
+
+
+DECOMPOSED, COMPOSED = "Zu\u0308rich", "Z\u00fcrich"
+
+
+def test_a_file_name_in_decomposed_unicode_has_the_account_of_the_same_name(tmp_path: Path) -> None:
+    """As macOS writes names. The folder's account, the node and onboarding know one client."""
+    folder = sites(tmp_path / "sites")
+    records = (folder / "north.csv").rename(folder / f"{DECOMPOSED}.csv")
+    train(planned(folder, epsilon=2), tmp_path / "run")
+    with Ledger.open(folder / "ledger.sqlite", scope=NAMED) as book:
+        simulated = book.spent(COMPOSED)
+    assert simulated > 0
+    own = OwnLedger(tmp_path / "node", records, Terms())
+    with own.open() as book:
+        assert book.spent(OWN_RECORDS) == pytest.approx(simulated)
+        assert book.scope == client_scope(COMPOSED)
+    for said in (None, COMPOSED, DECOMPOSED):
+        assert Account.of(records, Terms(client=said)).name == COMPOSED
+    assert own.client == COMPOSED
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_ledger_is_found_under_either_form_of_its_name(tmp_path: Path, gone: bool) -> None:
+    """A folder that moved between machines: the names changed their bytes, and nothing else."""
+    before = tmp_path / f"{DECOMPOSED}.ledger.sqlite"
+    with Ledger.open(before, scope="client:" + DECOMPOSED) as book:  # as version 0.1 called it
+        book.commit(Charge("r", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", book.allowed)
+    if gone:
+        before.unlink()  # its witness is still there
+    (tmp_path / "other.ledger.sqlite").touch()
+    records = tmp_path / f"{COMPOSED}.csv"
+    account = Account.of(records, Terms())
+    with account.open() as book:
+        assert book.spent(OWN_RECORDS) == 0.25
+    with OwnLedger(tmp_path / "node", records, Terms()).open() as book:
+        assert book.spent(OWN_RECORDS) == 0.25
+    assert account.path == before
+    assert Account.of(tmp_path / "Zurich.csv", Terms()).path == tmp_path / "Zurich.ledger.sqlite"
+
+
+def test_one_ledger_lies_beside_the_records_unless_its_owner_says_where(tmp_path: Path) -> None:
+    records = tmp_path / "north.npz"
+    for terms, path, name in (
+        (Terms(), tmp_path / "north.ledger.sqlite", "north"),
+        (Terms(ledger="elsewhere.sqlite"), Path("elsewhere.sqlite"), "north"),
+        (Terms(client="south"), tmp_path / "north.ledger.sqlite", "south"),
+    ):
+        account, own = Account.of(records, terms), OwnLedger(tmp_path / "node", records, terms)
+        assert (account.path, account.scope) == (path, client_scope(name))
+        assert (own.path, own.client) == (path, name)
+
+
+def charge_own(path: Path, mu: float, name: str = "north") -> None:
+    with Ledger.open(path, scope=client_scope(name)) as book:
+        book.commit(Charge("r", OWN_RECORDS, "context", 0, mu, 1.0), b"", book.allowed)
+
+
+def test_a_link_has_no_budget_of_its_own(tmp_path: Path) -> None:
+    """One file under two names: what is released through either is charged to one ledger."""
+    records, link = tmp_path / "data" / "north.csv", tmp_path / "links" / "mine.csv"
+    for path in (records, link):
+        path.parent.mkdir()
+    records.touch()
+    link.symlink_to(records)
+    charge_own(tmp_path / "data" / "north.ledger.sqlite", 0.5)
+    with Account.of(link, Terms()).open() as book:
+        assert book.spent(OWN_RECORDS) == 0.25
+    node = OwnLedger(tmp_path / "node", link, Terms())
+    with node.open() as book:
+        assert book.path == tmp_path / "data" / "north.ledger.sqlite"
+        assert book.spent(OWN_RECORDS) == 0.25
+    assert node.client == "north"
+    charge_own(tmp_path / "links" / "mine.ledger.sqlite", 1.0, "mine")  # as earlier versions did
+    with Account.of(link, Terms()).open() as book:
+        assert book.spent(OWN_RECORDS) == 1.25
+
+
+def test_a_folder_of_links_counts_what_was_spent_where_they_lead(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    links = tmp_path / "links"
+    links.mkdir()
+    for file in folder.iterdir():
+        (links / file.name).symlink_to(file)
+    with Ledger.open(folder / "ledger.sqlite", scope=NAMED) as book:
+        book.commit(Charge("r", "north", "context", 0, 0.5, 1.0), b"", book.allowed)
+    charge_own(folder / "north.ledger.sqlite", 0.6)
+    for _ in range(2):
+        with OwnLedger(tmp_path / "node", folder / "north.csv", Terms()).open() as book:
+            assert book.spent(OWN_RECORDS) == pytest.approx(0.25 + 0.36)
+        with Account.of(folder / "north.csv", Terms()).open() as book:
+            assert book.spent("north") == pytest.approx(0.25 + 0.36)
+    with pytest.raises(Overspent, match="north has spent ε=3"):
+        train(planned(links, epsilon=2), tmp_path / "refused")
+    train(planned(links, epsilon=2, budget=8), tmp_path / "run")
+    with Ledger.open(links / "ledger.sqlite", scope=NAMED) as book:
+        here = book.total_in(json.loads((tmp_path / "run" / "run.json").read_text())["run"], "north").spent
+        assert here > 0
+        assert book.spent("north") == pytest.approx(here + 0.25 + 0.36)
+    for _ in range(2):
+        with Account.of(links / "north.csv", Terms()).open() as book:
+            assert (book.path, book.spent("north")) == (
+                links / "ledger.sqlite",
+                pytest.approx(here + 0.25 + 0.36),
+            )

@@ -1,0 +1,76 @@
+"""What a unit is, apart from its place in a file: the order in which a client's units are drawn follows it.
+
+A client's file may be sorted by any column, and sorted again when one record is replaced. So the units that
+train, that are held out, that are behind a context or a round are the first in the order of a hash, keyed
+with the public seed, of what each unit is: replacing one unit exchanges at most one in each such set. A unit
+is known by its name, a record that is a unit of its own by its content; equal records are interchangeable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sottovoce.seeding import derived_seed
+
+_PART = 2**22
+"""Numbers of records that are looked at together."""
+
+
+def of_names(names: Iterable[str]) -> Tensor:
+    """Identities (n, 2), int64, of units that have names."""
+    return _hashes(name.encode(errors="surrogatepass") for name in names)
+
+
+def of_records(x: Tensor, y: Tensor) -> Tensor:
+    """Identities (n, 2), int64, of records as they are stored; bytes count as numbers from 0 to 1.
+
+    >>> x, y = torch.tensor([[0, 255], [1, 0], [0, 255]], dtype=torch.uint8), torch.tensor([1, 1, 1])
+    >>> one, other, again = of_records(x, y)
+    >>> torch.equal(one, again), torch.equal(one, other), torch.equal(of_records(x / 255, y)[1], other)
+    (True, False, True)
+    """
+    rows = max(1, _PART // max(1, x[0].numel())) if len(x) else 1
+    parts = [
+        _rows(x[start : start + rows].cpu(), y[start : start + rows].cpu())
+        for start in range(0, len(x), rows)
+    ]
+    return torch.cat([*parts, torch.zeros(0, 2, dtype=torch.int64)])
+
+
+def order(identity: Tensor, seed: int) -> Tensor:
+    """All places of `identity` (n, 2), by a hash that is keyed with a public seed: int64 (n,).
+
+    Identities are uniform already; what orders them is their first half, mixed with the seed one to one (the
+    finalizer of SplitMix64: Steele, Lea and Flood, 2014), and then the other half. Only equal ones are ties.
+    """
+    first, second = identity.cpu().numpy().view(np.uint64).T
+    mixed = first ^ np.uint64(derived_seed(seed, "order"))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy(np.lexsort((second, mixed ^ (mixed >> np.uint64(31)))))
+
+
+def _rows(x: Tensor, y: Tensor) -> Tensor:
+    """Identities of a few records."""
+    if x.dtype == torch.uint8:
+        x = x / 255
+    content = np.concatenate([_bytes(x), _bytes(y)], axis=1)
+    width, data = content.shape[1], content.tobytes()
+    return _hashes(data[start : start + width] for start in range(0, len(data), width))
+
+
+def _bytes(values: Tensor) -> npt.NDArray[Any]:
+    flat = values.reshape(len(values), -1).contiguous().numpy()
+    return flat.view(np.uint8).reshape(len(values), -1)
+
+
+def _hashes(contents: Iterable[bytes]) -> Tensor:
+    digests = b"".join([hashlib.blake2b(content, digest_size=16).digest() for content in contents])
+    return torch.from_numpy(np.frombuffer(bytearray(digests), np.int64).reshape(-1, 2))

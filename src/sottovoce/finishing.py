@@ -1,0 +1,266 @@
+"""Finishing at home: a site fits the published model to its own records, without noise, and keeps the result.
+
+The published model is made of releases alone; what is fitted here is made of records and never leaves: a
+*home* model. It is chosen by cross-validated loss among fits that are drawn towards a share τ of the
+published model by a pull λ (`fitting`). τ = 0 is the site alone, λ = ∞ the published model as it is, so one
+grid holds both; what joining is worth to this site is the best of all against the best alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.data import Records, training_size
+from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described_client
+from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.fitting import AS_PUBLISHED, Choice, open_family
+from sottovoce.modelfile import PersonalModel, home_model
+from sottovoce.models import flat_parameters, import_model, model_options
+from sottovoce.tasks import Task, open_task
+
+Progress = Callable[[float], None]
+FOLDS = 5
+Z = 1.96
+"""Standard errors on each side of an interval of 95 %."""
+
+
+class CannotFinish(SottovoceError):
+    """Records to which no model can be fitted."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What joining is worth: finished against alone, in points of the task's metric, with its interval."""
+
+    points: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low <= 0 <= self.high:
+            return f"joining is worth nothing that can be told: {self.low:+.1f} to {self.high:+.1f} points"
+        low, high = sorted((abs(self.low), abs(self.high)))
+        if self.points < 0:
+            return f"joining costs you {-self.points:.1f} points, {low:.1f} to {high:.1f}"
+        return f"joining is worth {self.points:.1f} points to you, {low:.1f} to {high:.1f}"
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A home model's parameters, how they were chosen, and what each way gives on records of this site."""
+
+    theta: Tensor
+    choice: Choice
+    alone: Choice
+    rows: Mapping[str, Mapping[str, float | None]]
+    """`constant`, `alone`, `published`, `finished`: each with `loss` and the task's metric."""
+    worth: Worth
+    records: int
+    """Records that the final fit is made of."""
+    held_out: int
+    """Records behind `rows`; 0: they are cross-validated, which flatters published and finished."""
+
+
+def finish_records(
+    model: PersonalModel,
+    records: Records,
+    held_out: Records | None = None,
+    progress: Progress = lambda share: None,
+) -> Finished:
+    """Fits a published model to a site's own records.
+
+    τ and λ are chosen on `records`, those that the run trained on; `rows` are measured on `held_out`, if
+    there are any; the final fit takes all. Records that cannot be used are left out.
+    """
+    task = open_task(model.facts)
+    records = records[records.usable]
+    held_out = records[:0] if held_out is None else held_out[held_out.usable]
+    _check(task, records)
+    folds = deal_folds(records)
+    family = open_family(model.module, records, task, _fresh(model))
+    tried = family.out_of_fold(folds, progress)
+    losses = {choice: float(task.losses(outputs, records.y).mean()) for choice, outputs in tried.items()}
+    best = min(losses, key=lambda choice: losses[choice])
+    alone = min((choice for choice in losses if choice.share == 0), key=lambda choice: losses[choice])
+    judged = held_out if len(held_out) else records
+    if len(held_out):
+        outputs = {
+            "constant": constant(task, records.y, len(held_out)),
+            "alone": family.outputs(family.fit(alone), held_out.x),
+            "published": family.outputs(family.fit(AS_PUBLISHED), held_out.x),
+            "finished": family.outputs(family.fit(best), held_out.x),
+        }
+        family = family.on(joined(records, held_out))
+    else:
+        outputs = {
+            "constant": constant(task, records.y, len(records)),
+            "alone": tried[alone],
+            "published": tried[AS_PUBLISHED],
+            "finished": tried[best],
+        }
+    rows = {
+        name: {"loss": float(task.losses(each, judged.y).mean()), task.metric: task.score(each, judged.y)}
+        for name, each in outputs.items()
+    }
+    return Finished(
+        theta=family.fit(best),
+        choice=best,
+        alone=alone,
+        rows=rows,
+        worth=worth(task, outputs, judged),
+        records=len(records) + len(held_out),
+        held_out=len(held_out),
+    )
+
+
+def deal_folds(records: Records) -> Tensor:
+    """The fold of each record (m,): units stay together, and every fold gets its share of all targets."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.arange(len(records)) if records.unit is None else records.unit
+    units, of = torch.unique(places, return_inverse=True)
+    first = torch.full((len(units),), len(records)).scatter_reduce_(
+        0, of, torch.arange(len(records)), reduce="amin"
+    )
+    targets = records.y[first].double()
+    sums = targets if targets.dim() == 1 else targets.sum(dim=1)
+    mixed = torch.randperm(len(units), generator=generator)
+    order = mixed[sums[mixed].argsort(stable=True)]
+    fold = torch.empty(len(units), dtype=torch.int64)
+    fold[order] = torch.arange(len(units)) % FOLDS
+    return fold[of]
+
+
+def constant(task: Task, y: Tensor, count: int) -> Tensor:
+    """Outputs (count, outputs) that are the same for all: shares, one record added to each, or the mean."""
+    outputs = task.facts.classes
+    if task.name == "number":
+        return y.mean().expand(count, 1)
+    if task.name == "labels":
+        share = (y.sum(dim=0) + 1) / (len(y) + 2)
+        return torch.logit(share).expand(count, outputs)
+    shares = torch.bincount(y, minlength=outputs) + 1.0
+    return (shares / shares.sum()).log().expand(count, outputs)
+
+
+def joined(one: Records, other: Records) -> Records:
+    """The records of both, whose units are not the same."""
+    unit = None
+    if one.unit is not None and other.unit is not None:
+        unit = torch.cat([one.unit, other.unit + int(one.unit.max()) + 1])
+    return Records(torch.cat([one.x, other.x]), torch.cat([one.y, other.y]), unit)
+
+
+def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
+    """Finished against alone, record by record (unit by unit), in points, with an interval of 95 %.
+
+    For numbers a point is one percent of the constant's squared error.
+    """
+    gains = _points(task, outputs, "finished", judged.y) - _points(task, outputs, "alone", judged.y)
+    if judged.unit is not None:
+        _, of = torch.unique(judged.unit, return_inverse=True)
+        sums = torch.zeros(int(of.max()) + 1, dtype=gains.dtype).index_add_(0, of, gains)
+        gains = sums * len(sums) / len(gains)
+    mean = float(gains.mean())
+    error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else float("inf")
+    return Worth(mean, mean - Z * error, mean + Z * error)
+
+
+def _points(task: Task, outputs: Mapping[str, Tensor], row: str, y: Tensor) -> Tensor:
+    """What each record (m,) adds to the metric of a row."""
+    if task.name == "number":
+        error = task.losses(outputs[row].clamp(-1.0, 1.0), y).double()
+        return -100.0 * error / task.losses(outputs["constant"], y).double().mean().clamp_min(1e-12)
+    right = task.decisions(outputs[row]) == (y if task.name == "classes" else y > 0.5)
+    return 100.0 * right.double().reshape(len(y), -1).mean(dim=1)
+
+
+def _fresh(model: PersonalModel) -> Tensor:
+    """The parameters of the model's module before any training; those of a given one are as it was given."""
+    plan, facts = model.plan, model.facts
+    try:
+        module = import_model(plan.model, facts.shape, facts.classes, 0, model_options(plan))
+    except SottovoceError:
+        return flat_parameters(model.module)
+    return flat_parameters(module)
+
+
+def _check(task: Task, records: Records) -> None:
+    if records.units < FOLDS:
+        raise CannotFinish(
+            f"{records.units} records can be used, and {FOLDS} are the fewest to choose by: give more records"
+        )
+    if bool((records.y == records.y[0]).all()):
+        raise CannotFinish("every record has the same target: give records that differ in what is predicted")
+
+
+def finish(
+    model: PersonalModel | str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    module: nn.Module | str | None = None,
+    features: str | None = None,
+    progress: Progress = lambda share: None,
+) -> dict[str, Any]:
+    """Fits a published model to its client's file, writes the home model to `out`, and returns what it tells.
+
+    `module` and `features` are the run's own, if it has some, by name or as a module. Records without a
+    target are left out and counted; nothing but `out` is written. `progress` is called with the share that is
+    done.
+    """
+    source, target = Path(data), Path(out)
+    if target.resolve() == source.resolve():
+        raise CannotFinish(f"{out} holds the records: choose another file for the home model")
+    if not isinstance(model, PersonalModel):
+        if target.resolve() == Path(model).resolve():
+            raise CannotFinish(f"{out} is the published model: choose another file for the home model")
+        model = PersonalModel.read(Path(model), model=module)
+    if model.home:
+        raise CannotFinish("this model was finished already: give the published one")
+    found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
+    trained, held_out = divided(found, model.division)
+    finished = finish_records(model, trained, held_out, progress)
+    told = {
+        "task": model.facts.task,
+        "metric": open_task(model.facts).metric,
+        "rows": finished.rows,
+        "chosen": _chosen(finished.choice),
+        "chosen_alone": _chosen(finished.alone),
+        "worth": asdict(finished.worth),
+        "records": finished.records,
+        "held_out": finished.held_out,
+        "left_out": len(found) - finished.records,
+    }
+    write_atomically(target, home_model(model, finished.theta, told), PRIVATE)
+    return {"model": str(target), "client": model.origin.client, **told}
+
+
+def home_file(published: Path) -> Path:
+    """Where the home model of a published one lies by default: beside it.
+
+    >>> home_file(Path("models/north.safetensors")).name
+    'north.home.safetensors'
+    """
+    return published.with_name(f"{published.stem}.home.safetensors")
+
+
+def _chosen(choice: Choice) -> dict[str, float | None]:
+    """A choice as JSON has it: no pull where nothing was fitted."""
+    return {"share": choice.share, "pull": None if math.isinf(choice.pull) else choice.pull}
+
+
+def divided(records: Records, division: int | None) -> tuple[Records, Records]:
+    """Those that a run trained on, and those that it held out."""
+    if division is None:
+        return records, records[:0]
+    mixed = records.of_units(records.order(division))
+    rows = mixed.rows_of(training_size(records.units))
+    return mixed[:rows], mixed[rows:]

@@ -1,0 +1,258 @@
+"""Finishing at home: what is chosen and told, what is left alone, and that a home model goes nowhere."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.data import Facts, Records
+from sottovoce.errors import SottovoceError
+from sottovoce.finishing import CannotFinish, Worth, constant, deal_folds, finish, finish_records
+from sottovoce.modelfile import GeneratorFile, HomeModel, Origin, PersonalModel, load_tensors
+from sottovoce.models import open_model
+from sottovoce.onboarding.future_client import personalize
+from sottovoce.plan import Plan
+from sottovoce.prediction import predict
+from sottovoce.privacy.terms import Terms
+from sottovoce.run.export import write_models
+from sottovoce.run.training import evaluate, train
+from sottovoce.tasks import open_task
+
+AGREED = """
+task = "classes"
+unusable = 0.05
+
+[target]
+column = "ill"
+values = ["no", "yes"]
+
+[columns.a]
+kind = "number"
+low = -3
+high = 3
+
+[columns.b]
+kind = "number"
+low = -3
+high = 3
+"""
+
+
+def model(task: str = "classes", inputs: int = 4, outputs: int = 3, weight: float = 1.0) -> PersonalModel:
+    facts = Facts((inputs,), outputs, task=task)
+    module = open_model("linear", (inputs,), outputs, 0)
+    with torch.no_grad():
+        module[1].weight.copy_(weight * torch.eye(outputs, inputs))
+    plan = Plan.load(overrides={"model": "linear"})
+    return PersonalModel(module, plan, facts, Origin("run", "north", 1.0, 1e-5, "exact", "client"))
+
+
+def records(count: int, task: str = "classes", seed: int = 0, inputs: int = 4, outputs: int = 3) -> Records:
+    """Records for which the published model of `model` is right but for noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, inputs, generator=generator)
+    scores = x[:, :outputs] + 0.5 * torch.randn(count, outputs, generator=generator)
+    y = {"classes": scores.argmax(dim=1), "labels": (scores > 0).float(), "number": scores[:, 0] / 4}[task]
+    return Records(x, y)
+
+
+@pytest.mark.parametrize("task", ["classes", "labels", "number"])
+def test_a_site_of_few_records_gains_by_a_published_model_that_is_right(task: str) -> None:
+    outputs, weight = (1, 0.25) if task == "number" else (3, 2.0)
+    mine, others = (records(n, task, seed, outputs=outputs) for n, seed in ((15, 1), (4000, 2)))
+    finished = finish_records(model(task, outputs=outputs, weight=weight), mine, others)
+    losses = {name: row["loss"] for name, row in finished.rows.items()}
+    assert losses["finished"] < losses["alone"] < losses["constant"]
+    assert finished.worth.low > 0
+    assert str(finished.worth).startswith("joining is worth")
+    assert finished.choice.share > 0
+    assert (finished.records, finished.held_out) == (4015, 4000)
+
+
+def test_a_published_model_that_is_wrong_does_no_harm() -> None:
+    finished = finish_records(model(weight=-5.0), records(200), records(2000, seed=1))
+    assert finished.rows["finished"]["loss"] < finished.rows["alone"]["loss"] + 0.02
+    assert finished.rows["published"]["loss"] > finished.rows["constant"]["loss"]
+
+
+def test_without_held_out_records_rows_are_cross_validated() -> None:
+    finished = finish_records(model(), records(60))
+    assert finished.held_out == 0
+    assert finished.rows["alone"]["loss"] > 0
+
+
+def test_a_worth_whose_interval_holds_nothing_says_nothing() -> None:
+    assert "nothing" in str(Worth(0.5, -0.2, 1.2))
+    assert str(Worth(2.2, 0.9, 3.5)) == "joining is worth 2.2 points to you, 0.9 to 3.5"
+    assert str(Worth(-2.2, -3.5, -0.9)) == "joining costs you 2.2 points, 0.9 to 3.5"
+
+
+def test_units_stay_together_in_folds_and_every_fold_has_its_share_of_classes() -> None:
+    y = torch.arange(100) % 2
+    unit = torch.arange(100) // 4
+    folds = deal_folds(Records(torch.zeros(100, 1), (unit % 2), unit))
+    assert all(len(torch.unique(folds[unit == one])) == 1 for one in range(25))
+    alone = deal_folds(Records(torch.zeros(100, 1), y))
+    assert all(int(y[alone == fold].sum()) == 10 for fold in range(5))
+
+
+def test_units_count_once_in_the_interval() -> None:
+    # Ten copies of each record as one unit say no more than one of each.
+    mine, others = records(40), records(50, seed=3)
+    tenfold = Records(others.x.repeat(10, 1), others.y.repeat(10), torch.arange(50).repeat(10))
+    once, often = finish_records(model(), mine, others).worth, finish_records(model(), mine, tenfold).worth
+    assert often.high - often.low == pytest.approx(once.high - once.low, rel=0.05)
+
+
+def test_a_constant_has_the_sites_shares_with_one_record_more_of_each_class() -> None:
+    task = open_task(Facts((1,), 3))
+    shares = constant(task, torch.tensor([0, 0, 0, 1]), 2).exp()
+    assert torch.allclose(shares, torch.tensor([[4 / 7, 2 / 7, 1 / 7]] * 2))
+
+
+def test_records_that_cannot_say_anything_are_refused() -> None:
+    with pytest.raises(CannotFinish, match="4 records can be used"):
+        finish_records(model(), records(4))
+    with pytest.raises(CannotFinish, match="same target"):
+        finish_records(model(), Records(torch.randn(20, 4), torch.zeros(20).long()))
+
+
+def site_file(path: Path, rows: int, seed: int, missing: int = 0) -> Path:
+    random = np.random.default_rng(seed)
+    a, b = random.normal(size=(2, rows))
+    ill = np.where(a + 0.5 * random.normal(size=rows) > 0, "yes", "no")
+    ill[:missing] = ""
+    lines = (f"{x:.4f},{z:.4f},{y}\n" for x, z, y in zip(a, b, ill, strict=True))
+    path.write_text("a,b,ill\n" + "".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three sites, with their models."""
+    folder = tmp_path_factory.mktemp("finish")
+    sites = folder / "sites"
+    sites.mkdir()
+    (sites / "records.toml").write_text(AGREED)
+    for seed, name in enumerate(("east", "north", "west")):
+        site_file(sites / f"{name}.csv", 120, seed)
+    plan = Plan.load(overrides={"dataset": str(sites), "rounds": 5, "channel": "direct", "epsilon": 4})
+    train(plan, folder / "run")
+    write_models(folder / "run", folder / "models")
+    return folder
+
+
+def test_published_is_judged_on_the_records_that_the_run_held_out(run: Path, tmp_path: Path) -> None:
+    published = PersonalModel.read(run / "models/north.safetensors")
+    told = finish(published, run / "sites/north.csv", tmp_path / "north.home.safetensors")
+    accuracy = evaluate(run / "run")["accuracy"]["seen_per_client"]["north"]
+    assert told["rows"]["published"]["accuracy"] == pytest.approx(accuracy)
+    assert (told["held_out"], told["records"], told["left_out"]) == (24, 120, 0)
+
+
+def test_a_home_file_is_its_owners_and_predicts(run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "north.home.safetensors"
+    published = PersonalModel.read(run / "models/north.safetensors")
+    before = (run / "models/north.safetensors").read_bytes()
+    finish(published, run / "sites/north.csv", home)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o600
+    assert (run / "models/north.safetensors").read_bytes() == before
+    model = PersonalModel.read(home, home=True)
+    assert model.home
+    assert predict(model, run / "sites/north.csv", tmp_path / "p.csv").records == 120
+
+
+def test_records_without_a_target_are_left_out_and_counted(run: Path, tmp_path: Path) -> None:
+    published = PersonalModel.read(run / "models/north.safetensors")
+    few = site_file(tmp_path / "north.csv", 120, 1, missing=100)
+    told = finish(published, few, tmp_path / "home.safetensors")
+    assert (told["left_out"], told["records"]) == (100, 20)
+
+
+WAYS_OUT: dict[str, Callable[[Path, Path], object]] = {
+    "read as a published model": lambda home, run: PersonalModel.read(home),
+    "read as a generator": lambda home, run: GeneratorFile.read(home),
+    "loaded as a state": lambda home, run: load_tensors(home),
+    "finished again": lambda home, run: finish(
+        PersonalModel.read(home, home=True), run / "sites/north.csv", home.with_name("again")
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_a_home_model_is_refused_by_whatever_could_let_it_out(way: str, run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "north.home.safetensors"
+    finish(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
+    with pytest.raises((HomeModel, CannotFinish)) as refusal:
+        WAYS_OUT[way](home, run)
+    assert "\n" not in str(refusal.value)
+    assert not home.with_name("again").exists()
+
+
+def test_a_run_does_not_start_from_or_end_with_a_home_model(run: Path, tmp_path: Path) -> None:
+    # As a run's model it is neither evaluated, nor exported, nor served.
+    from sottovoce.onboarding.server import FinishedRun
+
+    home = tmp_path / "north.home.safetensors"
+    finish(PersonalModel.read(run / "models/north.safetensors"), run / "sites/north.csv", home)
+    model_file = run / "run/model.safetensors"
+    kept = model_file.read_bytes()
+    try:
+        model_file.write_bytes(home.read_bytes())
+        for way in (
+            lambda: evaluate(run / "run"),
+            lambda: write_models(run / "run", tmp_path / "out"),
+            lambda: FinishedRun.load(run / "run"),
+        ):
+            with pytest.raises(HomeModel):
+                way()
+    finally:
+        model_file.write_bytes(kept)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+    published = PersonalModel.read(run / "models/north.safetensors")
+    out = tmp_path / "home.safetensors"
+    data = site_file(tmp_path / "north.csv", 50, 1)
+    without = tmp_path / "without.csv"
+    without.write_text("a,b\n1,2\n")
+    other = tmp_path / "other.csv"
+    other.write_text("c,ill\n1,yes\n")
+    single = tmp_path / "single.csv"
+    single.write_text("a,b,ill\n" + "1,2,yes\n" * 30)
+    for source, target in ((without, out), (other, out), (single, out), (data, data)):
+        before = source.read_bytes()
+        with pytest.raises(SottovoceError) as refusal:
+            finish(published, source, target)
+        assert "\n" not in str(refusal.value)
+        assert source.read_bytes() == before
+        assert not out.exists()
+
+
+def test_models_are_finished_beside_themselves(run: Path, tmp_path: Path) -> None:
+    rows = write_models(run / "run", tmp_path, clients=["east"], finish=True)
+    assert (tmp_path / "east.home.safetensors").exists()
+    assert rows[0]["home"]["rows"]["finished"]["accuracy"] > 60
+    with pytest.raises(HomeModel):
+        PersonalModel.read(tmp_path / "east.home.safetensors")
+
+
+def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path) -> None:
+    """The default preset of tables has a public context: nothing of the file is released, labels least."""
+    published = []
+    for missing in (0, 80):
+        data = site_file(tmp_path / f"{missing}.csv", 100, 5, missing=missing)
+        out = tmp_path / f"south-{missing}.safetensors"
+        found = personalize(run / "run", data, out, terms=Terms(client="south"), finish=True)
+        assert found["home"]["left_out"] == missing
+        published.append(out.read_bytes())
+        assert (tmp_path / f"south-{missing}.home.safetensors").exists()
+    assert published[0] == published[1]
+    homes = [(tmp_path / f"south-{missing}.home.safetensors").read_bytes() for missing in (0, 80)]
+    assert homes[0] != homes[1]
