@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sottovoce.report import audit
-from sottovoce.report.numbers import plain
 
 GAME: dict[str, Any] = {
     "pair": "worst",
@@ -38,7 +37,7 @@ FOUND: dict[str, Any] = {
 
 
 def test_a_game_is_told_in_one_sentence() -> None:
-    assert plain(audit.sentence(GAME)) == (
+    assert " ".join(audit.sentence(GAME).split()) == (
         "The worst pair: guessed right 320 of 400 times (80.0 %), which certifies ε ≥ 6.6 (95 %; 1.8 by "
         "counting alone); ε = 8 is charged."
     )

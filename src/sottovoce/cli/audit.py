@@ -107,15 +107,17 @@ def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
 def show(found: Mapping[str, Any], kept: Path | None) -> None:
     """What was found, on the terminal."""
     from sottovoce.report.audit import recount_table, releases_table, sentence, verdict
+    from sottovoce.report.numbers import plain
 
     for table in (releases_table(found), recount_table(found)):
         if table is not None:
             out.print(table.terminal())
     for game in found.get("games", ()):
-        out.print(escape(sentence(game)), soft_wrap=True, highlight=False)
+        out.print(escape(plain(sentence(game))), soft_wrap=True, highlight=False)
     for fault in found["faults"]:
         out.print(f"[bold red]•[/] {escape(fault)}", soft_wrap=True, highlight=False)
     color = "bold red" if found["faults"] else "green"
-    out.print(f"[{color}]{escape(verdict(found))}[/] Nothing left, and nothing was charged.", highlight=False)
+    nothing = "Nothing left, and nothing was charged."
+    out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
     if kept is not None:
         out.print(f"kept: {escape(str(kept / RESULT))}", soft_wrap=True, highlight=False)
