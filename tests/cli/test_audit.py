@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sottovoce.audit import auditing
 from sottovoce.cli.application import app
 from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
 from tests.audit.toys import BEST, words
@@ -17,6 +18,11 @@ from .conftest import Failing
 
 runner = CliRunner()
 PLAN = {**BEST, "channel": "direct", "rounds": 2}
+
+
+@pytest.fixture(autouse=True)
+def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "FAMILIES", 2)
 
 
 def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path) -> None:
@@ -36,6 +42,8 @@ def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path)
 def test_json_has_what_programs_need(tmp_path: Path) -> None:
     answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20", "--json"])
     found = json.loads(answer.stdout)
+    assert {"kind", "place", "charged", "ratio"} <= found["releases"][0].keys()
+    assert found["largest"] <= 1 + 1e-9
     assert 0 <= found["epsilon_lower"] <= found["epsilon"] == pytest.approx(8.0)
 
 

@@ -9,6 +9,7 @@ from sottovoce import data
 from sottovoce.audit import bounds
 from sottovoce.audit.guessing import Progress, guess_canaries, guess_pair
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
+from sottovoce.audit.ratios import ratios
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.data import FederatedDataset
 from sottovoce.errors import SottovoceError
@@ -17,6 +18,10 @@ from sottovoce.features.kept import described, settled
 from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.release import spending
+
+
+FAMILIES = 20
+"""Of neighbouring files, each of which is compared with each of its own."""
 
 
 def audit(
@@ -46,6 +51,7 @@ def audit(
         bounds.check_runs(runs, promised)
         pairs = (worst_pair(blueprint, federation), given_pair(blueprint, federation))
         games = [guess_pair(pair, runs, progress) for pair in pairs]
+    moved = ratios(plan, families=FAMILIES, progress=progress)
     found = {
         "dataset": plan.dataset,
         "preset": plan.preset,
@@ -54,8 +60,12 @@ def audit(
         "delta": plan.delta,
         "accounting": plan.accounting,
         "seeded": plan.seeded,
+        "pairs": moved.pairs,
+        "refused": moved.refused,
+        "releases": moved.releases,
+        "largest": max((row["ratio"] for row in moved.releases), default=0.0),
         "games": games,
-        "faults": [fault for game in games for fault in game["faults"]],
+        "faults": [*moved.faults, *(fault for game in games for fault in game["faults"])],
     }
     if games:
         found["epsilon_lower"] = games[0]["epsilon_lower"]

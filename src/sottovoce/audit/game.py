@@ -136,9 +136,8 @@ class _Run:
         [message] = release_together([ask(self._client, kind, number, coefficients)])
         stream = release.stream(self._run, self._name, number)
         decoded = release.decode(message, secret=self._secret, stream=stream)
-        asked = (ask(client, kind, number, coefficients) for client in self._others)
         first, second = (
-            release.statistic(one.records(), one.coefficients).double().cpu().numpy() for one in asked
+            client.statistic(ask(client, kind, number, coefficients)).numpy() for client in self._others
         )
         return decoded, first, second, release
 
@@ -156,6 +155,7 @@ class _Run:
     def _compare_ledger(self) -> None:
         """Holds every release against the row of the ledger that charges it."""
         seen, charged = self._seen, {}
+        seen.faults += [fault for client in (self._client, *self._others) for fault in client.faults]
         for entry in self._book.charges(self._name):
             charged[entry.charge.kind, entry.charge.round] = entry.charge
             seen.charged += entry.charge.mu_squared

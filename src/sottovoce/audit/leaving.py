@@ -116,12 +116,14 @@ class Largest:
         ]
 
 
-def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
-    """A run as `train` opens it, before its first release."""
+def opened(
+    plan: Plan, dataset: Dataset, index: list[Tensor] | None = None
+) -> tuple[Blueprint, FederatedDataset]:
+    """A run as `train` opens it, before its first release; `index` says who holds which record, if known."""
     plan = settled(plan, dataset.facts)
     dataset = described(dataset, plan, cache=False, local=plan.features)
     plan = data.settle(plan, dataset)
-    federation = data.divide(dataset, plan)
+    federation = data.divide(dataset, plan, index)
     sizes = federation.participants.sizes
     trained = tuple(data.training_size(size) for size in sizes)
     return _drawn(data.resolve(plan, sizes), federation.facts, trained), federation

@@ -84,12 +84,9 @@ def given_pair(blueprint: Blueprint, federation: FederatedDataset) -> Pair:
     counts = blueprint.participant_counts(calls)
     distance = torch.zeros(len(files), len(files), dtype=torch.float64)
     zero = torch.zeros(blueprint.coefficients)
+    clients = [pair.client(file) for file in files]
     for kind, release in blueprint.releases_of(participant).items():
-        vectors = []
-        for file in files:
-            asked = ask(pair.client(file), kind, 1, zero)
-            vectors.append(release.statistic(asked.records(), asked.coefficients))
-        stacked = torch.stack(vectors).cpu().double()
+        stacked = torch.stack([client.statistic(ask(client, kind, 1, zero)) for client in clients])
         distance += counts.get(kind, 0) * (torch.cdist(stacked, stacked) / release.sigma) ** 2
     first, second = divmod(int(distance.argmax()), len(files))
     return replace(pair, files=(files[first], files[second]))
@@ -143,9 +140,11 @@ def is_by_class(blueprint: Blueprint) -> bool:
 
 
 def with_unit(held: ClientRecords, unit: Records) -> ClientRecords:
-    """The file with another unit in the place of its first, in every set that the first is part of."""
-    first = held.context if len(held.context) else held.train
-    train, context = (put(records, _rows_of(records, first), unit) for records in (held.train, held.context))
+    """The file with another unit in the place of the first to train on, which is the context's first too."""
+    train, context = (
+        put(records, torch.arange(min(len(records), records.rows_of(1))), unit)
+        for records in (held.train, held.context)
+    )
     return replace(held, train=train, context=context)
 
 
@@ -154,13 +153,4 @@ def put(records: Records, rows: Tensor, others: Records) -> Records:
     x, y = records.x.to(others.x.dtype, copy=True), records.y.clone()
     source = torch.arange(len(rows)) % len(others)
     x[rows], y[rows] = others.x[source], others.y[source].to(y.dtype)
-    return Records(x, y, records.unit)
-
-
-def _rows_of(records: Records, first: Records) -> Tensor:
-    """The rows of the unit that the first record of `first` belongs to."""
-    same = torch.nan_to_num(records.x.float()) == torch.nan_to_num(first.x[:1].float())
-    found = torch.nonzero(same.flatten(1).all(dim=1))[:1, 0]
-    if records.unit is not None and len(found):
-        found = torch.nonzero(records.unit == records.unit[found])[:, 0]
-    return found
+    return replace(records, x=x, y=y, copied=True)

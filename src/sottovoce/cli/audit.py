@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
+from sottovoce.cli.check import lines
 from sottovoce.cli.display import as_json, feature_progress, out, progress_over
 from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, complete_setting
 from sottovoce.cli.runs import plan_of
@@ -114,8 +115,7 @@ def show(found: Mapping[str, Any], kept: Path | None) -> None:
             out.print(table.terminal())
     for game in found.get("games", ()):
         out.print(escape(plain(sentence(game))), soft_wrap=True, highlight=False)
-    for fault in found["faults"]:
-        out.print(f"[bold red]•[/] {escape(fault)}", soft_wrap=True, highlight=False)
+    lines("bold red", found["faults"])
     color = "bold red" if found["faults"] else "green"
     nothing = "Nothing left, and nothing was charged."
     out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
