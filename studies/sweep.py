@@ -102,7 +102,7 @@ def run_batch(
         for job, session in zip(open_jobs, sessions, strict=True):
             on_run(job, session.finish())
     if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # other processes share the card
+        torch.cuda.empty_cache()  # other processes share the GPU
 
 
 _last: list[tuple[Dataset, tuple[Any, ...], Dataset]] = []

@@ -15,7 +15,7 @@ THROUGH = {
     "channel/test_channel.py": "base direct dithers elias lrsuq noiseless reproducible tables",
     "channel/polar/test_codec.py": "model offsets rotation screen surprises vector",
     "gradients/test_mean.py": "identity layers patches stack structured unstructured vmap",
-    "gradients/test_card.py": "kernels products",
+    "gradients/test_gpu.py": "kernels products",
     "federation/flower/test_apps.py": "client_app running server_app template",
     "report/test_run.py": "confusion federation fields figures markup page",
     "studies/test_index.py": "merge summary",

@@ -26,6 +26,7 @@ from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
+from sottovoce.phases import Phase, phases
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
@@ -74,10 +75,10 @@ class Blueprint:
         plan, opened = self.plan, self._opened
         if participant is None and plan.releases_context and plan.context_share:
             if (0, 0) not in opened:
-                predicted = plan.context_traits.predicted_for_future
+                predicted = MeanProbability(self.facts.classes)
                 opened[0, 0] = open_future_releases(
                     plan,
-                    MeanProbability(self.facts.classes) if predicted else self.statistic,
+                    predicted if plan.context_traits.predicted_for_future else self.statistic,
                     self.model,
                     context_records=self.context_size(None),
                 )
@@ -93,6 +94,7 @@ class Blueprint:
                 records=records,
                 gradients=self.releases_max,
                 context_records=sizes[1],
+                once=self.once,
                 pool=self.pool,
             )
         return opened[sizes]
@@ -122,6 +124,21 @@ class Blueprint:
     def pool(self) -> Pool | None:
         """The public numbers of noise at the server; None where each client adds its own."""
         return Pool.of(self.schedule, self.counted) if self.plan.noise_at_server else None
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Who releases what, when, and with which model, in order."""
+        return phases(self.plan)
+
+    @cached_property
+    def once(self) -> tuple[Phase, ...]:
+        """What all participants release once."""
+        return tuple(phase for phase in self.phases if phase.by == "participants")
+
+    @cached_property
+    def future(self) -> tuple[Phase, ...]:
+        """What future clients release."""
+        return tuple(phase for phase in self.phases if phase.by == "future")
 
     @property
     def uniform(self) -> bool:
@@ -160,20 +177,14 @@ class Blueprint:
 
     @property
     def once_downlink_bytes(self) -> int:
-        """Bytes of the coefficients that participants are sent besides, for contexts and confusions."""
-        context = self.plan.context_traits
-        once = self.plan.participants * (int(context.uses_model) + int(context.predicted_for_future))
+        """Bytes of the coefficients that participants are sent besides, for what they release once."""
+        once = self.plan.participants * sum(phase.model == "shared" for phase in self.once)
         return once * self.coefficients * FLOAT_BITS // 8
 
     @property
     def releases_max(self) -> int:
         """T_max, gradient releases of the busiest participant."""
         return int(schedule.counts(self.schedule, self.plan.participants).max())
-
-    @property
-    def contexts_after(self) -> int:
-        """Rounds after which contexts are released: 0, or where they are made with a model, those before."""
-        return self.plan.context_round - 1 if self.plan.context_traits.uses_model else 0
 
     @property
     def sigma(self) -> float:
@@ -205,13 +216,12 @@ class Blueprint:
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:
         """Releases of a participant that the schedule calls so often."""
-        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.predicted_for_future else {}
-        return {"gradient": gradients, **self.future_counts, **once}
+        return {"gradient": gradients, **{phase.kind: 1 for phase in self.once}}
 
     @property
     def future_counts(self) -> dict[Kind, int]:
         """Releases of a future client: its context, if the plan has one."""
-        return {"context": 1} if self.plan.releases_context else {}
+        return {phase.kind: 1 for phase in self.future}
 
     def theta(self, coefficients: Tensor) -> Tensor:
         """Model parameters θ_ref + P a, (…, d)."""

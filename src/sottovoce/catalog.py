@@ -94,6 +94,16 @@ class Context:
     phrase: str
     """What each released, as a report puts it."""
 
+    @property
+    def future_uses_labels(self) -> bool:
+        """Whether future clients need labels."""
+        return self.uses_labels and not self.predicted_for_future
+
+    @property
+    def future_uses_model(self) -> bool:
+        """Whether the context of a future client is made with the run's model."""
+        return self.uses_model or self.predicted_for_future
+
 
 CONTEXTS = {
     "moments": Context(phrase="moments of its inputs"),

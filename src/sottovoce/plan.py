@@ -257,12 +257,12 @@ class Plan:
     @property
     def uses_future_labels(self) -> bool:
         """Whether future clients need labels."""
-        return self.context_traits.uses_labels and not self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_labels
 
     @property
     def future_uses_model(self) -> bool:
         """Whether the context of a future client is made with the run's model."""
-        return self.context_traits.uses_model or self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_model
 
     @property
     def context_traits(self) -> catalog.Context:

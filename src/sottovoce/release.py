@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +28,7 @@ from sottovoce.data import Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
+from sottovoce.phases import Phase
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind, Place
@@ -153,18 +154,20 @@ def open_releases(
     records: int,
     gradients: int,
     context_records: int,
+    once: Sequence[Phase],
     pool: Pool | None = None,
 ) -> dict[Kind, Release]:
     """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
     `records` is the client's m_g and `context_records` its m_c; σ is such that it spends the plan's ε with so
-    many `gradients` (Eq. 16): a client with more records adds less noise. With a `pool` the noise of
-    gradients is added by the server to the sum of a round; contexts and confusions get theirs at the client
-    all the same.
+    many `gradients` (Eq. 16) and what it releases `once`: a client with more records adds less noise. With a
+    `pool` the noise of gradients is added by the server to the sum of a round; what is released once gets its
+    own at the client all the same.
     """
     bound = sensitivity(plan.clip, records if pool is None else pool.records)
     context = statistic.sensitivity(context_records)
-    shares = plan.context_share + (plan.confusion_share if plan.context_traits.predicted_for_future else 0.0)
+    # A plan may set a context's share aside and release none, as a control.
+    shares = plan.context_share + sum(phase.share for phase in once if phase.kind != "context")
     if shares or pool is not None:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share) if plan.context_share else sigma
@@ -173,14 +176,15 @@ def open_releases(
         calibrated = statistic.calibrated_sensitivity(context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
-    releases = [_gradient(plan, model, records, bound, sigma, pool)]
-    if plan.releases_context:
-        releases.append(_averaged("context", plan, statistic, model, context_records, sigma_context))
-    if plan.context_traits.predicted_for_future:
-        confusion = Confusion(classes)
-        noise = _share(plan, confusion.sensitivity(records), plan.confusion_share)
-        releases.append(_averaged("confusion", plan, confusion, model, records, noise))
-    return {release.kind: release for release in releases}
+    releases: dict[Kind, Release] = {"gradient": _gradient(plan, model, records, bound, sigma, pool)}
+    for phase in once:
+        if phase.kind == "context":
+            releases["context"] = _averaged("context", plan, statistic, model, context_records, sigma_context)
+        elif phase.kind == "confusion":
+            confusion = Confusion(classes)
+            noise = _share(plan, confusion.sensitivity(records), phase.share)
+            releases["confusion"] = _averaged("confusion", plan, confusion, model, records, noise)
+    return releases
 
 
 def open_future_releases(

@@ -21,7 +21,9 @@ from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.cores import one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
+from sottovoce.phases import Phase
 from sottovoce.prior import ClassPriors, LabelShift
+from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
 from sottovoce.sgd import Descent
 
@@ -41,11 +43,11 @@ def update_generator(
     """
     descent.zero()
     weighted = releases / len(releases) if weights is None else releases * weights[:, None]
-    generator.pull(inputs, weighted, releases, participants)
-    pulled = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
+    generator.vjp(inputs, weighted, releases, participants)
+    moved = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
     descent.step()
     released = torch.linalg.vector_norm(releases).clamp_min(1e-30)
-    return float((len(releases) * torch.linalg.vector_norm(torch.stack(pulled)) / released) ** 2)
+    return float((len(releases) * torch.linalg.vector_norm(torch.stack(moved)) / released) ** 2)
 
 
 class Server:
@@ -83,28 +85,51 @@ class Server:
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
 
-    # Contexts
+    # Phases
 
-    @property
-    def contexts_due(self) -> bool:
-        """Whether the participants must release their contexts before the next round."""
-        plan = self.blueprint.plan
-        if not plan.releases_context or bool(self._known.all()):
-            return False
-        return self.round >= self.blueprint.contexts_after
+    def has(self, phase: Phase) -> bool:
+        """Whether the releases of a phase of participants were all received, or are over."""
+        if phase.kind == "confusion":
+            return self.confused
+        return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
 
-    def knows(self, participant: int) -> bool:
-        """Whether this participant's context is cached."""
-        return bool(self._known[participant])
+    def model_of(self, phase: Phase) -> Tensor | None:
+        """The shared coefficients (k,) that the releases of a phase are made with; None where none are.
 
-    def open_contexts(self) -> Tensor | None:
-        """Call before contexts are released: the shared coefficients behind predictions, else None."""
-        if not self.blueprint.plan.context_traits.uses_model:
+        Those of a phase between rounds are kept when it begins: who comes late, and future clients, use them.
+        """
+        if phase.model != "shared":
             return None
+        if phase.after == self.blueprint.plan.rounds:
+            return self.shared_coefficients()
         if not bool(self._known.any()):
             with torch.no_grad():
                 self._snapshot = self.generator(self._neutral[None])[0].clone()
         return self._snapshot
+
+    def receive(self, kind: Kind, participant: int, release: np.ndarray) -> None:
+        """Takes one decoded release of those that are made once."""
+        if kind == "context":
+            self.receive_context(participant, release)
+        elif kind == "confusion":
+            self.receive_confusion(participant, release)
+
+    def close(self, phase: Phase) -> None:
+        """Call when the releases of a phase are in."""
+        if phase.kind == "context":
+            self.close_contexts()
+
+    # Contexts
+
+    @property
+    def contexts_due(self) -> bool:
+        """Whether a participant without a context must release one before anything else."""
+        due = any(phase.kind == "context" and self.round >= phase.after for phase in self.blueprint.once)
+        return due and not bool(self._known.all())
+
+    def knows(self, participant: int) -> bool:
+        """Whether this participant's context is cached."""
+        return bool(self._known[participant])
 
     def receive_context(self, participant: int, context: np.ndarray) -> None:
         """Caches one decoded context."""
@@ -113,7 +138,7 @@ class Server:
 
     @one_core()
     def close_contexts(self) -> None:
-        """Call when all contexts are in: fixes how they are rescaled, by post-processing of them alone.
+        """Fixes how contexts are rescaled, by post-processing of those that are in alone.
 
         Moments are standardized one by one. Mean predictions get one scale for all classes, since the shares
         of classes that a model seldom predicts are mostly noise. Both then have about unit norm.
@@ -249,7 +274,7 @@ class Server:
         if update.participants:
             self._descent.zero()
             weights = self._pooled(update.participants).tolist()
-            self._bounded.move(update.columns.to(self._device), update.participants, weights)
+            self._bounded.apply_update(update.columns.to(self._device), update.participants, weights)
             self._descent.step()
         self._count_round()
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from sottovoce.channel import ChannelError
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
 from sottovoce.federation.padding import pad
@@ -25,6 +26,7 @@ from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.specification import BUCKET, NAME
 from sottovoce.server import Server
 from tests.federation.world import World
+from tests.small import drawn, small_plan
 
 from .live import live
 from .web import headers, post
@@ -179,11 +181,22 @@ def test_a_context_longer_than_its_noise_allows_is_refused(run: Path) -> None:
 def test_future_clients_predict_with_the_shared_model_of_the_end_or_that_of_the_contexts_round(
     predicted: bool,
 ) -> None:
-    server = Mock()
-    traits = SimpleNamespace(context_traits=SimpleNamespace(predicted_for_future=predicted))
-    finished = FinishedRun("run", SimpleNamespace(plan=traits), server, bytes(32))  # type: ignore[arg-type]
-    expected = server.shared_coefficients() if predicted else server.open_contexts()
-    assert finished.context_model() is expected
+    context = (
+        {"context": "shares", "context_share": 0.05}
+        if predicted
+        else {"context": "predictions", "context_round": 2}
+    )
+    made = drawn(small_plan(method="blend", gradient_records=40, **context), Facts((1, 28, 28), 10))
+    server = Server(made)
+    finished = FinishedRun("run", made, server, bytes(32))
+    early = finished.context_model()
+    assert early is not None
+    server.receive_context(0, np.zeros(10))
+    server.generator.load_state_dict({k: v + 1.0 for k, v in server.generator.state_dict().items()})
+    late = finished.context_model()
+    assert late is not None
+    assert late.equal(early) != predicted
+    assert late.equal(server.shared_coefficients()) == predicted
 
 
 def _stub(**releases: object) -> Onboarding:

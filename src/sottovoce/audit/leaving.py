@@ -198,17 +198,13 @@ def _leaving(
 
 def _asked(client: Client, blueprint: Blueprint, participant: int | None, model: Tensor) -> Iterator[Asked]:
     """Every release that a client is ever asked for, its rounds up to `ROUNDS`."""
-    plan, traits = blueprint.plan, blueprint.plan.context_traits
-    if plan.releases_context:
-        uses_model = plan.future_uses_model if participant is None else traits.uses_model
-        yield client.context(model if uses_model else None)
+    for phase in blueprint.future if participant is None else blueprint.once:
+        yield client.once(phase.kind, model if phase.model == "shared" else None)
     if participant is None:
         return
     rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1
     for number in list(rounds)[:ROUNDS]:
         yield client.gradient(int(number), model)
-    if traits.predicted_for_future:
-        yield client.confusion(model)
 
 
 def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
@@ -27,6 +26,7 @@ from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
+from sottovoce.phases import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
 from sottovoce.server import Server
@@ -36,8 +36,8 @@ log = logging.getLogger("sottovoce.federation")
 Fields = dict[str, Any]
 """A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
 
-Phase = Literal["enrolment", "contexts", "round", "confusions", "over"]
-"""What is open: enrolment until the agreement is frozen, contexts, a round, confusions, or nothing."""
+Open = Phase | Literal["enrolment", "over"]
+"""What is open: enrolment until the agreement is frozen, a phase of participants, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Coordinator:
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, bytes] = {}
-        self._phase: Phase = "enrolment"
+        self._phase: Open = "enrolment"
         self._deadline = time.monotonic() + self.options.patience
         self._freeze()
 
@@ -143,25 +143,23 @@ class Coordinator:
         """What is still to come from each participant, or go to it; asking again is always harmless."""
         if self._phase == "enrolment":
             return {}
-        if self.done:
+        if self._phase == "over":
             return dict.fromkeys(self._handout.waiting(), MODEL)
         return {
             participant: kind
-            for participant, kind in self._due().items()
+            for participant, kind in self._due(self._phase).items()
             if (participant, kind) not in self._decoded and (participant, kind) not in self._left_out
         }
 
-    def _due(self) -> dict[int, Kind]:
-        everyone = range(self.agreement.plan.participants)
-        if self._phase == "contexts":
-            return {participant: "context" for participant in everyone if self._lacks_context(participant)}
-        if self._phase == "confusions":
-            return {participant: "confusion" for participant in everyone if self.server.knows(participant)}
+    def _due(self, phase: Phase) -> dict[int, Kind]:
+        if phase.by != "called":
+            everyone, contexts = range(self.agreement.plan.participants), phase.kind == "context"
+            return {i: phase.kind for i in everyone if self._lacks_context(i) == contexts}
         # Who came too late for the contexts releases its own before its first gradient.
         return {
-            participant: "context" if self._lacks_context(participant) else "gradient"
+            participant: "context" if self._lacks_context(participant) else phase.kind
             for participant in self._coefficients
-            if (participant, "gradient") not in self._decoded
+            if (participant, phase.kind) not in self._decoded
         }
 
     def request(self, participant: int, kind: Kind | Literal["model"]) -> Fields:
@@ -189,13 +187,10 @@ class Coordinator:
         }
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
-        elif (vector := self._model_of(kind)) is not None:
-            fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
+        for phase in self.blueprint.once:
+            if phase.kind == kind and (vector := self.server.model_of(phase)) is not None:
+                fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
-
-    def _model_of(self, kind: Kind) -> Tensor | None:
-        """The shared coefficients that contexts or confusions are made with, if any."""
-        return self.server.open_contexts() if kind == "context" else self.server.shared_coefficients()
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
@@ -258,25 +253,21 @@ class Coordinator:
                 names = ", ".join(participant_name(participant) for participant in sorted(absent))
                 log.warning("nothing begins before all have declared their records: waiting for %s", names)
             return None
-        if self.done:
+        if self._phase == "over":
             return None
-        missing = self.missing()
+        phase, missing = self._phase, self.missing()
         if missing:
             if time.monotonic() < self._deadline:
                 return None
             names = ", ".join(participant_name(participant) for participant in missing)
-            what = f"{self._phase} of"
-            if self._phase == "round":
-                what = f"round {self.server.round + 1} without"
+            what = f"round {self.server.round + 1} without" if phase.by == "called" else f"{phase.kind}s of"
             log.warning("patience is over, continuing: %s %s", what, names)
-        line = self._close_round() if self._phase == "round" else None
-        for participant, context in sorted(self._released("context").items()):
-            self.server.receive_context(participant, context)
-        if self._phase == "contexts":
-            self.server.close_contexts()
-        for participant, confusion in sorted(self._released("confusion").items()):
-            self.server.receive_confusion(participant, confusion)
-        following = self._phase_after(self._phase)
+        line = self._close_round() if phase.by == "called" else None
+        for kind in ONCE:
+            for participant, release in sorted(self._released(kind).items()):
+                self.server.receive(kind, participant, release)
+        self.server.close(phase)
+        following = self._phase_after(phase)
         self._store.apply(self.server.state(), line, last=following == "over")
         self._decoded.clear()
         self._diagnostics.clear()
@@ -311,26 +302,24 @@ class Coordinator:
             line["uncharged_diagnostics"] = dict(self._diagnostics)
         return line
 
-    def _phase_after(self, closed: Phase | None) -> Phase:
-        """What comes next: contexts in the round before which they are due, rounds, confusions, nothing."""
-        current, plan = self.server.round, self.agreement.plan
-        if current < plan.rounds:
-            due = current == self.blueprint.contexts_after and self.server.contexts_due
-            return "contexts" if due and closed != "contexts" else "round"
-        confusions = plan.context_traits.predicted_for_future and not self.server.confused
-        return "confusions" if confusions and closed != "confusions" else "over"
+    def _phase_after(self, closed: Phase | None) -> Open:
+        """The next phase, after what was closed, whose releases of participants the server has not got."""
+        phases = self.blueprint.phases
+        left = phases if closed is None else phases[phases.index(closed) + 1 :]
+        mine = (phase for phase in left if phase.by != "future" and not self.server.has(phase))
+        return next(mine, "over")
 
-    def _begin(self, phase: Phase) -> None:
+    def _begin(self, phase: Open) -> None:
         """Opens a phase."""
         self._phase = phase
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
-        if phase == "round":
+        if isinstance(phase, Phase) and phase.by == "called":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
             messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
             self._coefficients = dict(zip(chosen, messages, strict=True))
-        elif phase != "contexts":
+        elif self.server.round == self.agreement.plan.rounds:
             self.server.finish()
 
     def _round_of(self, kind: Kind) -> int:
@@ -357,5 +346,5 @@ def _known(what: str, releases: list[tuple[Kind, int]]) -> Fields:
     """The releases that the server has "received" or "asked" for, as a request states them."""
     return {
         f"{what}_rounds": [number for kind, number in releases if kind == "gradient"],
-        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ("context", "confusion")},
+        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ONCE},
     }

@@ -233,12 +233,11 @@ class Node:
                 bucket=int(request["bucket"]),
             ),
         )
-        if kind == "context":
-            if blueprint.plan.context_traits.uses_model and coefficients is None:
-                raise Declined("a context of this run needs the model's coefficients: nothing was released")
-            message = client.release_context(coefficients)
-        elif kind == "confusion" and coefficients is not None:
-            message = client.release_confusion(coefficients)
+        once = {phase.kind: phase.model for phase in blueprint.once}
+        if kind in once:
+            if once[kind] == "shared" and coefficients is None:
+                raise Declined(f"a {kind} of this run needs the model's coefficients: nothing was released")
+            message = client.release_once(kind, coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")

@@ -75,9 +75,8 @@ class FinishedRun:
 
     def context_model(self) -> Tensor | None:
         """The shared coefficients behind contexts that use a model, None for other statistics."""
-        if self.blueprint.plan.context_traits.predicted_for_future:
-            return self.server.shared_coefficients()
-        return self.server.open_contexts()
+        models = [self.server.model_of(phase) for phase in self.blueprint.future]
+        return models[0] if models else None
 
     @property
     def key(self) -> bytes:

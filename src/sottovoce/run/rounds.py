@@ -22,6 +22,7 @@ from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.phases import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
 from sottovoce.run.updates import Updates
@@ -87,9 +88,9 @@ class Simulation:
         return self.close_round(self.open_round())
 
     def open_round(self) -> Round:
-        """Contexts if they are due, then the round's clients with their coefficients."""
+        """What is released before the round, then its clients with their coefficients."""
         started = time.perf_counter()
-        context_bytes = self._release_contexts() if self.server.contexts_due else 0
+        context_bytes = self._release_due()
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
         coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.coefficients(chosen))
         return Round(
@@ -188,39 +189,40 @@ class Simulation:
             self._future_contexts = state["future_contexts"].numpy()
             self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
 
-    def _release_contexts(self) -> int:
-        """All participants' contexts, and the future clients' where they release the same; bytes sent."""
-        model = self.server.open_contexts()
-        total = 0
-        participants = map(self._participant, range(self.blueprint.plan.participants))
-        for made in self._released(client.context(model) for client in participants):
-            assert made.client.participant is not None
-            assert made.decoded is not None
-            total += made.bytes
-            self.server.receive_context(made.client.participant, made.decoded)
-        self.server.close_contexts()
-        if not self.blueprint.plan.context_traits.predicted_for_future:
-            self._release_future(model)
-        return total
-
     def finish(self) -> None:
         """After the last round: the final generator and, where the plan has them, the last releases."""
         self.server.finish()
-        if self.blueprint.plan.context_traits.predicted_for_future and self._future_contexts is None:
-            model = self.server.shared_coefficients()
-            participants = map(self._participant, range(self.blueprint.plan.participants))
-            for made in self._released(client.confusion(model) for client in participants):
-                assert made.client.participant is not None
-                assert made.decoded is not None
-                self.confusion_bytes += made.bytes
-                self.server.receive_confusion(made.client.participant, made.decoded)
-            self._release_future(model)
+        self.confusion_bytes += self._release_due()
 
-    def _release_future(self, model: Tensor | None) -> None:
+    def _release_due(self) -> int:
+        """Walks the phases between the last round and the next; bytes that participants sent."""
+        due = (phase for phase in self.blueprint.phases if phase.after == self.server.round)
+        return sum(self._release_once(phase) for phase in due if phase.by != "called")
+
+    def _release_once(self, phase: Phase) -> int:
+        """What all clients of a role release once, if it is not known yet; bytes that participants sent."""
+        if phase.by == "future":
+            if self._future_contexts is None:
+                self._release_future(phase)
+            return 0
+        if self.server.has(phase):
+            return 0
+        model, total = self.server.model_of(phase), 0
+        participants = map(self._participant, range(self.blueprint.plan.participants))
+        for made in self._released(client.once(phase.kind, model) for client in participants):
+            assert made.client.participant is not None
+            assert made.decoded is not None
+            total += made.bytes
+            self.server.receive(phase.kind, made.client.participant, made.decoded)
+        self.server.close(phase)
+        return total
+
+    def _release_future(self, phase: Phase) -> None:
         """The contexts of the future clients, who are at hand here."""
-        clients = map(self._future, range(len(self.federation.future)))
-        decoded = [made.decoded for made in self._released(client.context(model) for client in clients)]
-        size = self.blueprint.releases["context"].size
+        model, clients = self.server.model_of(phase), map(self._future, range(len(self.federation.future)))
+        asked = (client.once(phase.kind, model) for client in clients)
+        decoded = [made.decoded for made in self._released(asked)]
+        size = self.blueprint.releases[phase.kind].size
         self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
     def _participant(self, index: int) -> Client:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sottovoce.gradients.patches import Window
 
 
-def on_card(values: Tensor) -> bool:
+def on_gpu(values: Tensor) -> bool:
     """Whether this is worked on as a GPU likes it."""
     return values.device.type != "cpu"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients import card, clipped_means
+from sottovoce.gradients import clipped_means, gpu
 from sottovoce.gradients.patches import Window
 from sottovoce.gradients.products import _products
 from sottovoce.subspace import open_basis
@@ -37,8 +37,8 @@ WINDOWS = [
 def like_a_card(kernels: ModuleType | None) -> Iterator[None]:
     """The CPU works as a GPU does, without kernels of ours or with what they compute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(card, "on_card", lambda values: True)
-        patch.setattr(card, "kernels", lambda device: kernels)
+        patch.setattr(gpu, "on_gpu", lambda values: True)
+        patch.setattr(gpu, "kernels", lambda device: kernels)
         yield
     _products.cache_clear()
 
@@ -96,7 +96,7 @@ def parts(device: str) -> tuple[Tensor, Tensor]:
 def test_records_with_a_scale_of_zero_are_not_multiplied(kernels: ModuleType | None) -> None:
     values, scales = parts("cpu")
     with like_a_card(kernels):
-        total = card.weighted_sum(values, scales)
+        total = gpu.weighted_sum(values, scales)
     clean = torch.where(scales[:, None] > 0, values.double(), 0.0)
     assert torch.allclose(total, (clean * scales[:, None]).sum(2), rtol=1e-13)
 
@@ -118,7 +118,7 @@ def test_the_kernel_of_weighted_sums(transposed: bool) -> None:
     values, scales = parts("cuda")
     if transposed:
         values = values.mT.contiguous().mT
-    found = card.kernels("cuda")
+    found = gpu.kernels("cuda")
     assert found is not None
     want = reference_kernels.weighted_sum(*parts("cpu"))
     assert torch.allclose(found.weighted_sum(values, scales).cpu(), want, rtol=1e-12)
@@ -130,7 +130,7 @@ def test_the_kernel_of_weighted_sums(transposed: bool) -> None:
 def test_the_kernel_of_patches(window: Window, layout: torch.memory_format) -> None:
     images = torch.randn(70, 3, 12, 11, generator=torch.Generator().manual_seed(2))
     want = reference_kernels.patches(window, images)
-    found = card.kernels("cuda")
+    found = gpu.kernels("cuda")
     assert found is not None
     got = found.patches(window, images.cuda().contiguous(memory_format=layout))
     assert torch.equal(got.cpu(), want)
@@ -141,7 +141,7 @@ def test_the_kernel_of_patches(window: Window, layout: torch.memory_format) -> N
 def test_the_kernel_of_the_transpose_of_patches(window: Window) -> None:
     images = torch.randn(70, 3, 12, 11, generator=torch.Generator().manual_seed(2))
     values = reference_kernels.patches(window, images)
-    found = card.kernels("cuda")
+    found = gpu.kernels("cuda")
     assert found is not None
     got = found.fold(window, values.cuda(), images.shape)
     assert torch.allclose(got.cpu(), reference_kernels.fold(window, values, images.shape), atol=1e-5)
@@ -156,7 +156,7 @@ def test_the_kernel_of_pools(side: int) -> None:
     wanted = nn.functional.max_pool2d(images, side)
     (back,) = torch.autograd.grad(wanted.square().sum(), images)
     here = images.detach().cuda().requires_grad_()
-    got = card.pooled(nn.MaxPool2d(side), here)
+    got = gpu.pooled(nn.MaxPool2d(side), here)
     assert got is not None
     assert torch.equal(got.nan_to_num(9.0).cpu(), wanted.nan_to_num(9.0))
     (mine,) = torch.autograd.grad(got.square().sum(), here)
@@ -174,7 +174,7 @@ def test_the_kernel_of_group_sums() -> None:
     starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
     tables = (rows, first, second, weights, starts)
     want = reference_kernels.group_sums(*tables, longest, 41)
-    found = card.kernels("cuda")
+    found = gpu.kernels("cuda")
     assert found is not None
     got = found.group_sums(*(table.cuda() for table in tables), longest, 41)
     for mine, theirs in zip(got, want, strict=True):
