@@ -24,7 +24,7 @@ from sottovoce.release import Release
 from .toys import BEST, CENTRAL, toy
 
 PLANS = {"best": BEST, "central": CENTRAL}
-FEW = 100
+FEW = 60
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -32,14 +32,14 @@ def test_the_worst_pair_certifies_at_least_60_and_never_above_100_percent_of_eps
     tmp_path: Path, plan: str
 ) -> None:
     blueprint, federation = toy(tmp_path, **PLANS[plan])
-    found = guess_pair(worst_pair(blueprint, federation), 180)
+    found = guess_pair(worst_pair(blueprint, federation), 160)
     assert found["faults"] == []
     assert found["epsilon"] == pytest.approx(8.0)
     assert 0.6 * 8 <= found["epsilon_lower"] <= 8
     assert found["epsilon_counted"] < found["epsilon_lower"]
     assert found["noise"]["gradient"] == pytest.approx(1.0, abs=0.02)
-    # 180 runs at Φ(−μ/2) = 20.2 %: 36 are wrong, ± 5.4.
-    assert 20 <= found["wrong"] <= 53
+    # 160 runs at Φ(−μ/2) = 20.2 %: 32 are wrong, ± 5.1.
+    assert 17 <= found["wrong"] <= 48
 
 
 def halved_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +93,12 @@ def cheap_charge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = [
-    (BEST, halved_noise, "the noise of a gradient has 0.", True),
+    (BEST, halved_noise, "the noise of a gradient has 0.", False),
     (CENTRAL, halved_sum, "the noise of a gradient has 0.", False),
     (BEST, no_clipping, "a gradient moved", True),
     (CENTRAL, no_clipping, "a gradient moved", True),
-    (BEST, forgotten_charge, "the gradient of round 1 left without a charge", True),
-    (CENTRAL, forgotten_charge, "the gradient of round 1 left without a charge", True),
+    (BEST, forgotten_charge, "the gradient of round 1 left without a charge", False),
+    (CENTRAL, forgotten_charge, "the gradient of round 1 left without a charge", False),
     (BEST, cheap_charge, "the noise of a gradient has 0.", False),
 ]
 """The last: whether so few guesses alone are enough for an alarm that is false once in 10,000 audits."""

@@ -19,7 +19,6 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.release import spending
 
-
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
 

@@ -81,27 +81,28 @@ class _Run:
 
     def play(self) -> Seen:
         """All releases of the participant, from the first to the last."""
-        blueprint, server = self._blueprint, self._server
-        plan = blueprint.plan
-        for number, chosen in enumerate(blueprint.schedule.tolist(), start=1):
-            if plan.releases_context and server.round == blueprint.contexts_after:
-                server.receive_context(self._participant, self._release("context", 0, server.open_contexts()))
-                server.close_contexts()
-            if self._participant in chosen:
-                self._round(number)
-            elif plan.noise_at_server:
-                server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
-            else:
-                server.receive_round({})
-        server.finish()
-        if plan.context_traits.predicted_for_future:
-            self._release("confusion", 0, server.shared_coefficients())
+        server, rounds = self._server, self._blueprint.plan.rounds
+        for phase in self._blueprint.phases:
+            if phase.by == "called":
+                self._round(phase.after + 1)
+            elif phase.by == "participants":
+                if server.round == rounds:
+                    server.finish()
+                released = self._release(phase.kind, 0, server.model_of(phase))
+                server.receive(phase.kind, self._participant, released)
+                server.close(phase)
         self._compare_ledger()
         return self._seen
 
     def _round(self, number: int) -> None:
         blueprint, server, who = self._blueprint, self._server, self._participant
-        plan = blueprint.plan
+        plan, silent = blueprint.plan, who not in blueprint.schedule[number - 1]
+        if silent and plan.noise_at_server:
+            server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
+        elif silent:
+            server.receive_round({})
+        if silent:
+            return
         coefficients, _ = blueprint.downlink("gradient").deliver(server.coefficients([who]))
         if not plan.noise_at_server:
             server.receive_round({who: self._release("gradient", number, coefficients[0])})

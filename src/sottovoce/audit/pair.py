@@ -83,22 +83,20 @@ def given_pair(blueprint: Blueprint, federation: FederatedDataset) -> Pair:
     calls = int(schedule.counts(blueprint.schedule, blueprint.plan.participants)[participant])
     counts = blueprint.participant_counts(calls)
     distance = torch.zeros(len(files), len(files), dtype=torch.float64)
-    zero = torch.zeros(blueprint.coefficients)
-    clients = [pair.client(file) for file in files]
-    for kind, release in blueprint.releases_of(participant).items():
+    zero, clients = torch.zeros(blueprint.coefficients), [pair.client(file) for file in files]
+    for kind, count in counts.items():
         stacked = torch.stack([client.statistic(ask(client, kind, 1, zero)) for client in clients])
-        distance += counts.get(kind, 0) * (torch.cdist(stacked, stacked) / release.sigma) ** 2
+        sigma = blueprint.releases_of(participant)[kind].sigma
+        distance += count * (torch.cdist(stacked, stacked) / sigma) ** 2
     first, second = divmod(int(distance.argmax()), len(files))
     return replace(pair, files=(files[first], files[second]))
 
 
 def ask(client: Client, kind: Kind, round_number: int, coefficients: Tensor | None) -> Asked:
     """One release of a client, by its kind; `coefficients` are of the model that it is made with, if any."""
-    if kind == "context":
-        return client.context(coefficients)
+    if kind != "gradient":
+        return client.once(kind, coefficients)
     assert coefficients is not None
-    if kind == "confusion":
-        return client.confusion(coefficients)
     return client.gradient(round_number, coefficients)
 
 
