@@ -9,14 +9,13 @@ them. What a run draws follows from its plan and the round alone, whichever runs
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sottovoce.central import Update
+from sottovoce.central import Update, noised_sum
 from sottovoce.channel.wire import HEADER_BYTES
 from sottovoce.client import Client
 from sottovoce.errors import SottovoceError
@@ -54,20 +53,8 @@ class LawSimulation(Simulation):
             effective = self.server.receive_round(decoded)
             signal_norm, noise_norm = norms.tolist()
         envelope = HEADER_BYTES if plan.private else 0
-        return {
-            "round": opened.number,
-            "clients": [client.name for client in opened.clients],
-            "bytes": sum(4 * release.size + envelope for release in released),
-            "context_bytes": opened.context_bytes,
-            "downlink_bytes": opened.downlink_bytes,
-            "signal_norm": signal_norm,
-            "noise_norm": noise_norm,
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - opened.started,
-            "seen": None,
-            "future": None,
-        }
+        sent = {"bytes": sum(4 * release.size + envelope for release in released)}
+        return opened.line(gain, effective, **sent, signal_norm=signal_norm, noise_norm=noise_norm)
 
     def _charge(self, opened: Round) -> None:
         """Charges all releases of a round, or none; a round that is made again after a kill was charged."""
@@ -90,11 +77,11 @@ class LawSimulation(Simulation):
         self._ledger.commit_many(charges, self.blueprint.budget)
 
     def _noised_sum(self, opened: Round, releases: Tensor) -> Update:
-        """U = Σ w û hᵀ + σZ (`central.noised_sum`), where the releases are."""
+        """The noised sum, drawn where the releases are."""
         h, weights = self.server.counted(opened.participants)
-        bounded = h / h.norm(dim=1, keepdim=True).clamp_min(1.0)
-        total = (releases * releases.new_tensor(weights)[:, None]).T @ bounded
-        total += self.blueprint.sigma * self._normal("update", opened.number, total)
+        like = releases.new_empty((releases.shape[1], h.shape[1]))
+        noise = self.blueprint.sigma * self._normal("update", opened.number, like)
+        total = noised_sum(releases, h, releases.new_tensor(weights), noise)
         return Update(opened.number, tuple(opened.participants), total.float())
 
     def _normal(self, kind: str, number: int, like: Tensor) -> Tensor:

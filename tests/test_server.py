@@ -9,8 +9,8 @@ import torch
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
+from sottovoce.optimizers import Descent
 from sottovoce.server import Server, update_generator
-from sottovoce.sgd import Descent
 from tests.small import drawn, small_plan
 
 

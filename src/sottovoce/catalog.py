@@ -234,6 +234,21 @@ METRICS = {
 }
 """In the order in which results tell them."""
 
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How the server steps along what was released (`optimizers`)."""
+
+    opened: str
+    """The class, as 'module:name'."""
+    momentum: bool = False
+    """It adds gradients up, v ← momentum · v + g, and so moves 1/(1 − momentum) times as far."""
+    linear: bool = True
+    """Its steps are proportional to gradients, so that a step size can follow from their noise."""
+
+
+OPTIMIZERS = {"sgd": Optimizer("sottovoce.optimizers:Descent", momentum=True)}
+
 ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = {
@@ -244,7 +259,7 @@ ACCOUNTINGS = {
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-NOISES = ("client", "server")
+NOISES = ("client", "server", "shared")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 

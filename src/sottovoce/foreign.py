@@ -55,6 +55,9 @@ LARGEST = {
     "repeat": 2**31,
     "downlink_bits": 32,
     "feature_size": 2**14,
+    "threshold": 10**6,
+    "colluding": 10**6,
+    "helpers": 10**3,
 }
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e9
 """Of the numbers of a plan that are not whole; 0 is allowed, and ε = inf, which is refused elsewhere."""

@@ -20,7 +20,7 @@ from sottovoce.catalog import CONTEXTS, METHODS
 from sottovoce.errors import nearest
 from sottovoce.plan_rules import check
 from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
-from sottovoce.presets import FOLDER, PRESETS, preset_values
+from sottovoce.presets import ALONE, FOLDER, PRESETS, preset_values
 
 __all__ = ["Plan", "PlanError", "key", "keys"]
 
@@ -48,7 +48,7 @@ class Plan:
 
     preset: str = key(
         "best",
-        "best: what serves best; central: that, with noise at the server; tuned and paper: the paper's",
+        "best: what serves best; central, shared: that, by place of noise; tuned and paper: the paper's",
     )
     dataset: str = key("mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file")
     partition: str = key(
@@ -126,10 +126,20 @@ class Plan:
         32, "most bits a coefficient takes on its way to a client in a round; 32: float32", since="0.2"
     )
     noise: str = key(
-        "client", "client: every release is private; server: noise once a round, in the sum", since="0.2"
+        "client",
+        "client: every release is private; server: noise in a round's sum; shared: clients add it",
+        since="0.2",
     )
+    optimizer: str = key("sgd", "how the server steps along what was released (post-processing)", since="0.2")
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
+    threshold: int = key(
+        0, "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's", since="0.2"
+    )
+    colluding: int = key(
+        0, "shared: those of them who may tell others their noise, at most; 0: a tenth", since="0.2"
+    )
+    helpers: int = key(3, "shared: parties whose masks hide all but the sum; one must be honest", since="0.2")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -174,7 +184,10 @@ class Plan:
         given = dict(read_toml(Path(path))) if path is not None else {}
         given |= told_apart(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(split, overrides)
-        given |= told_apart(dict(pairs))
+        typed = told_apart(dict(pairs))
+        if typed.get("colluding") == "0":
+            raise PlanError("every participant knows its own noise: set colluding to 1 or more")
+        given |= typed
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
@@ -201,8 +214,10 @@ class Plan:
             values["context_share"] = 0.0
         if given.get("model", "linear") != "linear" and "features" not in given:
             values["features"] = "none"  # another model sees records themselves
-        if values.get("noise") == "server" and "weighting" not in given:
+        if values.get("noise") in ("server", "shared") and "weighting" not in given:
             values["weighting"] = 1.0
+        if values.get("noise") == "shared":
+            values |= {name: value for name, value in ALONE.items() if name not in given}
         return cls(**values)._saying(given)
 
     def replace(self, **changes: Any) -> Plan:
@@ -241,8 +256,28 @@ class Plan:
 
     @property
     def noise_at_server(self) -> bool:
-        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
+        """Whether the server adds the noise of gradient releases, to their sum."""
         return self.noise == "server"
+
+    @property
+    def noise_shared(self) -> bool:
+        """Whether the clients of a round share the noise of its sum, which is all that anybody sees."""
+        return self.noise == "shared"
+
+    @property
+    def noise_in_sum(self) -> bool:
+        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
+        return self.noise != "client"
+
+    @property
+    def in_every_sum(self) -> int:
+        """Clients of a round that must be in its sum, where they share its noise."""
+        return self.threshold or max(2, 9 * self.clients_per_round // 10)
+
+    @property
+    def may_collude(self) -> int:
+        """Those of them that may tell others their noise; every participant knows its own, so never 0."""
+        return self.colluding or max(1, -(-self.clients_per_round // 10))
 
     @property
     def releases_context(self) -> bool:

@@ -3,11 +3,13 @@
 It sees channel messages only. `update_generator` is the one place where clients' decoded statistics
 become a step (Eq. 6); every release entering it is differentially private by itself, because successive
 generators reveal each of them (see the test that recovers one). With noise at the server releases are not:
-they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator.
+they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator. With
+noise that clients share only their sum is ever here (`Server.share_out`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -21,16 +23,18 @@ from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.cores import one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
+from sottovoce.optimizers import Optimizer, open_optimizer
 from sottovoce.phases import Phase
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
-from sottovoce.sgd import Descent
+
+log = logging.getLogger(__name__)
 
 
 def update_generator(
     generator: AnyGenerator,
-    descent: Descent,
+    descent: Optimizer,
     inputs: Tensor,
     releases: Tensor,
     participants: Sequence[int] = (),
@@ -73,7 +77,7 @@ class Server:
             blueprint.blending,
         ).to(self._device)
         self._step = plan.learning_rate or blueprint.blending.step
-        self._descent = Descent(self.generator, self._step, plan.momentum)
+        self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
@@ -232,8 +236,8 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
-        if plan.noise_at_server:
-            raise SottovoceError("releases under noise=server are not private: add them up first")
+        if plan.noise_in_sum:
+            raise SottovoceError(f"releases under noise={plan.noise} are not private: add them up first")
         order = sorted(releases)
         effective = None
         if order:
@@ -258,8 +262,22 @@ class Server:
             return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
         stacked = np.stack([releases[participant] for participant in order])
         h, weights = self.counted(order)
-        total = noised_sum(stacked, h.cpu().numpy(), weights, self.blueprint.sigma, randomness)
-        return Update(self.round + 1, order, total)
+        shape = (stacked.shape[1], h.shape[1])
+        noise = self.blueprint.sigma * randomness.normal(math.prod(shape)).reshape(shape)
+        total = noised_sum(stacked, h.cpu().numpy(), weights, noise)
+        return Update(self.round + 1, order, torch.from_numpy(total).float())
+
+    def share_out(self, total: np.ndarray, participants: Sequence[int]) -> Update:
+        """What the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
+
+        A sum that cannot be one moves nothing: some client or helper has lied, and nobody knows which.
+        """
+        sharing = self.blueprint.sharing
+        assert sharing is not None
+        if not sharing.plausible(total):
+            log.warning("the sum of round %d is too large to be one: it is thrown away", self.round + 1)
+            return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
+        return Update(self.round + 1, tuple(sorted(participants)), sharing.columns(total))
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
@@ -308,7 +326,7 @@ class Server:
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed or serving copy needs, as CPU tensors."""
         state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
-        state.update({f"momentum.{name}": value for name, value in self._descent.velocity.items()})
+        state.update({f"momentum.{name}": value for name, value in self._descent.state.items()})
         if self.blueprint.plan.averaging > 0:
             state.update({f"average.{name}": value for name, value in self._descent.means.items()})
             counts = [self._descent.rounds[name] for name in sorted(self._descent.means)]
@@ -330,7 +348,7 @@ class Server:
         try:
             self.generator.load_state_dict(_under("generator.", state))
             for name, value in _under("momentum.", state).items():
-                self._descent.velocity[name] = value.to(self._device)
+                self._descent.state[name] = value.to(self._device)
             self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)

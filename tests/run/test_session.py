@@ -19,7 +19,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import PlanError
-from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, Overspent
+from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.session import Session, recorded_gains
 from sottovoce.run.training import Interrupted, train
@@ -293,7 +293,7 @@ def test_a_run_is_not_resumed_on_a_ledger_that_has_lost_some_of_it(tmp_path, rec
     ledger.unlink()
     with Ledger.open(ledger, scope=None):  # by another command
         pass
-    with pytest.raises(RunError, match="has lost releases of this run"):
+    with pytest.raises(LedgerError, match="has lost releases of this run"):
         train(plan, tmp_path / "run", dataset=records, resume=True)
 
 

@@ -14,7 +14,6 @@ from studies.sweep import Job, run_batch
 
 from sottovoce import data
 from sottovoce.central import noised_sum
-from sottovoce.channel.randomness import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
@@ -105,9 +104,12 @@ def test_noise_at_the_server_has_its_scale_in_every_column(tmp_path) -> None:
     assert np.allclose((noise / simulation.blueprint.sigma).var(dim=0), 1.0, atol=0.1)
     given = torch.randn(3, k, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     h, weights = simulation.server.counted(ready.participants)
-    without = noised_sum(given.numpy(), h.numpy(), weights, 0.0, SystemRandomness())
+    nothing = torch.zeros(k, 4, dtype=torch.float64)
+    without = noised_sum(given, h, torch.from_numpy(weights), nothing)
+    alike = noised_sum(given.numpy(), h.numpy(), weights, nothing.numpy())
+    assert np.allclose(alike, without.numpy(), atol=1e-12)
     summed = simulation._noised_sum(ready, given).columns
-    assert torch.allclose(summed - noise, without, atol=1e-5)
+    assert torch.allclose(summed - noise, without.float(), atol=1e-5)
     session.close()
 
 

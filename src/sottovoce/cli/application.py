@@ -21,6 +21,7 @@ from sottovoce.cli import (
     quickstart,
     runs,
     studies,
+    watch,
 )
 
 
@@ -50,6 +51,7 @@ check.register(app)
 audit.register(app)
 compare.register(app)
 models.register(app)
+watch.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)

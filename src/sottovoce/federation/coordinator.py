@@ -29,6 +29,7 @@ from sottovoce.federation.store import Store
 from sottovoce.phases import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
+from sottovoce.run.directory import round_line
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")
@@ -290,17 +291,15 @@ class Coordinator:
             self.server.receive_update(self.server.add_up(releases, randomness))
         else:
             effective = self.server.receive_round(releases)
-        line: Fields = {
-            "round": self.server.round,
-            "clients": [participant_name(participant) for participant in sorted(releases)],
-            "downlink_bytes": sum(map(len, self._coefficients.values())),
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - self._started,
-        }
-        if self.options.diagnostics:
-            line["uncharged_diagnostics"] = dict(self._diagnostics)
-        return line
+        return round_line(
+            self.server.round,
+            [participant_name(participant) for participant in sorted(releases)],
+            downlink_bytes=sum(map(len, self._coefficients.values())),
+            gain=gain,
+            effective_gain=effective,
+            started=self._started,
+            **({"uncharged_diagnostics": dict(self._diagnostics)} if self.options.diagnostics else {}),
+        )
 
     def _phase_after(self, closed: Phase | None) -> Open:
         """The next phase, after what was closed, whose releases of participants the server has not got."""

@@ -36,10 +36,10 @@ class Keys:
     def __init__(self, account: Account, run: str, server_key: bytes) -> None:
         self._ledger = account.path
         self._account = account.name
-        self._client = account.client
+        self._client = account.name if account.shared else ""
         self._run = run
         self._server_key = server_key
-        whose = ".".join(part for part in (account.path.name, run, account.client) if part)
+        whose = ".".join(part for part in (account.path.name, run, self._client) if part)
         self._kept = account.path.with_name(f"{whose}.key")
         self._draft = account.path.with_name(f"{whose}.key.draft")
 

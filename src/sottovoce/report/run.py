@@ -80,7 +80,9 @@ def _facts(run: ReportedRun) -> list[str]:
         f"preset {facts['preset'] or UNKNOWN}",
         f"context {facts['context'] or UNKNOWN}",
         f"channel {facts['channel'] or UNKNOWN}",
-        f"noise at the {facts['noise'] or 'client'}",
+        "noise shared by clients"
+        if facts["noise"] == "shared"
+        else f"noise at the {facts['noise'] or 'client'}",
         f"{facts['basis'] or UNKNOWN} basis",
         f"{number(counts['coefficients'])} coefficients of {number(counts['model_parameters'])} parameters",
         count(counts["rounds"], "round"),

@@ -17,20 +17,19 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from sottovoce import data
-from sottovoce.account import ledgers_of
+from sottovoce.account import count_clients, folder_ledger
 from sottovoce.blueprint import Blueprint, draw, seeded_master
 from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset, FederatedDataset
-from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
+from sottovoce.run.masks import Masks
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
@@ -78,9 +77,10 @@ class Session:
         resume: bool = False,
         module: nn.Module | None = None,
         device: str = "cpu",
+        masks: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Self:
-        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        """Starts a run in the directory `out`, or continues from its last checkpoint, masks included."""
         sizes = federation.participants.sizes
         plan = data.resolve(data.settle(plan, records), sizes)
         trained = [data.training_size(size) for size in sizes]
@@ -101,13 +101,14 @@ class Session:
                 directory.reserve()  # another process may have been faster
                 # A seeded simulation repeats, streams included; any other run has a name of its own.
                 run = plan.digest() if plan.seeded else secrets.token_hex(8)
-                given = given or shared_ledger(plan, records)
+                given = given or folder_ledger(plan, records)
                 path = given or directory.ledger_file
             book = None
             if plan.private:
                 book = stack.enter_context(cls.open_ledger(path, scope=data.scope(plan, records)))
-                _check_past(book, plan, run)
-                _count_own_ledgers(book, plan, records)
+                if not plan.seeded:  # a seeded simulation makes the same bytes again
+                    book.past.check(run)
+                count_clients(book, plan, records)
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             updates = None
@@ -119,8 +120,14 @@ class Session:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
             server = Server(blueprint, device, gains)
+            masked = None
+            if masks or directory.helpers_folder.exists():
+                if not plan.noise_shared:
+                    raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
+                helpers = directory.helpers_folder
+                masked = Masks(blueprint, run, federation.names, master, helpers, stack)
             simulation = cls.simulated(
-                blueprint, federation, server, book, run=run, master=master, updates=updates
+                blueprint, federation, server, book, run=run, master=master, updates=updates, masks=masked
             )
             session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
             if resume:
@@ -173,6 +180,8 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
+        if blueprint.plan.noise_shared:
+            result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
@@ -182,14 +191,6 @@ class Session:
     def close(self) -> None:
         """Closes the ledger, and lets another process have the directory."""
         self._held.close()
-
-
-def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
-    """The ledger of all runs on a folder of clients; None where every run has one of its own.
-
-    A seeded simulation protects nobody: what it spends is not added to what real runs have spent.
-    """
-    return None if records.home is None or plan.seeded else records.home / LEDGER
 
 
 def recorded_gains(path: str, rounds: int) -> list[float]:
@@ -212,26 +213,6 @@ def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
         raise RunError(
             f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
         )
-
-
-def _check_past(book: Ledger, plan: Plan, run: str) -> None:
-    """Refuses a ledger that lacks, or may lack, what left; a seeded simulation makes the same bytes again."""
-    if plan.seeded:
-        return
-    book.check_genuine()
-    if any(book.lost_in(run, total.client).releases for total in book.totals() if total.run == run):
-        raise RunError(
-            f"{book.path} has lost releases of this run, so that a stream might be used twice: they are "
-            "charged; start a new run with another --out and this --ledger"
-        )
-
-
-def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
-    """Counts in a folder's ledger what clients have spent in ledgers of their own, beside their records."""
-    shared = shared_ledger(plan, records)
-    if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
-        for name, path in data.client_files(records.home).items():
-            book.count(name, ledgers_of(path, Terms()))
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:

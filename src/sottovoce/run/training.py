@@ -44,6 +44,7 @@ def train(
     module: nn.Module | None = None,
     device: str = "cpu",
     cache: bool = True,
+    masks: bool = False,
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def train(
     `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
     the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
     `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
-    releases as if nothing had happened; a finished run is left as it is.
+    releases as if nothing had happened; a finished run is left as it is. `masks` puts masks on the shares of
+    `noise=shared`, and takes them off the sums: the same result, by way of what a federation sends.
     """
     directory = RunDirectory(out)
     records = data.load(plan.dataset) if dataset is None else dataset
@@ -78,6 +80,7 @@ def train(
         resume=resume,
         module=module,
         device=device,
+        masks=masks,
     )
     with closing(session):
         try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce.sgd import Descent
+from sottovoce.optimizers import Descent
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

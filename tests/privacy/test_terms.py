@@ -11,8 +11,8 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Overspent, client_scope
+from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Price, Terms
-from sottovoce.privacy.witness import Witness
 
 
 @pytest.fixture
@@ -90,15 +90,15 @@ def test_nobody_else_writes_the_ledger_while_its_witness_is_told_of_a_budget(
 ) -> None:
     told = []
 
-    def note(witness: Witness, name: str, scope: str, totals: object, budget: object) -> None:
+    def note(memory: Memory, facts: list[dict[str, object]]) -> None:
         other = sqlite3.connect(ledger.path, timeout=0)
         with closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
-        told.append(budget)
+        told.extend(fact["budget"] for fact in facts)
 
-    monkeypatch.setattr(Witness, "note", note)
+    monkeypatch.setattr(Memory, "note", note)
     ledger.willing(4.0)
-    assert told == [(4.0, 1e-5, "exact")]
+    assert told == [[4.0, 1e-5, "exact"]]
 
 
 def test_a_price_is_affordable_together_with_all_that_was_spent_before() -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.client_log import ClientLog
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.rollback import Footprint
+from sottovoce.federation.recovery import Recovery
 from sottovoce.federation.store import Store
-from sottovoce.privacy.ledger import Budget, Charge, Ledger
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Total
 
 from .test_coordinator import SHARES
-from .world import World, charged, everyone_paid
+from .world import World, charged, everyone_paid, ledger
 
 Restore = Callable[[Path, Path], None]
 
@@ -46,9 +47,10 @@ def only_the_ledger(backup: Path, mine: Path) -> None:
 
 def all_but_the_lock(backup: Path, mine: Path) -> None:
     """As `rsync` would half a minute later: files that look the same are left as they are."""
-    for trace in backup.glob("trace-*.json"):
-        fields = json.loads(trace.read_text())
-        trace.write_text(json.dumps({**fields, "time": fields["time"] - 30 * 10**9}))
+    for trace in backup.glob("trace-*.witness"):
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        old = [json.dumps({**line, "time": line["time"] - 30 * 10**9}) + "\n" for line in lines]
+        trace.write_text("".join(old))
     shutil.copytree(backup, mine, dirs_exist_ok=True, ignore=lambda *_: ["lock"])
 
 
@@ -181,7 +183,7 @@ def test_a_client_killed_between_charge_and_note_notices_a_restore_all_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Footprint, "write", killed)
+        patch.setattr(Recovery, "note", killed)
         with pytest.raises(KeyboardInterrupt):
             world.answer(0)
     assert world.answer(0)["release"]  # as it was stored; leaves, and is lost on its way
@@ -289,24 +291,74 @@ def test_a_confusion_that_may_have_left_before_the_restore_is_charged_and_left_o
     assert ("confusion", 0) in charged(world, 0)
 
 
-@pytest.mark.parametrize(("seconds", "true"), [(-5.5, False), (-4.5, True), (4.5, True), (5.5, False)])
-def test_a_note_is_the_one_that_was_written_if_its_file_is_as_old_as_it_says(
-    tmp_path: Path, seconds: float, true: bool
-) -> None:
-    path, note = tmp_path / "trace-0.json", Footprint(1, 2, 0.5, 1)
-    note.write(path)
-    assert Footprint.read(path) == Footprint.last(path) == note
-    path.write_text(json.dumps({**asdict(note), "time": time.time_ns() + int(seconds * 1e9)}))
-    assert Footprint.last(path) == note
-    assert Footprint.read(path) == (note if true else None)
+@dataclass
+class Books:
+    """As much of a ledger as a recovery asks for."""
+
+    released: int = 3
+    copy: int = 0
+    past: Any = None
+
+    def __post_init__(self) -> None:
+        self.past = self
+
+    def releases(self, *_: object, run: str) -> int:
+        return self.released
+
+    def total_in(self, run: str) -> Total:
+        return Total(OWN_RECORDS, run, self.released, 0.5, 1)
 
 
-def test_a_trace_follows_one_of_the_same_lock_with_no_more_releases(tmp_path: Path) -> None:
+def recovery(folder: Path, books: Books) -> Recovery:
+    return Recovery(folder, folder / "lock", cast(Ledger, books), "0" * 16, ClientLog(folder / "client.log"))
+
+
+def test_a_run_was_restored_if_its_memory_was_or_the_ledger_holds_less(tmp_path: Path) -> None:
+    assert recovery(tmp_path, Books())._restored()  # nothing is remembered
+    recovery(tmp_path, Books()).note()
+    file = tmp_path / f"trace-{'0' * 16}.witness"
+    before = file.stat().st_ino
+    recovery(tmp_path, Books()).note()
+    assert file.stat().st_ino == before  # nothing new
+    assert json.loads(file.read_text()).items() >= {"releases": 3, "spent": 0.5, "server": 1}.items()
+    for released, restored in ((3, False), (4, False), (2, True)):
+        assert recovery(tmp_path, Books(released))._restored() is restored
+    (tmp_path / "lock").rename(tmp_path / "old")
     (tmp_path / "lock").touch()
-    now = Footprint.of(tmp_path / "lock", 3)
-    assert now == Footprint((tmp_path / "lock").stat().st_ctime_ns, 3, 0.0, 0)
-    assert Footprint(1, 2).server == 0
-    assert now.follows(now)
-    assert now.follows(replace(now, releases=2, server=5))
-    for noted in (None, replace(now, releases=4), replace(now, lock=now.lock + 1)):
-        assert not now.follows(noted)
+    assert recovery(tmp_path, Books())._restored()
+    recovery(tmp_path, Books()).note()
+    assert not recovery(tmp_path, Books())._restored()
+
+
+def test_a_run_is_recovered_once_for_each_copy_of_its_ledger(tmp_path: Path) -> None:
+    recovery(tmp_path, Books()).note()
+    assert recovery(tmp_path, Books(copy=7))._restored()
+    recovery(tmp_path, Books(copy=7)).note()
+    assert not recovery(tmp_path, Books(copy=7))._restored()
+    assert recovery(tmp_path, Books(copy=8))._restored()
+    assert not recovery(tmp_path, Books())._restored()  # its owner trusts it by now
+
+
+def test_a_request_that_was_lost_costs_nothing_while_the_ledger_is_a_copy(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    whole_directory(tmp_path / "backup", tmp_path / "clients" / "client-0")
+    world.coordinator.accept(0, world.answer(0))
+    others_answer(world)
+    for _ in range(3):
+        world.coordinator.request(0, "gradient")
+    assert "release" in world.answer(0)
+    with ledger(world, 0) as book:
+        assert book.past.copied
+
+
+def test_what_a_client_of_version_0_1_noted_is_still_charged(tmp_path: Path) -> None:
+    world = backed_up(tmp_path)
+    mine = tmp_path / "clients" / "client-0"
+    [trace] = mine.glob("trace-*.witness")
+    fields = json.loads(trace.read_text().splitlines()[-1])
+    old = {"lock": 1, "releases": 5, "spent": fields["spent"] + 0.75, "server": 0, "time": 1}
+    trace.with_suffix(".json").write_text(json.dumps(old))
+    trace.unlink()
+    world.answer(0)
+    with ledger(world, 0) as book:
+        assert book.past.lost_in(world.store.run).spent == pytest.approx(0.75)
