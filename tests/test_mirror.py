@@ -29,7 +29,6 @@ THROUGH = {
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "arrays columns findings",
     "data/test_description.py": "section",
-    "federation/test_coordinator.py": "intake",
     "privacy/test_ledger.py": "charge",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
