@@ -126,10 +126,12 @@ class Largest:
         ]
 
 
-def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
-    """A run as `train` opens it, before its first release."""
+def opened(
+    plan: Plan, dataset: Dataset, index: list[Tensor] | None = None
+) -> tuple[Blueprint, FederatedDataset]:
+    """A run as `train` opens it, before its first release; `index` says who holds which record, if known."""
     named = replace(dataset, name=plan.dataset)
-    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared)
+    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared, index=index)
     return prepared.blueprint, prepared.federation
 
 
