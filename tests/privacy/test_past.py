@@ -320,7 +320,6 @@ def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
     file = LedgerFile.open(path, MINE)
     assert file.query("PRAGMA secure_delete") == [(1,)]
     assert file.query("PRAGMA synchronous") == [(2,)]
-    assert file.query("PRAGMA busy_timeout") == [(60_000,)]
     for table in ("lost", "budget"):
         file.query(
             "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0)"
