@@ -27,7 +27,6 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
-from sottovoce.run.masks import Masks
 from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
@@ -121,6 +120,8 @@ class Session:
             if masks or directory.helpers_folder.exists():
                 if not plan.noise_shared:
                     raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
+                from sottovoce.run.masks import Masks
+
                 helpers = directory.helpers_folder
                 masked = Masks(blueprint, run, federation.names, master, helpers, stack)
             simulation = cls.simulated(
