@@ -32,6 +32,7 @@ from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
 from sottovoce.seeding import derived_seed
+from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, open_basis
 from sottovoce.tasks import open_task
 
@@ -96,6 +97,8 @@ class Blueprint:
                 context_records=sizes[1],
                 once=self.once,
                 pool=self.pool,
+                counted=self.counted[self.sizes.index(records)],
+                largest=max(self.sizes),
             )
         return opened[sizes]
 
@@ -115,15 +118,21 @@ class Blueprint:
         task = TASKS[self.facts.task]
         if self.pool is not None:
             own = (self.sigma / self.pool.weights(self.counted)).tolist()
-            total = self.pool.total(self.sigma)
+            total = self.pool.total(self.sigma) if self.sharing is None else self.sharing.total
             return blending(self.plan, self.counted, own, self.releases_max, total, task)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
 
     @cached_property
     def pool(self) -> Pool | None:
-        """The public numbers of noise at the server; None where each client adds its own."""
-        return Pool.of(self.schedule, self.counted) if self.plan.noise_at_server else None
+        """The public numbers of noise in a sum; None where each release has its own."""
+        return Pool.of(self.schedule, self.counted) if self.plan.noise_in_sum else None
+
+    @cached_property
+    def sharing(self) -> Sharing | None:
+        """The public numbers of noise that clients share; None where they do not."""
+        channel = self.releases_of(0)["gradient"].channel
+        return channel.sharing if isinstance(channel, Shares) else None
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:

@@ -34,7 +34,7 @@ CARRIED = 0.1
 
 @dataclass(frozen=True)
 class Pool:
-    """The public numbers behind noise at the server: Σm of the smallest planned round, the largest Σ w_i².
+    """The public numbers behind noise in a sum: Σm of the smallest planned round, the largest Σ w_i².
 
     >>> pool = Pool.of(np.array([[0, 1], [1, 2]]), (300, 100, 200))
     >>> pool.records, pool.weights((300, 100)).round(2).tolist()
@@ -43,13 +43,18 @@ class Pool:
 
     records: int
     squares: float
+    most: int
+    """Σm of the largest planned round."""
+    clients: int
+    """Planned for a round."""
 
     @classmethod
     def of(cls, schedule: np.ndarray, sizes: Sequence[int]) -> Pool:
         """From who is planned in which round (rounds, clients) and the records behind a release of each."""
         planned = np.asarray(sizes, dtype=np.int64)[schedule]
-        records = int(planned.sum(axis=1).min())
-        return cls(records, float(((planned / records) ** 2).sum(axis=1).max()))
+        records, most = int(planned.sum(axis=1).min()), int(planned.sum(axis=1).max())
+        squares = float(((planned / records) ** 2).sum(axis=1).max())
+        return cls(records, squares, most, planned.shape[1])
 
     def weights(self, sizes: Sequence[int]) -> np.ndarray:
         """w_i of clients with so many records; they sum to 1 or more if nobody of a round is missing."""

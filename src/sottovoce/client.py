@@ -30,6 +30,14 @@ from sottovoce.release import Release
 from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
+Seal = Callable[[bytes, Stream], bytes]
+"""What is put on the message of a stream before it is stored."""
+
+
+def unsealed(message: bytes, stream: Stream) -> bytes:
+    """The message as it is."""
+    return message
+
 
 class Client:
     """One client of a run; `run` names the run in streams, `secret` is shared with the server.
@@ -55,7 +63,7 @@ class Client:
         account: str | None = None,
         budget: Budget | None = None,
         entry: str | None = None,
-        seal: Callable[[bytes, Stream], bytes] = lambda message, stream: message,
+        seal: Seal = unsealed,
     ) -> None:
         self.name = name
         self.participant = participant

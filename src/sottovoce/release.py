@@ -2,7 +2,8 @@
 
 A client asks a `Release` for the bounded statistic of its records and for the message that carries it, the
 ledger is given the charge it states, and the server decodes with the very same object. Its noise is added
-by the channel, at the client, or once in the sum of a round, at the server (`central`); `place` says where.
+by the channel, at the client, once in the sum of a round, at the server (`central`), or to that sum by all of
+its clients (`shared`); `place` says where.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from sottovoce.phases import Phase
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind, Place
+from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
 
@@ -74,7 +76,7 @@ class Release:
     sensitivity: float
     radius: float
     """The most that ‖·‖₂ of the statistic can be, whatever the records."""
-    channel: Channel | Noiseless
+    channel: Channel | Noiseless | Shares
     server_sigma: float | None = None
     """σ of noise at the server; what the channel adds is then no protection, and not counted."""
     removal: float = field(kw_only=True)
@@ -92,10 +94,12 @@ class Release:
         return self.channel.sigma if self.server_sigma is None else self.server_sigma
 
     @property
-    def place(self) -> Literal["client", "server", "nowhere"]:
+    def place(self) -> Literal["client", "server", "shared", "nowhere"]:
         """Where the noise is added; nowhere in the ablation `epsilon=inf`."""
         if isinstance(self.channel, Noiseless):
             return "nowhere"
+        if isinstance(self.channel, Shares):
+            return "shared"
         return "client" if self.server_sigma is None else "server"
 
     @property
@@ -128,7 +132,7 @@ class Release:
 
     def charge(self, run: str, account: str, round_number: int) -> Charge:
         """What the ledger records of it."""
-        place: Place = "server" if self.place == "server" else "client"
+        place: Place = "client" if self.place == "nowhere" else self.place
         return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
 
     def stream(self, run: str, client: str, round_number: int) -> Stream:
@@ -156,13 +160,15 @@ def open_releases(
     context_records: int,
     once: Sequence[Phase],
     pool: Pool | None = None,
+    counted: int = 0,
+    largest: int = 0,
 ) -> dict[Kind, Release]:
     """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
     `records` is the client's m_g and `context_records` its m_c; σ is such that it spends the plan's ε with so
     many `gradients` (Eq. 16) and what it releases `once`: a client with more records adds less noise. With a
-    `pool` the noise of gradients is added by the server to the sum of a round; what is released once gets its
-    own at the client all the same.
+    `pool` the noise of gradients is in the sum of a round, in which this client counts for `counted` records
+    and no client has more than `largest`; what is released once gets its own at the client all the same.
     """
     bound = sensitivity(plan.clip, records if pool is None else pool.records)
     context = statistic.sensitivity(context_records)
@@ -176,7 +182,10 @@ def open_releases(
         calibrated = statistic.calibrated_sensitivity(context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
-    releases: dict[Kind, Release] = {"gradient": _gradient(plan, model, records, bound, sigma, pool)}
+    gradient = _gradient(plan, model, records, bound, sigma, pool)
+    if plan.noise_shared and pool is not None:
+        gradient = _shared(plan, gradient, gradients, bound / sigma, pool, counted, largest)
+    releases: dict[Kind, Release] = {"gradient": gradient}
     for phase in once:
         if phase.kind == "context":
             releases["context"] = _averaged("context", plan, statistic, model, context_records, sigma_context)
@@ -258,6 +267,27 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
     return Release(
         "gradient", mean, moved, plan.clip, channel, None if pool is None else sigma, removal=removal
     )
+
+
+def _shared(
+    plan: Plan, gradient: Release, gradients: int, mu: float, pool: Pool, counted: int, largest: int
+) -> Release:
+    """The same statistic as a share of a round's sum, each release spending μ."""
+    sharing = Sharing(
+        clip=plan.clip,
+        size=gradient.size,
+        releases=gradients,
+        largest=largest,
+        records=pool.records,
+        most=pool.most,
+        clients=pool.clients,
+        threshold=plan.in_every_sum,
+        colluding=plan.may_collude,
+        mu=mu,
+        seed=plan.seed,
+    )
+    shares, moved = Shares(sharing, counted), sharing.sensitivity
+    return replace(gradient, sensitivity=moved, channel=shares, server_sigma=None, removal=sharing.removal)
 
 
 def _seeded(seed: int, stream: Stream) -> SeededRandomness:

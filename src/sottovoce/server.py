@@ -3,11 +3,13 @@
 It sees channel messages only. `update_generator` is the one place where clients' decoded statistics
 become a step (Eq. 6); every release entering it is differentially private by itself, because successive
 generators reveal each of them (see the test that recovers one). With noise at the server releases are not:
-they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator.
+they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator. With
+noise that clients share only their sum is ever here (`Server.share_out`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +28,8 @@ from sottovoce.phases import Phase
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
+
+log = logging.getLogger(__name__)
 
 
 def update_generator(
@@ -53,15 +57,12 @@ def update_generator(
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(
-        self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, device: str = "cpu") -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
         """Rounds applied so far."""
         self._device = torch.device(device)
-        self._gains = gains
         self._neutral = blueprint.statistic.neutral.to(self._device)
         self.generator = open_generator(
             plan.method,
@@ -232,16 +233,14 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
-        if plan.noise_at_server:
-            raise SottovoceError("releases under noise=server are not private: add them up first")
+        if plan.noise_in_sum:
+            raise SottovoceError(f"releases under noise={plan.noise} are not private: add them up first")
         order = sorted(releases)
         effective = None
         if order:
-            replayed = 1.0 if self._gains is None else self._gains[self.round]
-            self._descent.learning_rate = self._step * replayed
             weights = self._weights[order] / self._weights[order].sum() if plan.weighting else None
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            effective = replayed * update_generator(
+            effective = update_generator(
                 self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
         self._count_round()
@@ -262,6 +261,18 @@ class Server:
         noise = self.blueprint.sigma * randomness.normal(math.prod(shape)).reshape(shape)
         total = noised_sum(stacked, h.cpu().numpy(), weights, noise)
         return Update(self.round + 1, order, torch.from_numpy(total).float())
+
+    def share_out(self, total: np.ndarray, participants: Sequence[int]) -> Update:
+        """What the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
+
+        A sum that cannot be one moves nothing: some client or helper has lied, and nobody knows which.
+        """
+        sharing = self.blueprint.sharing
+        assert sharing is not None
+        if not sharing.plausible(total):
+            log.warning("the sum of round %d is too large to be one: it is thrown away", self.round + 1)
+            return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
+        return Update(self.round + 1, tuple(sorted(participants)), sharing.columns(total))
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""

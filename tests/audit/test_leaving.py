@@ -75,6 +75,16 @@ def test_what_moves_further_than_its_charge_is_a_fault() -> None:
     assert "moves by nan" in seen.faults[1]
 
 
+def test_what_two_have_seen_adds_up() -> None:
+    one, two = Largest(), Largest()
+    one.compare([vector(0.0), vector(0.5), "north has 3 records"])
+    two.compare([vector(0.0), vector(2.0), "north has 4 records"])
+    one.add(two)
+    assert one.releases[0]["ratio"] == 2.0
+    assert (one.pairs, one.releases[0]["compared"], one.refused) == (2, 2, {"north has … records": 4})
+    assert one.faults == two.faults != []
+
+
 def test_what_is_public_and_who_releases_may_not_change() -> None:
     seen = Largest()
     seen.compare([vector(0.0, sizes=3), vector(0.0, sizes=4)])

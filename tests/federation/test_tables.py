@@ -129,7 +129,7 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
     sigmas = [world.coordinator.blueprint.releases_of(index)["gradient"].sigma for index in range(3)]
     assert sigmas[2] < sigmas[0] < sigmas[1]
     world.finish()
-    world.hand_out()
+    world.deliver_models()
     assert len(list(world.sites.glob("*.personal.safetensors"))) == 3
     result = write_run(tmp_path / "run", world.coordinator, world.store)
     assert list(result["epsilon"]["per_client"]) == list(SIZES)
@@ -360,7 +360,7 @@ def test_other_tasks_are_federated_from_a_plan_and_records_toml(tmp_path: Path, 
     world.enrol_all()
     world.coordinator.advance()
     world.finish()
-    world.hand_out()
+    world.deliver_models()
     result = write_run(tmp_path / "run", world.coordinator, world.store)
     assert (result["task"], max(result["epsilon"]["per_client"].values())) == (
         task,

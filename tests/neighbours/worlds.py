@@ -73,7 +73,7 @@ class Case:
     array: str = ""
     features: str = "none"
     edge: bool = False
-    """As many targets are missing as may be: one more, and the file is refused."""
+    """Half of all targets are missing, as many as may be: one more, and the file is refused."""
     fewer: bool = False
     """Rounds are of fewer units than train."""
     model: str = "linear"
@@ -188,7 +188,7 @@ def routes(case: Case) -> tuple[Route, ...]:
 def _agreement(case: Case) -> str:
     shape = f"\n[array]\nshape = {ARRAYS[case.array]}\nmean = 0.5\nstd = 0.5\n" if case.array else TABLE
     unit = 'unit = "patient"\n' if case.unit else ""
-    return f'task = "{case.task}"\nunusable = 0.1\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
+    return f'task = "{case.task}"\nunusable = 0.5\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
 
 
 def _write(case: Case, path: Path, rng: np.random.Generator, units: int) -> None:
@@ -200,7 +200,7 @@ def _write(case: Case, path: Path, rng: np.random.Generator, units: int) -> None
     records = len(columns["patient"]) if case.unit else units
     columns |= _records(case, rng, records)
     if case.edge:
-        for place in range(int(0.1 * records)):
+        for place in range(records // 2):
             columns["ill"][place] = None if case.suffix != ".npz" or case.task == "number" else ""
     Table(columns, case.suffix, {}).write(path)
 

@@ -12,7 +12,7 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
 
 Kind = Literal["context", "gradient", "confusion"]
-Place = Literal["client", "server"]
+Place = Literal["client", "server", "shared"]
 Client = int | str
 
 # Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
@@ -53,7 +53,7 @@ class Budget:
 class Charge:
     """One release: its stream (run, client, kind, round), its L2 sensitivity Δ and its noise scale σ.
 
-    With noise at the server Δ and σ are those of the sum, and hold for whoever reads no releases.
+    With noise in a sum Δ and σ are those of the sum, and hold for whoever reads no releases.
     Clients are compared as text: 3 and "3" are the same client, with one budget.
     """
 
@@ -64,7 +64,8 @@ class Charge:
     sensitivity: float
     sigma: float
     place: Place = "client"
-    """Where the noise is added: to the release itself, or by the server to the sum that it is part of."""
+    """Where the noise is added: to the release itself, by the server to the sum that it is part of, or by all
+    clients to their sum."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -72,7 +73,7 @@ class Charge:
                 f"unknown kind of release '{self.kind}': {nearest(self.kind, get_args(Kind))}"
             )
         if self.place not in get_args(Place):
-            raise SottovoceError(f"unknown place of noise '{self.place}': it is client or server")
+            raise SottovoceError(f"unknown place of noise '{self.place}': it is client, server or shared")
         for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
             if not (math.isfinite(value) and value > 0):
                 raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")

@@ -72,6 +72,13 @@ def _participants(run: ReportedRun) -> str:
             f"({equals('σ', run.sigma)} in each coordinate"
         )
         seen = "any generator or model (but not in a release)"
+    if _noise_shared(run):
+        noise = (
+            "every one bounded, and the gradients hidden in the sum of their round, to which each client "
+            f"added a share of Gaussian noise in whole numbers ({equals('σ', run.sigma)} in each coordinate, "
+            "counting those who do not collude"
+        )
+        seen = "any sum of a round, generator or model, while cryptography holds and one helper is honest"
     counted = ACCOUNTINGS.get(run.epsilon.accounting, run.epsilon.accounting)
     unit, other = unit_word(run.unit), "any other"
     what = "one record"
@@ -109,6 +116,10 @@ def noise_at_server(run: ReportedRun) -> bool:
     return run.facts["noise"] == "server"
 
 
+def _noise_shared(run: ReportedRun) -> bool:
+    return run.facts["noise"] == "shared"
+
+
 def _releases_context(run: ReportedRun) -> bool:
     return run.facts["context"] not in (None, "public")
 
@@ -116,7 +127,7 @@ def _releases_context(run: ReportedRun) -> bool:
 def _context_sigma(run: ReportedRun) -> str:
     if not _releases_context(run) or run.sigma_context in (None, run.sigma):
         return ""
-    where = ", at the client" if noise_at_server(run) else ""
+    where = ", at the client" if noise_at_server(run) or _noise_shared(run) else ""
     return f"; {number(run.sigma_context)} for the context{where}"
 
 
@@ -127,6 +138,12 @@ def _server(run: ReportedRun) -> str:
             "for a reader of releases there is no finite ε. The small noise of the channels protects nobody "
             "and is not counted. Accuracies, confusions and byte counts in this report depend on records "
             "too and are not charged; in a federation, don’t publish them."
+        )
+    if _noise_shared(run):
+        return (
+            "Nobody needs to trust the server: it saw sums of rounds, and messages that are private "
+            "themselves. This was a simulation, though, where all records lay on one machine. Accuracies and "
+            "confusions in this report depend on records and are not charged."
         )
     return (
         "The server decodes the releases and is trusted with what it receives. The promise covers decoded "

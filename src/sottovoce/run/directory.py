@@ -2,9 +2,9 @@
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
 a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (with noise at the server also `updates/`
-and `run.witness`, the rounds whose noise was drawn), `model.safetensors` and `result.json` when it is done,
-`report.html`. Files are replaced atomically and rounds appended, so a run that is killed at any moment can be
-resumed, by one process at a time (`run.lock`).
+and `run.witness`, the rounds whose noise was drawn), `helpers/` where shares have masks, `model.safetensors`
+and `result.json` when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run
+that is killed at any moment can be resumed, by one process at a time (`run.lock`).
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class RunDirectory:
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
+        self.helpers_folder = self.path / "helpers"
+        self.lock_file = self.path / "run.lock"
         self.drawn = self.path / "run"
         """Beside which rounds with drawn noise are noted."""
 
@@ -83,7 +85,8 @@ class RunDirectory:
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from training here."""
         busy = f"another process is training in {self.path}: wait until it has ended"
-        return locked(self.path / "run.lock", patience=0.0, busy=busy)
+        # Whoever only asks whether it is held (`status`) has it for a moment.
+        return locked(self.lock_file, patience=1.0, busy=busy)
 
     def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
         """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
-from sottovoce.client import Asked, Client, release_together
+from sottovoce.client import Asked, Client, Seal, release_together, unsealed
 from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
@@ -28,6 +28,9 @@ from sottovoce.release import server_randomness
 from sottovoce.run.directory import round_line
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
+
+if TYPE_CHECKING:
+    from sottovoce.run.masks import Masks  # needs `cryptography`, which a simulation without masks does not
 
 TOGETHER = 64
 """Clients that release, or are evaluated, side by side; what they make is in memory at once."""
@@ -63,10 +66,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Made:
-    """A release that a client has made: the bytes that left and, if wanted, what they say."""
+    """A release that a client has made: the message that left and, if wanted, what it says."""
 
     client: Client
-    bytes: int
+    message: bytes
     decoded: np.ndarray | None
 
 
@@ -83,6 +86,7 @@ class Simulation:
         run: str,
         master: bytes,
         updates: Updates | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.federation = federation
@@ -91,6 +95,7 @@ class Simulation:
         self._run = run
         self._master = master
         self._updates = updates
+        self._masks = masks
         self._future_contexts: np.ndarray | None = None
         self.confusion_bytes = 0
         """Sent after the last round."""
@@ -126,15 +131,20 @@ class Simulation:
         """
         gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
-        summed = self.blueprint.plan.noise_at_server
+        shares: dict[int, bytes] = {}
+        summed, shared = self.blueprint.plan.noise_in_sum, self.blueprint.plan.noise_shared
+        if self._masks is not None:
+            self._masks.begin()
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
         asked = [
             client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
             for i, client in enumerate(opened.clients)
         ]
-        for made in self._released(asked, decoded=drawn is None):
-            sent += made.bytes
+        for made in self._released(asked, decoded=drawn is None and not shared):
+            sent += len(made.message)
             client = made.client
+            if shared and client.participant is not None:
+                shares[client.participant] = made.message
             if made.decoded is None or client.participant is None:
                 continue
             releases[client.participant] = made.decoded
@@ -144,12 +154,22 @@ class Simulation:
         effective = None
         if not summed:
             effective = self.server.receive_round(releases)
+        elif shared:
+            total = self._total(opened.number, shares)
+            self.server.receive_update(self.server.share_out(total, list(shares)))
         else:
             self.server.receive_update(drawn or self._draw(releases))
         # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
-        counted = {} if summed and len(opened.clients) == 1 else {"bytes": sent}
+        counted = {} if summed and not shared and len(opened.clients) == 1 else {"bytes": sent}
         signal_norm, noise_norm = (float(np.mean(norms)) if norms else None for norms in (signals, noises))
         return opened.line(gain, effective, **counted, signal_norm=signal_norm, noise_norm=noise_norm)
+
+    def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
+        """The sum of the shares of a round, unmasked if they have masks."""
+        if self._masks is not None:
+            return self._masks.total(number, shares)
+        assert self.blueprint.sharing is not None
+        return self.blueprint.sharing.added(shares.values())
 
     def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
         """The noised sum of the next round, durable before anything is made from it."""
@@ -216,7 +236,7 @@ class Simulation:
         for made in self._released(client.once(phase.kind, model) for client in participants):
             assert made.client.participant is not None
             assert made.decoded is not None
-            total += made.bytes
+            total += len(made.message)
             self.server.receive(phase.kind, made.client.participant, made.decoded)
         self.server.close(phase)
         return total
@@ -245,7 +265,12 @@ class Simulation:
             run=self._run,
             secret=secret,
             participant=participant,
+            seal=self._seal(participant),
         )
+
+    def _seal(self, participant: int | None) -> Seal:
+        """What is put on a client's messages before they are stored: masks, where its shares have any."""
+        return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
     def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
         """What clients are asked for, some of them at a time: released, and decoded if wanted."""
@@ -255,7 +280,7 @@ class Simulation:
             if decoded:
                 vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
             for one, message, vector in zip(block, messages, vectors, strict=True):
-                yield Made(one.client, len(message), vector)
+                yield Made(one.client, message, vector)
 
     def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
         asked, message = received
