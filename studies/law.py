@@ -45,7 +45,7 @@ class LawSimulation(Simulation):
         noise = self._normal("gradient", opened.number, clipped) * sigmas[:, None]
         releases = clipped + noise
         signal_norm = noise_norm = effective = None
-        if plan.noise_at_server:
+        if plan.place.at_server:
             self.server.receive_update(self._noised_sum(opened, releases))
         else:
             norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])

@@ -112,7 +112,7 @@ class Session:
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             updates = None
-            if plan.noise_at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
+            if plan.place.at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
                 drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
                 identity = {"run": run, "reference": blueprint.reference_digest}
                 updates = Updates(directory.updates_folder, identity, drawn)
@@ -122,7 +122,7 @@ class Session:
             server = Server(blueprint, device, gains)
             masked = None
             if masks or directory.helpers_folder.exists():
-                if not plan.noise_shared:
+                if not plan.place.shared:
                     raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
                 helpers = directory.helpers_folder
                 masked = Masks(blueprint, run, federation.names, master, helpers, stack)
@@ -180,7 +180,7 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
-        if blueprint.plan.noise_shared:
+        if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
