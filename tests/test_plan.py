@@ -74,9 +74,8 @@ def test_any_change_of_a_key_changes_the_digest() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
-    gains = {"replay_gains": "rounds.jsonl"} if method == "replay" else {}
-    plan = small_plan(method=method, **gains)
-    assert (plan.context == "public") == (method in ("global", "direct", "radial", "replay"))
+    plan = small_plan(method=method)
+    assert (plan.context == "public") == (method in ("global", "direct", "radial"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,6 @@ def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
         ("budget=inf", "finite"),
         ("rounds", "neither a plan file nor key=value"),
         ("context=predictions", "context_round"),
-        ("method=replay", "replay_gains"),
     ],
 )
 def test_bad_settings_get_one_line_that_says_what_to_do(pair: str, hint: str) -> None:
@@ -149,14 +147,6 @@ def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() ->
     assert Plan.load(overrides=["preset=tuned", "seeded=true"]).digest() == "4249eb12104a315d"
     draws = {small_plan(repeat=repeat).digest() for repeat in range(3)}
     assert len(draws) == 3
-
-
-def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() -> None:
-    places = ("run-1/rounds.jsonl", "/elsewhere/run-1/rounds.jsonl", "run-2/rounds.jsonl")
-    changes = {"method": "replay", "context": "public"}
-    first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
-    assert first == moved
-    assert first != other
 
 
 @pytest.mark.parametrize(
@@ -243,3 +233,10 @@ def test_the_digest_of_a_plan_with_noise_at_the_client_is_what_it_was() -> None:
 def test_a_folder_of_sites_takes_the_preset_that_needs_no_tuning_unless_one_is_named(tmp_path: Path) -> None:
     assert Plan.load(overrides={"dataset": str(tmp_path)}).preset == "best"
     assert Plan.load(overrides={"dataset": str(tmp_path), "preset": "tuned"}).preset == "tuned"
+
+
+def test_a_file_of_version_0_1_may_say_the_default_of_a_key_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(small_plan().to_toml() + 'replay_gains = ""\n', encoding="utf-8")
+    assert Plan.load(tmp_path / "plan.toml").digest() == small_plan().digest()
+    with pytest.raises(PlanError, match="unknown plan key 'replay_gains'"):
+        small_plan(replay_gains="run/rounds.jsonl")

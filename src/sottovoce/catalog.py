@@ -25,8 +25,6 @@ class Method:
     """Whether a private context reaches the model."""
     whole_model: bool = False
     """Every parameter adapts, instead of k coefficients."""
-    replays: bool = False
-    """Repeats the gains of another run on the same records: a simulation only."""
     individual: bool = False
     """Clients that train have a part of their own, which future clients lack."""
     bounded: bool = False
@@ -55,11 +53,6 @@ METHODS = {
     ),
     "direct": Method(phrase="one vector of coefficients for all", context="never", bounded=True),
     "radial": Method(phrase="coefficients of a fixed direction, whose length evolves", context="never"),
-    "replay": Method(
-        phrase="one vector of coefficients for all, with the gains of another run",
-        context="never",
-        replays=True,
-    ),
     "blend": Method(
         phrase="a part that all share, a part from the context and each participant’s own part",
         context="optional",

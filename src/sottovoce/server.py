@@ -57,15 +57,12 @@ def update_generator(
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(
-        self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, device: str = "cpu") -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
         """Rounds applied so far."""
         self._device = torch.device(device)
-        self._gains = gains
         self._neutral = blueprint.statistic.neutral.to(self._device)
         self.generator = open_generator(
             plan.method,
@@ -241,11 +238,9 @@ class Server:
         order = sorted(releases)
         effective = None
         if order:
-            replayed = 1.0 if self._gains is None else self._gains[self.round]
-            self._descent.learning_rate = self._step * replayed
             weights = self._weights[order] / self._weights[order].sum() if plan.weighting else None
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            effective = replayed * update_generator(
+            effective = update_generator(
                 self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
         self._count_round()

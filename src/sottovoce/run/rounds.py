@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from sottovoce.phases import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
 from sottovoce.run.directory import round_line
-from sottovoce.run.masks import Masks
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
+
+if TYPE_CHECKING:
+    from sottovoce.run.masks import Masks  # needs `cryptography`, which a simulation without masks does not
 
 TOGETHER = 64
 """Clients that release, or are evaluated, side by side; what they make is in memory at once."""
