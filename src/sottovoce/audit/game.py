@@ -97,14 +97,14 @@ class _Run:
     def _round(self, number: int) -> None:
         blueprint, server, who = self._blueprint, self._server, self._participant
         plan, silent = blueprint.plan, who not in blueprint.schedule[number - 1]
-        if silent and plan.noise_at_server:
+        if silent and plan.place.at_server:
             server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
         elif silent:
             server.receive_round({})
         if silent:
             return
         coefficients, _ = blueprint.downlink("gradient").deliver(server.coefficients([who]))
-        if not plan.noise_at_server:
+        if not plan.place.at_server:
             server.receive_round({who: self._release("gradient", number, coefficients[0])})
             return
         h, weights = server.counted([who])

@@ -142,7 +142,7 @@ def _disagreements(
     for row in rows:
         if row.kind != "gradient" or row.client not in training:
             continue
-        wanted = 2 * plan.clip / (smallest if plan.noise_at_server else training[row.client])
+        wanted = 2 * plan.clip / (smallest if plan.place.at_server else training[row.client])
         if abs(row.sensitivity - wanted) > _EXACT * wanted or row.place != plan.noise:
             faults.append(
                 f"the ledger charges Δ = {row.sensitivity:.6g} at the {row.place} for {row.client} in round "
