@@ -5,19 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sottovoce import data
 from sottovoce.audit import bounds
 from sottovoce.audit.guessing import Progress, guess_canaries, guess_pair
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.audit.ratios import ratios
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.data import FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress as OnFeatures
-from sottovoce.features.kept import described, settled
 from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.release import spending
+from sottovoce.run.prepare import prepare
 
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
@@ -73,11 +72,5 @@ def audit(
 
 def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple[Blueprint, FederatedDataset]:
     """The blueprint of a plan, and its clients with their records."""
-    records = data.load(plan.dataset)
-    plan = settled(plan, records.facts)
-    records = described(records, plan, progress=on_features, local=plan.features)
-    plan = data.settle(plan, records)
-    federation = data.divide(records, plan)
-    sizes = federation.participants.sizes
-    trained = [data.training_size(size) for size in sizes]
-    return draw(data.resolve(plan, sizes), federation.facts, plan.model, trained), federation
+    prepared = prepare(plan, trusted=True, progress=on_features)
+    return prepared.blueprint, prepared.federation

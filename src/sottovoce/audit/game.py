@@ -100,15 +100,15 @@ class _Run:
         blueprint, server, who = self._blueprint, self._server, self._participant
         plan = blueprint.plan
         if who not in blueprint.schedule[number - 1]:
-            if plan.noise_in_sum:
+            if plan.place.summed:
                 server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
             else:
                 server.receive_round({})
             return
         coefficients = blueprint.downlink("gradient").deliver(server.coefficients([who]))[0][0]
-        if plan.noise_shared:
+        if plan.place.shared:
             self._shared_round(number, coefficients)
-        elif plan.noise_at_server:
+        elif plan.place.at_server:
             self._server_round(number, coefficients)
         else:
             server.receive_round({who: self._release("gradient", number, coefficients)})

@@ -144,7 +144,7 @@ def _disagreements(
     for row in rows:
         if row.kind != "gradient" or row.client not in training:
             continue
-        wanted = 2 * plan.clip / (smallest if plan.noise_in_sum else training[row.client])
+        wanted = 2 * plan.clip / (smallest if plan.place.summed else training[row.client])
         # What a code or a grid may add to it is charged too.
         near = 1 - _EXACT <= row.sensitivity / wanted <= 1 + AGREEMENT
         if not near or row.place != plan.noise:
