@@ -42,6 +42,8 @@ class Status:
     dataset: str | None = None
     noise: str | None = None
     """The place of the noise."""
+    seeded: bool = False
+    """Whether it is a simulation whose noise protects nobody."""
     participants: int | None = None
     round: int = 0
     rounds: int | None = None
@@ -114,6 +116,7 @@ def _status(directory: RunDirectory) -> Status:
         method=plan.method,
         dataset=plan.dataset,
         noise="server" if plan.noise_at_server else "client",
+        seeded=plan.seeded,
         participants=plan.participants,
         round=done,
         rounds=of,
