@@ -11,6 +11,7 @@ CLONE = TESTS.parent
 SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
+    "audit/test_guessing.py": "game",
     "channel/test_channel.py": "base direct dithers elias lrsuq noiseless reproducible tables",
     "channel/polar/test_codec.py": "model offsets rotation screen surprises vector",
     "gradients/test_mean.py": "identity layers patches stack structured unstructured vmap",
@@ -28,7 +29,6 @@ THROUGH = {
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "arrays columns findings",
     "data/test_description.py": "section",
-    "federation/test_coordinator.py": "intake",
     "privacy/test_ledger.py": "charge",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""

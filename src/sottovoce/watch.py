@@ -55,7 +55,7 @@ def document(found: Status) -> Html:
         found.dataset or "",
         found.method or "",
         f"{number(found.participants)} participants",
-        f"noise at the {found.noise}",
+        found.noise_words,
     ]
     if found.epsilon.get("target") is None:
         facts.append("without privacy")

@@ -424,7 +424,7 @@ def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
     monkeypatch.setattr(kept, "_computed", counting)
     world.enrol_all()  # everything is tried once before a client enrols, features included
     world.finish()
-    world.hand_out()
+    world.deliver_models()
     assert computed == [40, 40, 40]  # once for each client, over all its releases
     train(world.agreement.plan, tmp_path / "simulated", dataset=few)
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
@@ -469,7 +469,7 @@ def test_a_confusion_before_its_time_is_refused_and_one_that_never_comes_is_not_
         world.step()
     request = world.coordinator.request(0, "confusion")
     del request["coefficients"]
-    with pytest.raises(Declined, match="not due"):
+    with pytest.raises(Declined, match="needs the model"):
         world.node(0).release(request)
     for participant in (0, 1):
         world.coordinator.accept(participant, world.answer(participant))
@@ -490,7 +490,3 @@ def test_a_client_reads_in_the_next_request_why_its_answer_was_refused(tmp_path:
     refused = [world.coordinator.request(participant, "context")["refused"] for participant in (0, 0, 1)]
     assert "round 7, which is not open" in refused[0]
     assert refused[1:] == ["", ""]
-
-
-def test_the_operator_says_nothing_by_default_but_ten_minutes_of_patience() -> None:
-    assert Options() == Options(patience=600.0, bucket=0, diagnostics=False)

@@ -17,7 +17,7 @@ from sottovoce import data
 from sottovoce.audit.leaving import Leaving, coefficients, leaving, leaving_alone, opened
 from sottovoce.audit.neighbours import Table, family
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import NOISES
+from sottovoce.catalog import PLACES
 from sottovoce.data import Description, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.node import Node
@@ -73,7 +73,7 @@ class Case:
     array: str = ""
     features: str = "none"
     edge: bool = False
-    """As many targets are missing as may be: one more, and the file is refused."""
+    """Half of all targets are missing, as many as may be: one more, and the file is refused."""
     fewer: bool = False
     """Rounds are of fewer units than train."""
     model: str = "linear"
@@ -94,7 +94,7 @@ def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, NOISES
+        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
@@ -104,7 +104,7 @@ def cases() -> list[Case]:
         found += [plain, replace(plain, edge=True, fewer=True)]
         if suffix == ".csv":
             found.append(replace(plain, model="mlp", fewer=True))
-    for array, unit, noise in product(ARRAYS, (False, True), NOISES):
+    for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
         if array == "picture":
@@ -188,7 +188,7 @@ def routes(case: Case) -> tuple[Route, ...]:
 def _agreement(case: Case) -> str:
     shape = f"\n[array]\nshape = {ARRAYS[case.array]}\nmean = 0.5\nstd = 0.5\n" if case.array else TABLE
     unit = 'unit = "patient"\n' if case.unit else ""
-    return f'task = "{case.task}"\nunusable = 0.1\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
+    return f'task = "{case.task}"\nunusable = 0.5\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
 
 
 def _write(case: Case, path: Path, rng: np.random.Generator, units: int) -> None:
@@ -200,7 +200,7 @@ def _write(case: Case, path: Path, rng: np.random.Generator, units: int) -> None
     records = len(columns["patient"]) if case.unit else units
     columns |= _records(case, rng, records)
     if case.edge:
-        for place in range(int(0.1 * records)):
+        for place in range(records // 2):
             columns["ill"][place] = None if case.suffix != ".npz" or case.task == "number" else ""
     Table(columns, case.suffix, {}).write(path)
 

@@ -77,7 +77,7 @@ def _show(found: Status) -> None:
         kinds = f" ({', '.join(f'{name} {number(value, 3)}' for name, value in spent.items())})"
         rows["ε spent in this run"] = (
             f"{number(found.epsilon.get('spent'), 3)} of {number(found.epsilon['target'], 3)} at δ = "
-            f"{found.delta:g}{kinds if len(spent) > 1 else ''}, noise at the {found.noise}"
+            f"{found.delta:g}{kinds if len(spent) > 1 else ''}, {found.noise_words}"
         )
     if found.accuracy:
         rows[f"accuracy after round {found.accuracy['round']}"] = (

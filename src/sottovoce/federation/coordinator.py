@@ -20,8 +20,7 @@ from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
-from sottovoce.federation.handout import Handout
-from sottovoce.federation.intake import Implausible, Intake
+from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
@@ -84,14 +83,14 @@ class Coordinator:
         self.blueprint = self.agreement.blueprint()
         self._digest = self.agreement.digest()
         self.server = Server(self.blueprint)
-        self._intake = Intake(self.blueprint, self._store, self._roster, self.options.bucket)
-        self._handout = Handout(self.server, self._store, self._roster)
+        self._decoder = Decoder(self.blueprint, self._store, self._roster, self.options.bucket)
+        self._delivery = ModelDelivery(self.server, self._store, self._roster)
         state = self._store.state()
         if state is not None:
             self.server.load_state(state)
             log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
         for participant, kind, round_number, message in self._store.waiting():
-            self._decoded[participant, kind] = self._intake.decode(participant, kind, round_number, message)
+            self._decoded[participant, kind] = self._decoder.decode(participant, kind, round_number, message)
         self._begin(self._phase_after(None))
 
     @property
@@ -112,7 +111,7 @@ class Coordinator:
     @property
     def closed(self) -> bool:
         """Whether everybody has their model, too, or patience with those who do not come is over."""
-        return self.done and (not self._handout.waiting() or time.monotonic() >= self._deadline)
+        return self.done and (not self._delivery.waiting() or time.monotonic() >= self._deadline)
 
     @property
     def enrolled(self) -> set[int]:
@@ -145,7 +144,7 @@ class Coordinator:
         if self._phase == "enrolment":
             return {}
         if self._phase == "over":
-            return dict.fromkeys(self._handout.waiting(), MODEL)
+            return dict.fromkeys(self._delivery.waiting(), MODEL)
         return {
             participant: kind
             for participant, kind in self._due(self._phase).items()
@@ -171,7 +170,7 @@ class Coordinator:
         """
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
-            return {**self._handout.message(participant), **frozen}
+            return {**self._delivery.message(participant), **frozen}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
@@ -212,7 +211,7 @@ class Coordinator:
         if self._phase == "enrolment":
             raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
-            self._handout.accept(participant, answer)
+            self._delivery.accept(participant, answer)
             return
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
@@ -230,13 +229,13 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        self._intake.check_size(participant, kind, body)
+        self._decoder.check_size(participant, kind, body)
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        decoded = self._intake.decode(participant, kind, round_number, body)
+        decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
-            self._intake.check_plausible(participant, kind, decoded)
+            self._decoder.check_plausible(participant, kind, decoded)
         except Implausible:
             self._left_out.add((participant, kind))
             raise
@@ -283,7 +282,7 @@ class Coordinator:
         releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
         effective = None
-        if self.agreement.plan.noise_at_server:
+        if self.agreement.plan.place.at_server:
             # Drawn here, durable with the state that it makes, and noted: before that nothing leaves, and
             # what a killed server had drawn and not stored nobody has seen.
             number = self.server.round + 1
@@ -332,7 +331,7 @@ class Coordinator:
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
         # Under noise at the server neither norm nor length of a message may be known to anybody.
-        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        hidden = self.agreement.plan.place.at_server and kind == "gradient"
         if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),

@@ -62,6 +62,11 @@ class Status:
     """Each round: round, seconds, bytes_up, bytes_down, seen, future."""
 
     @property
+    def noise_words(self) -> str:
+        """The place of the noise, in words."""
+        return "noise shared by clients" if self.noise == "shared" else f"noise at the {self.noise}"
+
+    @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.state]
 
@@ -115,7 +120,7 @@ def _status(directory: RunDirectory) -> Status:
         phase=phase,
         method=plan.method,
         dataset=plan.dataset,
-        noise="server" if plan.noise_at_server else "client",
+        noise=plan.noise,
         seeded=plan.seeded,
         participants=plan.participants,
         round=done,

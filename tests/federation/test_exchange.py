@@ -38,7 +38,7 @@ def test_everybody_ends_with_the_model_that_the_simulator_gives_them_and_pays_no
 ) -> None:
     world = trained(tmp_path)
     before = [charged(world, index) for index in range(3)]
-    world.hand_out()
+    world.deliver_models()
     assert world.coordinator.missing() == {}
     assert [charged(world, index) for index in range(3)] == before
     train(world.agreement.plan, tmp_path / "simulated")
@@ -71,10 +71,10 @@ def test_a_client_that_was_away_at_the_end_gets_its_model_from_a_server_that_was
     world.start()
     assert world.coordinator.done
     assert world.coordinator.missing() == {2: "model"}
-    world.hand_out()
+    world.deliver_models()
     assert world.coordinator.closed
     calm = trained(tmp_path / "calm")
-    calm.hand_out()
+    calm.deliver_models()
     assert world.model(2).read_bytes() == calm.model(2).read_bytes()
 
 
@@ -143,7 +143,7 @@ def test_clients_whose_ledgers_lie_side_by_side_keep_models_of_their_own(tmp_pat
     world.node = lambda index, *_: node(index)  # type: ignore[method-assign, assignment]
     world.enrol_all()
     world.finish()
-    world.hand_out()
+    world.deliver_models()
     assert {path.name for path in folder.glob("*personal.safetensors")} == {
         f"client-{index}.personal.safetensors" for index in range(3)
     }
