@@ -132,7 +132,7 @@ class Simulation:
         gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
         shares: dict[int, bytes] = {}
-        summed, shared = self.blueprint.plan.noise_in_sum, self.blueprint.plan.noise_shared
+        summed, shared = self.blueprint.plan.place.summed, self.blueprint.plan.place.shared
         if self._masks is not None:
             self._masks.begin()
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
