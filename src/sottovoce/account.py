@@ -237,7 +237,8 @@ def _known(ledger: Path, client: str) -> str:
             names.update(book.clients())
     if client not in names:
         raise SottovoceError(
-            f"{ledger} is the ledger of several clients, and '{client}' is none of them: say --client NAME, "
-            f"{nearest(client, sorted(names))}"
+            f"{ledger} is the ledger of several clients, and '{client}' is none of them: name the client, "
+            f"{nearest(client, sorted(names))}",
+            "client",
         )
     return client
