@@ -132,3 +132,19 @@ def test_any_module_is_fitted_from_the_published_model_or_alone_from_its_beginni
     theta = fits.fit(best)
     assert float(task.losses(fits.outputs(theta, mine.x), mine.y).mean()) < losses[AS_PUBLISHED]
     assert torch.equal(fits.fit(AS_PUBLISHED), fresh)
+
+
+def test_a_path_ends_only_when_every_center_has_had_its_best_pull() -> None:
+    """A published model that is exact is best at much pull; a site alone needs little."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(400, 6, generator=generator)
+    weight = 3 * torch.randn(3, 6, generator=generator)
+    y = torch.distributions.Categorical(logits=x @ weight.T).sample()
+    facts, folds = Facts((6,), 3), torch.arange(400) % 5
+    task = open_task(facts)
+
+    def best_alone(published: Tensor) -> float:
+        tried = family(Records(x, y), "classes", published=published).out_of_fold(folds, NOTHING)
+        return min(float(task.losses(out, y).mean()) for choice, out in tried.items() if choice.share == 0)
+
+    assert best_alone(weight) == pytest.approx(best_alone(torch.zeros(3, 6)), rel=1e-3)

@@ -228,19 +228,18 @@ class LinearFamily(Family):
         offsets = self._centers(self.SHARES).repeat_interleave(count, dim=0)
         mine = torch.arange(len(folds))
         found: dict[Choice, Tensor] = {AS_PUBLISHED: self._centers((1.0,))[0]}
-        best, worse = math.inf, 0
+        best, since = [math.inf] * len(self.SHARES), [0] * len(self.SHARES)
         for done, (pull, fitted) in enumerate(
             zip(self.PULLS, self._path(offsets, weights, self.PULLS, ROUGH), strict=True), start=1
         ):
             outputs = (offsets + self._spanned.coordinates @ fitted).reshape(-1, count, *offsets.shape[1:])
-            losses = []
-            for share, each in zip(self.SHARES, outputs, strict=True):
+            for place, (share, each) in enumerate(zip(self.SHARES, outputs, strict=True)):
                 found[Choice(share, pull)] = each[folds, mine]
-                losses.append(float(self._task.losses(each[folds, mine], self._records.y).mean()))
+                loss = float(self._task.losses(each[folds, mine], self._records.y).mean())
+                since[place] = 0 if loss < best[place] else since[place] + 1
+                best[place] = min(best[place], loss)
             progress(done / len(self.PULLS))
-            worse = 0 if min(losses) < best else worse + 1
-            best = min(best, *losses)
-            if worse == 2:  # less pull only fits more noise
+            if min(since) == 2:  # less pull only fits more noise, from every center
                 break
         return found
 
