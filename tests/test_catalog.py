@@ -43,7 +43,7 @@ OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
         lambda name: open_schedule(name, clients=4, per_round=2, rounds=3, seed=0),
     ),
     "task": (tuple(catalog.TASKS), lambda name: open_task(Facts((4,), 1, task=name))),
-    "accounting": (catalog.ACCOUNTINGS, lambda name: epsilon(1.0, 1e-5, name)),
+    "accounting": (tuple(catalog.ACCOUNTINGS), lambda name: epsilon(1.0, 1e-5, name)),
 }
 
 

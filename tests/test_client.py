@@ -276,15 +276,17 @@ def test_a_tiny_clip_bounds_what_leaves_and_what_is_charged(ledger: Ledger) -> N
     assert entry.charge.sensitivity == 2e-6 / 40
 
 
-def test_too_few_records_are_refused_or_summed_over_the_fixed_denominator(ledger: Ledger) -> None:
+def test_too_few_records_count_as_zero_or_are_summed_over_the_fixed_denominator(ledger: Ledger) -> None:
     """The denominators are the plan's m_c and m_g, whatever a client holds: Δ is stated with them."""
     made = blueprint()
     few = some_records(100)
     fewer = ClientRecords(few.train[:20], few.held_out, few.context[:40])
     sender = Client("participant-0", fewer, made, ledger, run="run", secret=SECRET)
-    with pytest.raises(SottovoceError, match="exactly 50 records, not 40"):
-        sender.release_context()
-    assert ledger.releases("participant-0") == 0
+    sender.release_context()
+    assert sender.signal is not None
+    assert not sender.signal.any()
+    assert "exactly 50 records, not 40" in sender.faults[0]
+    assert ledger.releases("participant-0") == 1
     sender.release_gradient(1, torch.zeros(made.coefficients))
     assert sender.signal is not None
     theta, train = made.theta(torch.zeros(made.coefficients)), fewer.train
@@ -293,6 +295,54 @@ def test_too_few_records_are_refused_or_summed_over_the_fixed_denominator(ledger
     )
     assert np.allclose(sender.signal, expected.numpy(), rtol=1e-12, atol=1e-15)
     assert np.linalg.norm(sender.signal) <= made.plan.clip * 20 / 40
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+@pytest.mark.parametrize("how", ["reading", "statistic", "not finite"])
+def test_whatever_fails_gives_a_charged_message_of_the_usual_length_around_zero(
+    ledger: Ledger, noise: str, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it fails depends on records: a refusal would be a release that nobody charges."""
+    made = blueprint(method="direct", context="public", noise=noise)
+    zero = torch.zeros(made.coefficients)
+
+    def unreadable() -> ClientRecords:
+        raise OSError("the file of patient 7 is gone")
+
+    def failing(*given: object, **options: object) -> torch.Tensor:
+        if how == "not finite":
+            return torch.full((made.coefficients,), torch.nan)
+        raise RuntimeError("the record of patient 7 is odd")
+
+    whole = Client("a", some_records(100), made, ledger, run="run", secret=SECRET, participant=0)
+    broken = Client(
+        "b",
+        unreadable if how == "reading" else some_records(100),
+        made,
+        ledger,
+        run="run",
+        secret=SECRET,
+        participant=0,
+    )
+    usual = whole.release_gradient(1, zero)
+    if how != "reading":
+        monkeypatch.setattr("sottovoce.release.clipped_mean", failing)
+    message = broken.release_gradient(1, zero)
+    assert broken.signal is not None
+    assert not broken.signal.any()
+    assert len(message) == len(usual)
+    charges = {entry.charge.client: entry.charge for entry in ledger.charges()}
+    assert charges["a"].sensitivity == charges["b"].sensitivity
+    assert (charges["a"].sigma, charges["a"].place) == (charges["b"].sigma, charges["b"].place)
+    decoded = made.releases_of(0)["gradient"].decode(
+        message, secret=SECRET, stream=("run", "b", "gradient", 1)
+    )
+    carried = made.releases_of(0)["gradient"].channel.sigma
+    # χ² of the coefficients: 6 standard deviations.
+    assert abs((decoded**2).sum() / carried**2 / len(decoded) - 1) < 6 * np.sqrt(2 / len(decoded))
+    assert broken.release_gradient(1, zero) == message
+    assert ("patient 7" in broken.faults[0]) is (how != "not finite")
+    assert broken.faults[0] in caplog.text
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1.0])

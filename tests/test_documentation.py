@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import sottovoce
+from sottovoce.catalog import CHANNELS, CONTEXTS, METHODS
+from sottovoce.context import open_statistic
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -44,6 +47,42 @@ def test_every_link_of_a_page_leads_somewhere_in_the_repository(page: Path) -> N
 def test_the_reference_shows_every_name_that_the_package_offers() -> None:
     shown = re.findall(r"^::: ([\w.]+)", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {f"sottovoce.{name}" for name in sottovoce.__all__} <= set(shown)
+
+
+def test_the_reference_names_members_that_are_there() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    for path, members in re.findall(
+        r"^::: ([\w.]+)(?:\n    options:\n      members: \[(.*)\])?", text, re.MULTILINE
+    ):
+        module, _, name = path.rpartition(".")
+        found = getattr(import_module(module), name)
+        for member in filter(None, members.split(", ")):
+            assert hasattr(found, member), f"{path}.{member}"
+
+
+def table(page: str, head: str) -> list[list[str]]:
+    """The rows of the table of a page whose first column is headed so."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    body = re.search(rf"^\| {re.escape(head)} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert body is not None, head
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in body[1].splitlines()]
+
+
+def test_the_page_of_the_method_has_every_context_with_what_is_charged_for_it() -> None:
+    rows = {row[0].strip("` "): row for row in table("method.md", "`context=`")}
+    assert rows.keys() == CONTEXTS.keys()
+    for name, (_, _, sensitivity, labels) in rows.items():
+        traits = CONTEXTS[name]
+        assert ("yes" in labels) == (traits.uses_labels and not traits.predicted_for_future), name
+        if traits.released:
+            bound = open_statistic(name, (1, 4, 4), 10).sensitivity(100)
+            assert sensitivity == "√2/m_c", name
+            assert bound == pytest.approx(2**0.5 / 100), name
+
+
+def test_pages_have_every_method_and_every_channel() -> None:
+    assert {row[0].strip("` ") for row in table("method.md", "`method=`")} == METHODS.keys()
+    assert {row[0].strip("` ") for row in table("channel.md", "name")} == CHANNELS.keys()
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra docs")

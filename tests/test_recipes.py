@@ -1,4 +1,4 @@
-"""The six recipes of docs/architecture.md, each tried once with a toy that really runs.
+"""The recipes of docs/architecture.md, each tried once with a toy that really runs.
 
 A toy does what the recipe says with what the recipe names, and nothing else of the package knows it.
 """
@@ -29,13 +29,16 @@ from sottovoce.federation.result import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.report.numbers import measure
+from sottovoce.report.run import write_report
 from sottovoce.run.cost import outline
 from sottovoce.run.training import evaluate, train
+from sottovoce.tasks import Task
 from tests.federation.world import World, everyone_paid, same
 from tests.small import small_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-RECIPES = ("a dataset", "a context", "a channel", "a method", "a model", "an engine")
+RECIPES = ("a dataset", "a context", "a channel", "a method", "a metric", "a model", "an engine")
 SOURCE = Path(__file__).parents[1] / "src" / "sottovoce"
 
 
@@ -98,7 +101,9 @@ class Brightness(Statistic):
 
 
 def test_a_context_is_one_statistic_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.CONTEXTS, "brightness", catalog.Context(rescaled="together"))
+    monkeypatch.setitem(
+        catalog.CONTEXTS, "brightness", catalog.Context(phrase="its brightness", rescaled="together")
+    )
     monkeypatch.setitem(context.STATISTICS, "brightness", lambda shape, classes, groups: Brightness())
     result = trained(tmp_path, context="brightness")
     assert (result["context"], result["uses_future_labels"]) == ("brightness", False)
@@ -120,7 +125,9 @@ class Doubles(Channel):
 
 
 def test_a_channel_is_one_class_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.CHANNELS, "doubles", catalog.Channel({"doubles": 15}))
+    monkeypatch.setitem(
+        catalog.CHANNELS, "doubles", catalog.Channel({"doubles": 15}, phrase="numbers of 64 bits")
+    )
     monkeypatch.setitem(
         channel.OPENERS, "doubles", lambda size, sigma: Doubles("doubles", "doubles", size, sigma)
     )
@@ -150,11 +157,31 @@ def test_a_method_is_one_generator_and_two_entries(tmp_path: Path, monkeypatch: 
 
         return Generator(Sine(), hidden, coefficients)
 
-    monkeypatch.setitem(catalog.METHODS, "waves", catalog.Method("optional"))
+    monkeypatch.setitem(catalog.METHODS, "waves", catalog.Method(phrase="waves", context="optional"))
     monkeypatch.setitem(generator.GENERATORS, "waves", waves)
     result = trained(tmp_path, method="waves")
     assert result["method"] == "waves"
     assert "generator.trunk.frequencies.weight" in load_tensors(tmp_path / "run" / "model.safetensors")[0]
+
+
+# A metric: its function, and its entry in catalog.METRICS
+
+
+def worst_recall(task: Task, outputs: Tensor, y: Tensor) -> float | None:
+    found = [float((task.decisions(outputs)[y == c] == c).double().mean()) for c in y.unique()]
+    return 100.0 * min(found) if found else None
+
+
+def test_a_metric_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"classes": "tests.test_recipes:worst_recall"}
+    toy = catalog.Metric("recall of the worst class", measured, percent=True)
+    monkeypatch.setitem(catalog.METRICS, "worst_recall", toy)
+    result = trained(tmp_path)
+    for role in ("seen", "future"):
+        assert 0 <= result["metrics"][role]["worst_recall"] <= result["accuracy"][role]
+    text = write_report(tmp_path / "run").read_text()
+    assert "recall of the worst class" in text
+    assert measure("worst_recall", 12.0).endswith("%")
 
 
 # A model: its function and entry in models.MODELS, or no file of ours at all

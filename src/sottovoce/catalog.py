@@ -1,14 +1,16 @@
-"""What a plan may name, and what each name is capable of; code asks for capabilities, never for names.
+"""What a plan may name, what each name is capable of, and how a report puts it.
 
-Everything else about a method, context, channel or basis lies where it is implemented, under the same name.
-Nothing here imports anything, so the command line can complete and check names at once.
+Code asks for capabilities, never for names. Everything else about a method, context, channel or basis lies
+where it is implemented, under the same name. Nothing here imports what it names, so the command line can
+complete and check names at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
+from typing import Any, Literal, TypeVar
 
 from sottovoce.errors import SottovoceError, nearest
 
@@ -31,18 +33,46 @@ class Method:
     """How far a release moves the generator is bounded and known (‖J‖ ≤ 1): noise may be at the server."""
     calibrated_with_context: bool = True
     """Gets the noise of a plan that pays for a context, so that controls differ in one thing only."""
+    _: KW_ONLY
+    phrase: str
+    """What was learned, as a report puts it."""
 
 
 METHODS = {
-    "global": Method("never", whole_model=True, bounded=True, calibrated_with_context=False),
-    "full": Method("always", whole_model=True),
-    "deep-linear": Method("optional"),
-    "factorized": Method("optional"),
-    "direct": Method("never", bounded=True),
-    "radial": Method("never"),
-    "replay": Method("never", replays=True),
-    "blend": Method("optional", individual=True, bounded=True, calibrated_with_context=False),
-    "mean-regularized": Method("optional", individual=True, calibrated_with_context=False),
+    "global": Method(
+        phrase="one model for all, in all its parameters",
+        context="never",
+        whole_model=True,
+        bounded=True,
+        calibrated_with_context=False,
+    ),
+    "full": Method(
+        phrase="a model for each context, in all its parameters", context="always", whole_model=True
+    ),
+    "deep-linear": Method(phrase="coefficients for each context, by a linear map", context="optional"),
+    "factorized": Method(
+        phrase="coefficients for each context, by the paper’s small network", context="optional"
+    ),
+    "direct": Method(phrase="one vector of coefficients for all", context="never", bounded=True),
+    "radial": Method(phrase="coefficients of a fixed direction, whose length evolves", context="never"),
+    "replay": Method(
+        phrase="one vector of coefficients for all, with the gains of another run",
+        context="never",
+        replays=True,
+    ),
+    "blend": Method(
+        phrase="a part that all share, a part from the context and each participant’s own part",
+        context="optional",
+        individual=True,
+        bounded=True,
+        calibrated_with_context=False,
+    ),
+    "mean-regularized": Method(
+        phrase="a model of each participant’s own, drawn to their mean",
+        context="optional",
+        individual=True,
+        calibrated_with_context=False,
+    ),
 }
 
 
@@ -60,15 +90,29 @@ class Context:
     """Future clients, who may have no labels, release the mean prediction of the shared model instead."""
     rescaled: Literal["no", "each", "together"] = "no"
     """How the server rescales contexts: not, each coordinate by its own spread, or all by one."""
+    _: KW_ONLY
+    phrase: str
+    """What each released, as a report puts it."""
 
 
 CONTEXTS = {
-    "moments": Context(),
-    "standardized": Context(rescaled="each"),
-    "labels": Context(uses_labels=True, class_shares=True),
-    "predictions": Context(uses_model=True, class_shares=True, rescaled="together"),
-    "public": Context(released=False),
-    "shares": Context(uses_labels=True, class_shares=True, predicted_for_future=True),
+    "moments": Context(phrase="moments of its inputs"),
+    "standardized": Context(phrase="moments of its inputs, standardized at the server", rescaled="each"),
+    "labels": Context(phrase="a histogram of its labels", uses_labels=True, class_shares=True),
+    "predictions": Context(
+        phrase="the classes that a private model predicts for its inputs, on average",
+        uses_model=True,
+        class_shares=True,
+        rescaled="together",
+    ),
+    "public": Context(phrase="nothing of its own", released=False),
+    "shares": Context(
+        phrase="the shares of its classes, by labels where it trained and by the shared model’s predictions "
+        "where it joined later",
+        uses_labels=True,
+        class_shares=True,
+        predicted_for_future=True,
+    ),
 }
 
 
@@ -84,17 +128,28 @@ class Channel:
     """Needs numba."""
     private_messages: bool = False
     """Its messages are private themselves, against the server that decodes them too."""
+    _: KW_ONLY
+    phrase: str
+    """What releases travelled as, as a report puts it."""
 
 
 CHANNELS = {
-    "direct": Channel({"direct": 0}),
-    "direct-q12": Channel({"direct-q12": 1}),
-    "lrsuq": Channel({"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4}, options=("lattice",), compiled=True),
-    "lrsuq-elias": Channel(
-        {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7}, options=("lattice",), compiled=True
+    "direct": Channel({"direct": 0}, phrase="numbers of 32 bits with noise in them"),
+    "direct-q12": Channel({"direct-q12": 1}, phrase="numbers of 12 bits with noise in them"),
+    "lrsuq": Channel(
+        {"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4},
+        phrase="points of a lattice, whose rounding is the noise",
+        options=("lattice",),
+        compiled=True,
     ),
-    "polar": Channel({"polar": 8}, compiled=True),
-    "integers": Channel({"integers": 9}, private_messages=True),
+    "lrsuq-elias": Channel(
+        {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7},
+        phrase="points of a lattice, whose rounding is the noise, in Elias’ code",
+        options=("lattice",),
+        compiled=True,
+    ),
+    "polar": Channel({"polar": 8}, phrase="polar codes, whose error is the noise", compiled=True),
+    "integers": Channel({"integers": 9}, phrase="whole numbers with noise in them", private_messages=True),
 }
 
 BASES = ("structured", "unstructured")
@@ -120,7 +175,7 @@ class Task:
     """What is predicted about a record (`records.toml`: `task`)."""
 
     metric: str
-    """The metric by which models are compared, and one round with the next."""
+    """The metric (of `METRICS`) by which models are compared, and one round with the next."""
     reach: float = 1.0
     """How far noise may move an output in a run of `blend`, against a logit: numbers lie within −1…1."""
     largest_step: float = 500.0
@@ -135,14 +190,59 @@ TASKS = {
     "number": Task("r2", reach=0.1, largest_step=10.0),
 }
 
+
+@dataclass(frozen=True)
+class Metric:
+    """How well outputs say what is true of held-out records (`metrics`)."""
+
+    phrase: str
+    """What a report calls it."""
+    measured: Mapping[str, str]
+    """By task, the function 'module:name' that measures it, from a task, outputs and targets."""
+    percent: bool = False
+    """It is a share, shown in percent, and measured so."""
+
+
+def _ours(**functions: str) -> Mapping[str, str]:
+    return {task: f"sottovoce.metrics:{function}" for task, function in functions.items()}
+
+
+METRICS = {
+    "accuracy": Metric("accuracy", _ours(classes="score", labels="score"), percent=True),
+    "balanced_accuracy": Metric(
+        "balanced accuracy", _ours(classes="mean_recall", labels="mean_of_both_rates"), percent=True
+    ),
+    "exact_match": Metric("exact match", _ours(labels="exact_match"), percent=True),
+    "auroc": Metric("AUROC", _ours(classes="class_areas", labels="label_areas")),
+    "log_loss": Metric("log loss", _ours(classes="mean_loss", labels="mean_loss")),
+    "calibration_error": Metric(
+        "calibration error", _ours(classes="class_calibration", labels="label_calibration")
+    ),
+    "mean_absolute_error": Metric("mean absolute error", _ours(number="mean_absolute_error")),
+    "root_mean_squared_error": Metric("root mean squared error", _ours(number="root_mean_squared_error")),
+    "r2": Metric("R²", _ours(number="r2")),
+}
+"""In the order in which results tell them."""
+
 ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
-ACCOUNTINGS = ("rdp", "exact")
+ACCOUNTINGS = {
+    "rdp": "Rényi accounting, the paper’s closed form",
+    "exact": "exact composition of Gaussian mechanisms",
+}
+"""With how a report calls each."""
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
 NOISES = ("client", "server")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
+
+
+def function(path: str) -> Callable[..., Any]:
+    """The function or class that an entry names as 'module:name'; it is imported when first asked for."""
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 def entry(what: str, name: str, entries: Mapping[str, Capabilities]) -> Capabilities:

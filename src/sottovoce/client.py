@@ -8,9 +8,10 @@ runs under every engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from sottovoce.tasks import open_task
 class Client:
     """One client of a run; `run` names the run in streams, `secret` is shared with the server.
 
+    `records` may be a function that reads them when they are needed.
     `account` is the name under which the ledger charges it, by default its own. A ledger that is about one
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
     `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
@@ -43,7 +45,7 @@ class Client:
     def __init__(
         self,
         name: str,
-        records: ClientRecords,
+        records: ClientRecords | Callable[[], ClientRecords],
         blueprint: Blueprint,
         ledger: Ledger | None,
         *,
@@ -59,7 +61,7 @@ class Client:
         self.participant = participant
         """Its number among the participants; None for a future client."""
         self._account = account or name
-        self._records = records
+        self._given = records
         self._blueprint = blueprint
         self._ledger = ledger
         self._run = run
@@ -69,6 +71,12 @@ class Client:
         self._seal = seal
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
+        self.faults: list[str] = []
+        """What kept a statistic from being computed; for the owner of the records."""
+
+    @cached_property
+    def _records(self) -> ClientRecords:
+        return self._given() if callable(self._given) else self._given
 
     def release_context(self, coefficients: Tensor | None = None) -> bytes:
         """The context as a channel message, charged once for ever."""
@@ -130,6 +138,25 @@ class Client:
                 owned[records.y[records.usable]] = True
         return Evaluation.of(open_task(facts), output, held_out.y, owned)
 
+    def statistic(self, asked: Asked) -> Tensor:
+        """What a release is about, before its noise: float64 (size,). It stays here.
+
+        Zero if it cannot be computed: that may depend on records, so a release happens all the same, is
+        charged, and looks like any other. Why is for the owner alone (`faults`).
+        """
+        release, u = self._release(asked), asked.given
+        try:
+            if u is None:
+                u = release.statistic(asked.records(), asked.coefficients)
+            if u.shape == (release.size,) and bool(u.isfinite().all()):
+                return u.double().cpu()
+            fault = "its statistic is not finite"
+        except Exception as error:  # whatever records, files and a stranger's model raise
+            fault = str(error) or type(error).__name__
+        self.faults.append(f"the {asked.kind} of round {asked.round} counts as zero: {fault}")
+        logging.getLogger(__name__).error("%s: %s", self.name, self.faults[-1])
+        return torch.zeros(release.size, dtype=torch.float64)
+
     def _stored(self, asked: Asked) -> bytes | None:
         """The message of a release that was charged before; None if it is to be made."""
         self.signal = None
@@ -144,10 +171,7 @@ class Client:
     def _draft(self, asked: Asked) -> bytes:
         """The message of a release that is not charged yet."""
         release, plan = self._release(asked), self._blueprint.plan
-        u = asked.given
-        if u is None:
-            u = release.statistic(asked.records(), asked.coefficients)
-        self.signal = u.double().cpu().numpy()
+        self.signal = self.statistic(asked).numpy()
         stream = release.stream(self._run, self.name, asked.round)
         seed = plan.seed if plan.seeded else None
         return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)

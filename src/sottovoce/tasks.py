@@ -8,21 +8,16 @@ held-out records. Nothing here mixes records except `metrics`, which stays with 
 
 from __future__ import annotations
 
-import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sottovoce.catalog import METRICS, entry, function
 from sottovoce.catalog import TASKS as CAPABILITIES
-from sottovoce.catalog import entry
 from sottovoce.data import description
 from sottovoce.data.facts import Facts
 from sottovoce.errors import SottovoceError
@@ -31,13 +26,6 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 """Losses (n,) of outputs (n, …) and targets (n, …): each record's own."""
 Metrics = dict[str, float | None]
 """By name; None where these records cannot say."""
-
-BINS = 15
-"""Of a calibration error."""
-
-
-class NoMeasures(SottovoceError):
-    """The package that measures is not installed here."""
 
 
 class Task(ABC):
@@ -69,16 +57,21 @@ class Task(ABC):
     def score(self, outputs: Tensor, y: Tensor) -> float | None:
         """`metric` of these records, on a scale of 100; None where they cannot say."""
 
-    @abstractmethod
     def metrics(self, outputs: Tensor, y: Tensor) -> Metrics:
-        """All metrics of these records; accuracies in percent, errors of numbers in the target's own units.
-
-        Needs the package torchmetrics.
-        """
+        """All metrics that the catalog has for the task, of these records. Needs the package torchmetrics."""
+        return {
+            name: function(metric.measured[self.name])(self, outputs, y)
+            for name, metric in METRICS.items()
+            if self.name in metric.measured
+        }
 
     @abstractmethod
     def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
         """Made-up targets, to try a model on."""
+
+    def in_units(self, y: Tensor) -> Tensor:
+        """Targets as people know them, where they were scaled."""
+        return y
 
     def check_outputs(self, outputs: Tensor, model: str) -> None:
         """Refuses a model that does not give one output for each class, label or number."""
@@ -106,23 +99,7 @@ class Classes(Task):
         return outputs.argmax(dim=1)
 
     def score(self, outputs: Tensor, y: Tensor) -> float | None:
-        return _percent((self.decisions(outputs) == y).float())
-
-    def metrics(self, outputs: Tensor, y: Tensor) -> Metrics:
-        with _measures("classification") as measures:
-            classes, probabilities = self.facts.classes, self.values(outputs.float())
-            counts = torch.bincount(y, minlength=classes)
-            held, separable = counts > 0, (counts > 0) & (counts < len(y))
-            recalls = measures.multiclass_recall(self.decisions(outputs), y, classes, average="none")
-            areas = measures.multiclass_auroc(probabilities, y, classes, average="none")
-            error = measures.multiclass_calibration_error(probabilities, y, classes, n_bins=BINS, norm="l1")
-            return {
-                "accuracy": self.score(outputs, y),
-                "balanced_accuracy": _percent(recalls[held]),
-                "auroc": _mean(areas[separable]),
-                "log_loss": _mean(self.losses(outputs.float(), y)),
-                "calibration_error": float(error),
-            }
+        return percent((self.decisions(outputs) == y).float())
 
     def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.facts.classes, (count,), generator=generator)
@@ -143,29 +120,7 @@ class Labels(Task):
         return outputs > 0
 
     def score(self, outputs: Tensor, y: Tensor) -> float | None:
-        return _percent((self.decisions(outputs) == (y > 0.5)).float())
-
-    def metrics(self, outputs: Tensor, y: Tensor) -> Metrics:
-        with _measures("classification") as measures:
-            labels, probabilities, truth = self.facts.classes, self.values(outputs.float()), (y > 0.5).long()
-            separable = (truth.sum(dim=0) > 0) & (truth.sum(dim=0) < len(truth))
-            areas = measures.multilabel_auroc(probabilities, truth, labels, average="none")
-            rates = [
-                measures.multilabel_recall(predicted, true, labels, average="none")
-                for predicted, true in ((probabilities, truth), (1 - probabilities, 1 - truth))
-            ]
-            error = measures.binary_calibration_error(
-                probabilities.flatten(), truth.flatten(), n_bins=BINS, norm="l1"
-            )
-            exact = measures.multilabel_exact_match(probabilities, truth, labels)
-            return {
-                "accuracy": self.score(outputs, y),
-                "balanced_accuracy": _percent(torch.stack(rates).mean(dim=0)[separable]),
-                "exact_match": 100.0 * float(exact),
-                "auroc": _mean(areas[separable]),
-                "log_loss": _mean(self.losses(outputs.float(), y)),
-                "calibration_error": float(error),
-            }
+        return percent((self.decisions(outputs) == (y > 0.5)).float())
 
     def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.randint(2, (count, self.facts.classes), generator=generator).float()
@@ -187,7 +142,7 @@ class Number(Task):
         return (outputs.squeeze(1) - y).square() / 2
 
     def values(self, outputs: Tensor) -> Tensor:
-        return self._in_units(outputs.clamp(-1.0, 1.0))
+        return self.in_units(outputs.clamp(-1.0, 1.0))
 
     def decisions(self, outputs: Tensor) -> Tensor:
         return self.values(outputs).squeeze(1)
@@ -197,21 +152,11 @@ class Number(Task):
         spread = (y.double() - y.double().mean()).square().sum()
         return 100.0 * (1.0 - float(residual / spread)) if len(y) > 1 and spread > 0 else None
 
-    def metrics(self, outputs: Tensor, y: Tensor) -> Metrics:
-        with _measures("regression") as measures:
-            predicted, true = self.decisions(outputs.double()), self._in_units(y.double())
-            known = len(y) > 1 and bool((true != true[0]).any())
-            return {
-                "mean_absolute_error": float(measures.mean_absolute_error(predicted, true)),
-                "root_mean_squared_error": math.sqrt(float(measures.mean_squared_error(predicted, true))),
-                "r2": float(measures.r2_score(predicted, true)) if known else None,
-            }
-
     def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
         return 2 * torch.rand(count, generator=generator) - 1
 
-    def _in_units(self, scaled: Tensor) -> Tensor:
-        return scaled * self._reach + self._center
+    def in_units(self, y: Tensor) -> Tensor:
+        return y * self._reach + self._center
 
 
 TASKS: dict[str, Callable[[Facts], Task]] = {"classes": Classes, "labels": Labels, "number": Number}
@@ -247,21 +192,6 @@ def mean_metrics(metrics: Sequence[Mapping[str, float | None]]) -> Metrics:
     return means
 
 
-def _mean(values: Tensor) -> float | None:
-    return float(values.double().mean()) if values.numel() else None
-
-
-def _percent(values: Tensor) -> float | None:
+def percent(values: Tensor) -> float | None:
+    """A hundred times the mean; None of nothing."""
     return 100.0 * float(values.double().mean()) if values.numel() else None
-
-
-@contextmanager
-def _measures(kind: str) -> Iterator[Any]:
-    """The functions of torchmetrics, imported when first needed, without their advice on absent classes."""
-    try:
-        functions = import_module(f"torchmetrics.functional.{kind}")
-    except ImportError:
-        raise NoMeasures("metrics need the package torchmetrics: pip install torchmetrics") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield functions

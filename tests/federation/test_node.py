@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -291,3 +292,44 @@ def test_the_folders_above_a_clients_are_made_for_it(tmp_path: Path) -> None:
     member = world.node(0, directory="state/of/mine")
     member.refused(world.store.run, "full")
     assert (tmp_path / "clients" / "state" / "of" / "mine" / "client.log").exists()
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+@pytest.mark.parametrize("kind", ["context", "gradient"])
+def test_a_file_that_became_unusable_is_nothing_that_the_server_notices(
+    tmp_path: Path, noise: str, kind: str
+) -> None:
+    """An enrolled client answers for ever: around zero, charged, and as long as always."""
+    blend = {
+        "method": "blend",
+        "context": "shares",
+        "context_share": 0.1,
+        "prior": "context",
+        "basis": "structured",
+    }
+    world = World(tmp_path, **QUICK, **blend, noise=noise)
+    world.enrol_all()
+    if kind == "gradient":
+        world.step()
+    asked = world.coordinator.missing()
+    who = next(participant for participant in asked if asked[participant] == kind)
+    request = world.coordinator.request(who, kind)
+    file = tmp_path / "clients" / f"client-{who}.npz"
+    whole = file.read_bytes()
+    lengths = {}
+    for state, content in (("gone", None), ("damaged", whole[:100]), ("whole", whole)):
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        shutil.copytree(tmp_path / "clients" / f"client-{who}", tmp_path / "kept")
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        answer = world.node(who).release(request)
+        assert set(answer) == {"kind", "round", "release"}
+        lengths[state] = len(answer["release"])
+        log = log_of(world, who)
+        assert ("counts as zero" in " ".join(log)) is (state != "whole")
+        assert (kind, request["round"]) in charged(world, who)
+        if state != "whole":
+            shutil.rmtree(tmp_path / "clients" / f"client-{who}")
+            shutil.copytree(tmp_path / "kept", tmp_path / "clients" / f"client-{who}")
+    assert len(set(lengths.values())) == 1

@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sottovoce.catalog import CONTEXTS
 from sottovoce.report.reading import read_run
 from sottovoce.report.words import promise, warning
 
@@ -90,3 +93,15 @@ def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path)
     assert "any generator or model (but not in a release)" in text
     assert "there is no finite ε" in text
     assert "its decoded releases, or in any model" in words(tmp_path / "client")[0]
+
+
+@pytest.mark.parametrize("name", [name for name, context in CONTEXTS.items() if context.released])
+def test_a_report_calls_a_context_as_the_catalog_does(tmp_path: Path, name: str) -> None:
+    assert f"one context ({CONTEXTS[name].phrase})" in words(tmp_path, context=name)[0]
+
+
+def test_a_report_says_what_was_learned_and_how_it_travelled(tmp_path: Path) -> None:
+    text, _ = words(tmp_path, method="blend", channel="polar")
+    assert "What was learned. A part that all share, a part from the context" in text
+    assert "Releases travelled as polar codes, whose error is the noise." in text
+    assert "What was learned" not in words(tmp_path / "later", method="of a later version")[0]

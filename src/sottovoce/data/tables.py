@@ -58,7 +58,7 @@ def column_names(path: Path) -> list[str]:
         if kind == ".npz":
             return array_names(path)
         if kind == ".csv":
-            return _header(path)[0]
+            return csv_header(path)[0]
         with _parquet(path) as (_, names):
             return names
 
@@ -75,7 +75,7 @@ class _Csv:
 
     @classmethod
     def open(cls, path: Path, numbers: Collection[str], texts: Collection[str]) -> _Csv:
-        names, delimiter = _header(path)
+        names, delimiter = csv_header(path)
         if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
             raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
         return cls(path, names, delimiter, _known(path, names, [*numbers, *texts]), numbers)
@@ -187,7 +187,7 @@ def _known(path: Path, names: list[str], wanted: list[str]) -> list[str]:
     return known
 
 
-def _header(path: Path) -> tuple[list[str], str]:
+def csv_header(path: Path) -> tuple[list[str], str]:
     """Names of the columns, and what stands between them: comma, semicolon or tab."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,7 +216,7 @@ class Node:
             coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            self._records(enrolment.participant, blueprint),
+            partial(self._records, enrolment.participant, blueprint),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -234,6 +234,8 @@ class Node:
             ),
         )
         if kind == "context":
+            if blueprint.plan.context_traits.uses_model and coefficients is None:
+                raise Declined("a context of this run needs the model's coefficients: nothing was released")
             message = client.release_context(coefficients)
         elif kind == "confusion" and coefficients is not None:
             message = client.release_confusion(coefficients)
@@ -241,6 +243,8 @@ class Node:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
             message = client.release_gradient(round_number, coefficients)
+        for fault in client.faults:  # the server receives what it always does, and is told nothing
+            self._client_log.note(fault, level=logging.ERROR)
         if sealed_for(message) != request["seal"]:
             raise LedgerBehind(
                 "the release was sealed for a key that the server no longer has: it was charged, and is left "
@@ -248,7 +252,8 @@ class Node:
             )
         answer = {"kind": kind, "round": round_number, "release": message}
         if request["diagnostics"] and self._diagnostics and coefficients is not None:
-            answer["accuracy"] = client.evaluate(coefficients).accuracy
+            with suppress(Exception):  # whatever a file raises by now
+                answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
 
     def _enrolment(self, request: Mapping[str, Any]) -> Enrolment:

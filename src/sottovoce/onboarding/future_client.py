@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sottovoce.account import Account, called
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import Facts, Records, read_client, split_future
+from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
 from sottovoce.data.client_file import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
@@ -105,12 +105,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.uses_future_labels
-    model, draw = server.context_model(), derived_seed(plan.seed, "context")
-    needed = blueprint.context_size(None) if plan.releases_context else 0
-    # The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
-    records = described_client(
-        source, plan, blueprint.facts, needed=needed, labels=uses_labels, local=features
-    )
+    model, records = server.context_model(), future_records(source, blueprint, features)
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
     with account.open() as book:
@@ -128,7 +123,7 @@ def obtain_model(
             private = keys.private()
         client = Client(
             NAME,
-            split_future(records, needed, draw),
+            divided(records, blueprint),
             blueprint,
             book,
             run=server.run,
@@ -164,8 +159,27 @@ def obtain_model(
         "context_bytes": len(message),
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
-        "accuracy": _accuracy(judged, needed, draw, blueprint, coefficients),
+        "accuracy": _accuracy(judged, blueprint, coefficients),
     }
+
+
+def future_records(source: Path, blueprint: Blueprint, features: str | None = None) -> Records:
+    """The records of a future client's file, in its order.
+
+    The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
+    """
+    plan, facts = blueprint.plan, blueprint.facts
+    needed, labels = _needed(blueprint), plan.uses_future_labels
+    return described_client(source, plan, facts, needed=needed, labels=labels, local=features)
+
+
+def divided(records: Records, blueprint: Blueprint) -> ClientRecords:
+    """The units of a future client's context, and all others, which judge its model at home."""
+    return split_future(records, _needed(blueprint), derived_seed(blueprint.plan.seed, "context"))
+
+
+def _needed(blueprint: Blueprint) -> int:
+    return blueprint.context_size(None) if blueprint.plan.releases_context else 0
 
 
 def _with_targets(records: Records, source: Path, facts: Facts) -> Records | None:
@@ -186,11 +200,9 @@ def _with_targets(records: Records, source: Path, facts: Facts) -> Records | Non
     return replace(records, x=torch.where(seen, records.x, unusable), y=told.y)
 
 
-def _accuracy(
-    records: Records | None, needed: int, draw: int, blueprint: Blueprint, coefficients: Tensor
-) -> float | None:
+def _accuracy(records: Records | None, blueprint: Blueprint, coefficients: Tensor) -> float | None:
     """The headline metric of a model on records that are not of the context; None if there are none."""
-    if records is None or records.units <= needed:
+    if records is None or records.units <= _needed(blueprint):
         return None
-    mine = Client(NAME, split_future(records, needed, draw), blueprint, None, run="", secret=b"")
+    mine = Client(NAME, divided(records, blueprint), blueprint, None, run="", secret=b"")
     return mine.evaluate(coefficients).accuracy

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+from sottovoce.catalog import ACCOUNTINGS
 from sottovoce.errors import SottovoceError, nearest
-
-ACCOUNTINGS = ("exact", "rdp")
 
 
 def epsilon(mu_squared: float, delta: float, accounting: str) -> float:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from sottovoce.catalog import METRICS
+
 THIN = "\u202f"
 UNKNOWN = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -47,12 +49,12 @@ def label(metric: str) -> str:
     >>> label("balanced_accuracy"), label("auroc")
     ('balanced accuracy', 'AUROC')
     """
-    return {"auroc": "AUROC", "r2": "R²"}.get(metric, metric.replace("_", " "))
+    return METRICS[metric].phrase if metric in METRICS else metric.replace("_", " ")
 
 
 def measure(metric: str, value: float | None) -> str:
-    """The value of a metric: accuracies in percent, all else as a number."""
-    return percent(value) if metric.endswith(("accuracy", "match")) else number(value)
+    """The value of a metric: shares in percent, all else as a number."""
+    return percent(value) if metric in METRICS and METRICS[metric].percent else number(value)
 
 
 def counted(unit: str) -> str:

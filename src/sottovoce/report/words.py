@@ -9,21 +9,10 @@ from __future__ import annotations
 import math
 import re
 
-from sottovoce.catalog import CONTEXTS
+from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import count, equals, number, out_of
 from sottovoce.report.reading import ReportedRun
-
-_ACCOUNTING = {
-    "exact": "exact composition of Gaussian mechanisms",
-    "rdp": "Rényi accounting, the paper’s closed form",
-}
-_CONTEXTS = {
-    "moments": "moments of its inputs",
-    "standardized": "moments of its inputs, standardized at the server",
-    "labels": "a histogram of its labels",
-    "predictions": "mean predictions of the private model on its inputs",
-}
 
 
 def warning(run: ReportedRun) -> str | None:
@@ -41,7 +30,7 @@ def promise(run: ReportedRun) -> Html:
 
 
 def _paragraphs(run: ReportedRun) -> list[tuple[str, str]]:
-    parts = [("Records of participants.", _participants(run))]
+    parts = [*_made(run), ("Records of participants.", _participants(run))]
     if not without_noise(run):
         parts.append(("Trusted server.", _server(run)))
     if run.counts["future_clients"]:
@@ -49,6 +38,15 @@ def _paragraphs(run: ReportedRun) -> list[tuple[str, str]]:
     if not without_noise(run):
         parts.append(("Randomness.", _randomness(run)))
     return parts
+
+
+def _made(run: ReportedRun) -> list[tuple[str, str]]:
+    """What was learned and how it travelled, where this version knows the names."""
+    method, channel = METHODS.get(str(run.facts["method"])), CHANNELS.get(str(run.facts["channel"]))
+    if method is None or channel is None:
+        return []
+    learned = method.phrase[0].upper() + method.phrase[1:]
+    return [("What was learned.", f"{learned}. Releases travelled as {channel.phrase}.")]
 
 
 def without_noise(run: ReportedRun) -> bool:
@@ -74,7 +72,7 @@ def _participants(run: ReportedRun) -> str:
             f"({equals('σ', run.sigma)} in each coordinate"
         )
         seen = "any generator or model (but not in a release)"
-    counted = _ACCOUNTING.get(run.epsilon.accounting, run.epsilon.accounting)
+    counted = ACCOUNTINGS.get(run.epsilon.accounting, run.epsilon.accounting)
     unit, other = unit_word(run.unit), "any other"
     what = "one record"
     if run.unit != "record":
@@ -144,15 +142,16 @@ def _future(run: ReportedRun) -> str:
             "They released nothing: their models do not depend on their records. Their labels were not used."
         )
     context = run.facts["context"] or ""
+    phrase = CONTEXTS[context].phrase if context in CONTEXTS else context
     labels = (
         "Labels of future clients were used."
         if run.uses_future_labels
         else ("Labels of future clients were not used.")
     )
     if without_noise(run):
-        return f"Each released one context without noise ({_CONTEXTS.get(context, context)}). {labels}"
+        return f"Each released one context without noise ({phrase}). {labels}"
     return (
-        f"Each released one context ({_CONTEXTS.get(context, context)}), which cost its records "
+        f"Each released one context ({phrase}), which cost its records "
         f"{equals('ε', run.epsilon.future_context)}, and got its model from it without any training. {labels}"
     )
 

@@ -15,9 +15,10 @@ from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
 from sottovoce.features.kept import chosen
 from sottovoce.features.local import pretrained
+from sottovoce.metrics import NoMeasures
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.tasks import NoMeasures, mean_metrics, open_task
+from sottovoce.tasks import mean_metrics, open_task
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,227 @@
+"""Everything that would leave: each client's statistics before noise, for given coefficients, and all that is
+public. Two files that differ in one unit may differ by what is charged, in one client, and in nothing else.
+
+Nothing leaves here, and nothing is charged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce import data
+from sottovoce.blueprint import Blueprint, draw
+from sottovoce.client import Asked, Client
+from sottovoce.data import ClientRecords, Dataset, Facts, FederatedDataset
+from sottovoce.features.kept import described, settled
+from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import Kind
+from sottovoce.release import Release
+
+TOLERANCE = 1e-9
+"""By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
+ROUNDS = 2
+"""Rounds of a client that are looked at: each has its own records, where it does not take all."""
+
+
+@dataclass(frozen=True)
+class What:
+    """A statistic that would leave: whose, of which kind, in which round, at which coefficients."""
+
+    client: str
+    kind: str
+    """As a table names it: a context says which, and whether it is a future client's."""
+    place: str
+    round: int = 0
+    at: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """Statistics before noise, in parts of the Δ that is charged for each, and what is public about a run."""
+
+    statistics: dict[What, np.ndarray]
+    charged: dict[What, float]
+    public: Mapping[str, Any]
+
+
+@dataclass
+class Largest:
+    """The largest ratio of each kind of release that was seen, how often, and what broke the promise."""
+
+    ratios: dict[tuple[str, str], float] = field(default_factory=dict)
+    charged: dict[tuple[str, str], float] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    pairs: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    """Pairs of which one file was refused, by what its owner was told, numbers left out."""
+    faults: list[str] = field(default_factory=list)
+
+    def compare(self, files: Sequence[Leaving | str]) -> None:
+        """Takes files, any two of which are neighbours; a text says why one was refused."""
+        for one, other in combinations(files, 2):
+            if isinstance(one, Leaving) and isinstance(other, Leaving):
+                self.pairs += 1
+                self._pair(one, other)
+            elif isinstance(one, Leaving) or isinstance(other, Leaving):
+                why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
+                self.refused[why] = self.refused.get(why, 0) + 1
+
+    def _pair(self, one: Leaving, other: Leaving) -> None:
+        for name in one.public.keys() | other.public.keys():
+            if one.public.get(name) != other.public.get(name):
+                self._fault(f"{name} is public, and changes with one unit")
+        if one.statistics.keys() != other.statistics.keys():
+            self._fault("which releases happen changes with one unit")
+            return
+        moved = set()
+        for what, vector in one.statistics.items():
+            kind = what.kind, what.place
+            ratio = float(np.linalg.norm(vector - other.statistics[what]))
+            if not (vector == other.statistics[what]).all():
+                moved.add(what.client)
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            self.charged[kind] = max(self.charged.get(kind, 0.0), one.charged[what])
+            if not ratio <= self.ratios.setdefault(kind, 0.0):
+                self.ratios[kind] = ratio
+            if not ratio <= 1 + TOLERANCE:
+                self._fault(f"{what.kind} of {what.client} moves by {ratio:.3f} of what is charged")
+        if len(moved) > 1:
+            self._fault(f"one unit moves releases of {len(moved)} clients")
+
+    def _fault(self, text: str) -> None:
+        if text not in self.faults:
+            self.faults.append(text)
+
+    @property
+    def releases(self) -> list[dict[str, Any]]:
+        """A row for each kind of release and place of noise."""
+        return [
+            {
+                "kind": kind,
+                "place": place,
+                "charged": self.charged[kind, place],
+                "ratio": ratio,
+                "compared": self.counts[kind, place],
+            }
+            for (kind, place), ratio in sorted(self.ratios.items())
+        ]
+
+
+def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
+    """A run as `train` opens it, before its first release."""
+    plan = settled(plan, dataset.facts)
+    dataset = described(dataset, plan, cache=False, local=plan.features)
+    plan = data.settle(plan, dataset)
+    federation = data.divide(dataset, plan)
+    sizes = federation.participants.sizes
+    trained = tuple(data.training_size(size) for size in sizes)
+    return _drawn(data.resolve(plan, sizes), federation.facts, trained), federation
+
+
+@lru_cache(maxsize=8)
+def _drawn(plan: Plan, facts: Facts, sizes: tuple[int, ...]) -> Blueprint:
+    """A blueprint follows from these alone: neighbours have one and the same."""
+    return draw(plan, facts, plan.model, sizes)
+
+
+def leaving(
+    blueprint: Blueprint,
+    federation: FederatedDataset,
+    at: Sequence[Tensor],
+    only: Collection[str] | None = None,
+) -> Leaving:
+    """What clients of a run would release, all or `only` some, for all coefficients (k,) they may be sent."""
+    found = Leaving({}, {}, _public(blueprint, federation))
+    roles = (federation.names, federation.participants), (federation.future_names, federation.future)
+    for role, (names, clients) in enumerate(roles):
+        for i, name in enumerate(names):
+            if only is None or name in only:
+                _leaving(found, blueprint, name, clients[i], i if role == 0 else None, at)
+    return found
+
+
+def leaving_alone(
+    blueprint: Blueprint, name: str, records: ClientRecords, participant: int | None, at: Sequence[Tensor]
+) -> Leaving:
+    """What one client would release, a participant or a future one (None), from records of its own file."""
+    found = Leaving({}, {}, {})
+    _leaving(found, blueprint, name, records, participant, at)
+    return found
+
+
+def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor]:
+    """Coefficients (k,) that a client may be sent: none yet, and some far away."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (blueprint.coefficients,)
+    return [torch.zeros(shape), *(3.0 * torch.randn(shape, generator=generator) for _ in range(count - 1))]
+
+
+def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
+    """How much of a client's statistic reaches the sum that is noised: 1 where its own noise protects it."""
+    if release.place != "server" or blueprint.pool is None or participant is None:
+        return 1.0
+    return float(blueprint.pool.weights([blueprint.sizes[participant]])[0])
+
+
+def _leaving(
+    found: Leaving,
+    blueprint: Blueprint,
+    name: str,
+    records: ClientRecords,
+    participant: int | None,
+    at: Sequence[Tensor],
+) -> None:
+    client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
+    releases = blueprint.releases_of(participant)
+    for number, model in enumerate(at):
+        for asked in _asked(client, blueprint, participant, model):
+            release, plan = releases[asked.kind], blueprint.plan
+            kind: str = asked.kind
+            if kind == "context":
+                kind = f"context {plan.context}" + (" of a future client" if participant is None else "")
+            what = What(name, kind, release.place, asked.round, number)
+            part = weight(blueprint, participant, release) / release.sensitivity
+            found.statistics[what] = client.statistic(asked).numpy() * part
+            found.charged[what] = release.sensitivity
+
+
+def _asked(client: Client, blueprint: Blueprint, participant: int | None, model: Tensor) -> Iterator[Asked]:
+    """Every release that a client is ever asked for, its rounds up to `ROUNDS`."""
+    plan, traits = blueprint.plan, blueprint.plan.context_traits
+    if plan.releases_context:
+        uses_model = plan.future_uses_model if participant is None else traits.uses_model
+        yield client.context(model if uses_model else None)
+    if participant is None:
+        return
+    rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1
+    for number in list(rounds)[:ROUNDS]:
+        yield client.gradient(int(number), model)
+    if traits.predicted_for_future:
+        yield client.confusion(model)
+
+
+def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:
+    """What neighbours must have in common to the last bit."""
+
+    def noise(participant: int | None) -> dict[Kind, tuple[object, ...]]:
+        releases = blueprint.releases_of(participant).items()
+        return {kind: (r.sensitivity, r.sigma, r.size, r.place, r.largest_message) for kind, r in releases}
+
+    return {
+        "the plan": blueprint.plan,
+        "what a record is": blueprint.facts,
+        "the number of units": (federation.participants.sizes, federation.future.sizes),
+        "the names of clients": (federation.names, federation.future_names),
+        "the schedule": blueprint.schedule.tolist(),
+        "the model": blueprint.reference_digest,
+        "noise and lengths": [noise(i) for i in [*range(blueprint.plan.participants), None]],
+    }

@@ -1,0 +1,90 @@
+"""Metrics tell a good model from a lazy one, in people's units, and only what records can say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce import catalog
+from sottovoce.data import Facts
+from sottovoce.data.description import Description
+from sottovoce.metrics import NoMeasures
+from sottovoce.report.numbers import label, measure
+from sottovoce.tasks import open_task
+from tests.data.hospitals import folder
+from tests.test_tasks import AGE
+
+
+def test_metrics_of_a_number_are_in_its_own_units(tmp_path: Path) -> None:
+    pytest.importorskip("torchmetrics")
+    agreed = Description.load(folder(tmp_path / "f", AGE, north="height,age\n1,2\n") / "records.toml")
+    task = open_task(agreed.facts())
+    y = torch.tensor([-1.0, 0.0, 1.0])
+    found = task.metrics(torch.tensor([[-1.0], [0.5], [1.0]]), y)
+    assert found["mean_absolute_error"] == pytest.approx(10.0)
+    assert found["r2"] == pytest.approx(1 - 30**2 / (2 * 60**2))
+    assert task.score(torch.tensor([[-1.0], [0.5], [1.0]]), y) == pytest.approx(100 * found["r2"])
+    assert task.metrics(torch.zeros(1, 1), y[:1])["r2"] is None
+
+
+def test_metrics_of_classes_know_how_to_tell_a_good_model_from_a_lazy_one() -> None:
+    pytest.importorskip("torchmetrics")
+    task = open_task(Facts((1,), 3))
+    y = torch.tensor([0] * 8 + [1, 1])
+    lazy, good = torch.zeros(10, 3), torch.zeros(10, 3)
+    lazy[:, 0] = 4.0
+    good[torch.arange(10), y] = 4.0
+    found, better = task.metrics(lazy, y), task.metrics(good, y)
+    assert (found["accuracy"], found["balanced_accuracy"], found["auroc"]) == (80.0, 50.0, 0.5)
+    assert (better["accuracy"], better["balanced_accuracy"], better["auroc"]) == (100.0, 100.0, 1.0)
+    assert found["log_loss"] > better["log_loss"]
+    assert found["calibration_error"] == pytest.approx(float(task.values(lazy)[0, 0]) - 0.8, abs=1e-5)
+
+
+def test_one_class_alone_says_nothing_about_an_auroc() -> None:
+    pytest.importorskip("torchmetrics")
+    found = open_task(Facts((1,), 2)).metrics(torch.zeros(3, 2), torch.zeros(3).long())
+    assert found["auroc"] is None
+    assert found["accuracy"] == 100.0
+
+
+def test_metrics_of_labels_count_each_label() -> None:
+    pytest.importorskip("torchmetrics")
+    task = open_task(Facts((1,), 2, task="labels"))
+    y = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    outputs = torch.where(y > 0.5, 3.0, -3.0)
+    outputs[0, 1] = 3.0
+    found = task.metrics(outputs, y)
+    assert found["accuracy"] == task.score(outputs, y) == 87.5
+    assert found["balanced_accuracy"] == 87.5
+    assert found["exact_match"] == 75.0
+    assert found["auroc"] == pytest.approx((1 + 0.75) / 2)
+
+
+@pytest.mark.parametrize("task", catalog.TASKS)
+def test_every_metric_of_a_task_opens_and_is_judged_by_one_of_them(task: str) -> None:
+    names = [name for name, metric in catalog.METRICS.items() if task in metric.measured]
+    assert catalog.TASKS[task].metric in names
+    for name in names:
+        assert callable(catalog.function(catalog.METRICS[name].measured[task]))
+
+
+def test_a_metric_is_told_as_its_entry_says() -> None:
+    assert [label(name) for name in ("balanced_accuracy", "auroc", "r2")] == [
+        "balanced accuracy",
+        "AUROC",
+        "R²",
+    ]
+    assert measure("exact_match", 75.0).startswith("75")
+    assert measure("exact_match", 75.0).endswith("%")
+    assert measure("log_loss", 0.5) == "0.5"
+    assert label("of_a_later_version") == "of a later version"
+
+
+def test_without_torchmetrics_a_metric_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
+    with pytest.raises(NoMeasures, match="pip install torchmetrics"):
+        open_task(Facts((1,), 2)).metrics(torch.zeros(3, 2), torch.zeros(3).long())
