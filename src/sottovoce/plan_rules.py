@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sottovoce import catalog
-from sottovoce.catalog import CONTEXTS, METHODS
+from sottovoce.catalog import METHODS
 from sottovoce.errors import nearest
 from sottovoce.plan_text import PlanError
-from sottovoce.presets import PRESETS
 
 if TYPE_CHECKING:
     from sottovoce.plan import Plan
 
-CHOICES: dict[str, Collection[str]] = {
-    "preset": PRESETS,
-    "partition": tuple(catalog.PARTITIONS),
-    "basis": catalog.BASES,
-    "method": METHODS,
-    "context": CONTEXTS,
-    "channel": catalog.CHANNELS,
-    "lattice": catalog.LATTICES,
-    "accounting": catalog.ACCOUNTINGS,
-    "schedule": catalog.SCHEDULES,
-    "prior": catalog.PRIORS,
-    "features": catalog.FEATURES,
-    "shift": catalog.SHIFTS,
-    "noise": catalog.NOISES,
-    "mlp_activation": catalog.ACTIVATIONS,
-}
-
 
 def check(plan: Plan) -> None:
     """Raises PlanError, with what to do, for the first rule that a plan breaks."""
-    for name, valid in CHOICES.items():
-        value = getattr(plan, name)
-        if value not in valid and not (name == "features" and ":" in value):
-            raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    fields = [(field.name, getattr(plan, field.name), field.metadata) for field in dataclasses.fields(plan)]
+    for name, value, told in fields:
+        if told["among"] and value not in told["among"] and not (name == "features" and ":" in value):
+            raise PlanError(f"{name}={value} is not known: {nearest(str(value), told['among'])}")
     method, context = plan.traits, plan.context_traits
-    positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
-    steps = () if method.individual or method.bounded else ("learning_rate",)
-    numbers = () if plan.partition == "client" else ("participants",)
-    for name in (*positive, *numbers, *steps):
-        value = getattr(plan, name)
-        if not (value > 0 and math.isfinite(value)):
+    needed = {
+        "participants": plan.partition != "client",
+        "learning_rate": not (method.individual or method.bounded),
+    }
+    for name, value, told in fields:
+        if (told["positive"] or needed.get(name)) and not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
-    counts = (
-        "seed",
-        "participants",
-        "future_clients",
-        "clients_per_round",
-        "coefficients",
-        "records_per_client",
-        "gradient_records",
-        "context_records",
-        "feature_size",
-        "context_round",
-        "evaluate_every",
-        "repeat",
-        "counted_records",
-    )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
-        if not getattr(plan, name) >= 0:
-            raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+        if told["natural"] and not value >= 0:
+            raise PlanError(f"{name} must be 0 or more, not {value}")
     if plan.weighting > 4:
         raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
     if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:

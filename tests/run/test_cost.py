@@ -9,7 +9,8 @@ import pytest
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.plan import Plan, PlanError
-from sottovoce.run.cost import blueprint_for, outline
+from sottovoce.run import prepare
+from sottovoce.run.cost import outline
 from sottovoce.run.training import train
 from tests.small import small_plan
 
@@ -39,16 +40,16 @@ def test_a_public_dataset_is_costed_without_being_fetched(monkeypatch: pytest.Mo
         raise AssertionError("the dataset was loaded")
 
     monkeypatch.setattr(data, "load", fetched)
-    blueprint = blueprint_for(
+    blueprint = prepare.outline(
         small_plan(dataset="cifar10", context="moments", model="lenet", coefficients=4096)
-    )
+    ).blueprint
     assert blueprint.facts.shape == (3, 32, 32)
     assert blueprint.plan.gradient_records == 96
 
 
 def test_more_records_than_the_dataset_has_are_refused() -> None:
     with pytest.raises(PlanError, match="more than the 50000 of cifar10"):
-        blueprint_for(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
+        prepare.outline(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
 
 
 def test_the_best_preset_is_costed_with_all_its_releases() -> None:

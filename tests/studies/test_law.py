@@ -20,6 +20,7 @@ from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.directory import RunDirectory
+from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
 from sottovoce.run.training import train
@@ -57,8 +58,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def opened(plan: Plan, out: Path) -> Session:
-    federation = data.divide(FEW, plan)
-    return session_of(plan).open(plan, out, records=FEW, federation=federation)
+    return session_of(plan).open(prepare(plan, FEW, trusted=True), out)
 
 
 def releases_of_nothing(

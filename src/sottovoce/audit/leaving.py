@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -17,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce import data
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.client import Asked, Client
-from sottovoce.data import ClientRecords, Dataset, Facts, FederatedDataset
-from sottovoce.features.kept import described, settled
+from sottovoce.data import ClientRecords, Dataset, FederatedDataset
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
+from sottovoce.run.prepare import Shared, prepare
 
 TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
@@ -118,19 +116,12 @@ class Largest:
 
 def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
     """A run as `train` opens it, before its first release."""
-    plan = settled(plan, dataset.facts)
-    dataset = described(dataset, plan, cache=False, local=plan.features)
-    plan = data.settle(plan, dataset)
-    federation = data.divide(dataset, plan)
-    sizes = federation.participants.sizes
-    trained = tuple(data.training_size(size) for size in sizes)
-    return _drawn(data.resolve(plan, sizes), federation.facts, trained), federation
+    named = replace(dataset, name=plan.dataset)
+    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared)
+    return prepared.blueprint, prepared.federation
 
 
-@lru_cache(maxsize=8)
-def _drawn(plan: Plan, facts: Facts, sizes: tuple[int, ...]) -> Blueprint:
-    """A blueprint follows from these alone: neighbours have one and the same."""
-    return draw(plan, facts, plan.model, sizes)
+_shared = Shared()
 
 
 def leaving(

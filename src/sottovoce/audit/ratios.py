@@ -22,8 +22,9 @@ from sottovoce.data import Dataset, Description
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described, settled
+from sottovoce.features.kept import described
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 Progress = Callable[[int, int], None]
 
@@ -82,10 +83,9 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
 def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving]:
     """What would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
-    plan = data.settle(settled(plan, stored.facts), stored)
-    dataset = described(stored, plan, local=plan.features)
-    index = data.division(dataset, plan)
-    names = data.client_names(dataset, plan)
+    ready = prepare(plan, stored, trusted=True)
+    plan, dataset = ready.plan, ready.dataset
+    index, names = data.division(dataset, plan), (*ready.federation.names, *ready.federation.future_names)
     owner = random.randrange(len(index))
     place = int(random.choice(index[owner].tolist()))
     rows = [{"x": stored.x[i].numpy()} for i in random.sample(range(len(stored)), min(len(stored), 32))]

@@ -14,13 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import nn
-
 from sottovoce import data
 from sottovoce.account import ledgers_of
-from sottovoce.blueprint import Blueprint, draw, seeded_master
+from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
-from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data import Dataset
 from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
@@ -31,6 +29,7 @@ from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
+from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
@@ -69,22 +68,16 @@ class Session:
     @classmethod
     def open(
         cls,
-        plan: Plan,
+        prepared: Prepared,
         out: str | Path,
         *,
-        records: Dataset,
-        federation: FederatedDataset,
         ledger: str | Path | None = None,
         resume: bool = False,
-        module: nn.Module | None = None,
-        device: str = "cpu",
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> Self:
         """Starts a run in the directory `out`, or continues from its last checkpoint."""
-        sizes = federation.participants.sizes
-        plan = data.resolve(data.settle(plan, records), sizes)
-        trained = [data.training_size(size) for size in sizes]
-        blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained).to(device)
+        plan, records = prepared.plan, prepared.dataset
+        blueprint, federation = prepared.blueprint, prepared.federation
         gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
@@ -118,7 +111,7 @@ class Session:
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
-            server = Server(blueprint, device, gains)
+            server = Server(blueprint, str(blueprint.model.reference.device), gains)
             simulation = cls.simulated(
                 blueprint, federation, server, book, run=run, master=master, updates=updates
             )
