@@ -41,7 +41,8 @@ def family(records: Records, task: str, outputs: int = 3, published: Tensor | No
     if published is not None:
         with torch.no_grad():
             module[1].weight.copy_(published)
-    fits = open_family(module, records, open_task(facts), flat_parameters(module))
+    start = flat_parameters(module)
+    fits = open_family(module, start, records, open_task(facts), start)
     assert isinstance(fits, LinearFamily)
     return fits
 
@@ -122,7 +123,7 @@ def test_any_module_is_fitted_from_the_published_model_or_alone_from_its_beginni
     facts = Facts((4,), 3)
     module = open_model("mlp", (4,), 3, 0, {"mlp_sizes": "8"})
     fresh = flat_parameters(module).clone()
-    fits = open_family(module, mine, open_task(facts), fresh)
+    fits = open_family(module, fresh, mine, open_task(facts), fresh)
     assert isinstance(fits, ModuleFamily)
     tried = fits.out_of_fold(torch.arange(60) % 5, NOTHING)
     task = open_task(facts)
