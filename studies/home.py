@@ -1,9 +1,9 @@
 """What joining is worth against a site alone at home, without noise: published and finished models.
 
-`python -m studies.home [--parts hospitals pictures labels] [--seeds 5] [--jobs 2]` writes `results/home.json`,
-from which the tables of docs/why-join.md are made. *hospitals*: twelve synthetic sites, every model judged on
+`python -m studies.home [--parts hospitals pictures] [--seeds 5] [--jobs 2]` writes `results/home.json`, from
+which the tables of docs/why-join.md are made. *hospitals*: twelve synthetic sites, every model judged on
 10,000 fresh records of its site. *pictures*: CIFAR-10, forty clients of 800 (or 200) records, judged on what
-each holds out. *labels*: future clients of the same runs with 20 to 200 labels, which enter their home models
+each holds out, and future clients of the same runs with 20 to 200 labels, which enter their home models
 only. Runs are seeded simulations of the package's own; `--device cuda` computes features faster.
 """
 
@@ -154,7 +154,7 @@ def work(parts: Sequence[str], seeds: int) -> Iterator[tuple[Any, ...]]:
     """What is to be done, a function and what it is called with."""
     if "hospitals" in parts:
         yield from ((at_hospitals, epsilon, 200 + i) for epsilon in (2.0, 8.0) for i in range(seeds))
-    if {"pictures", "labels"} & set(parts):
+    if "pictures" in parts:
         yield from ((at_pictures, setting, 41 + i) for setting in PICTURES for i in range(seeds))
 
 
@@ -167,7 +167,7 @@ def _do(job: tuple[Any, ...]) -> list[Figures]:
 def main() -> None:
     """Measures and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", default=["hospitals", "pictures", "labels"])
+    parser.add_argument("--parts", nargs="+", default=["hospitals", "pictures"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="where features of pictures are computed")
