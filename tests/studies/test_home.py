@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from studies.home import ROWS, at_hospitals, summed_up, table
 
 
