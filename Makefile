@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart quickstart-tables test test-slow test-federation soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -36,6 +36,11 @@ test-federation: .venv/installed
 	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
+
+# Pairs of files that differ in one unit, and everything that would leave of both: 20 minutes on two cores. Prints
+# the table of docs/privacy.md.
+neighbours: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours
 
 # An hour or two for all mutants; a sample with 'make mutants MUTANTS="--most 20 --seed 1"'. Continues where it
 # was stopped, and tries survivors again.

@@ -74,7 +74,7 @@ class Load:
         message = self._channel.encode(vector, secret=secret, stream=(run, NAME, "context", 0))
         body = public_key(key) + pad(message, BUCKET)
         head = (
-            f"POST /v1/onboard HTTP/1.1\r\nHost: here\r\nSottovoce-Version: {VERSION}\r\n"
+            f"POST /v1/onboard HTTP/1.1\r\nHost: localhost\r\nSottovoce-Version: {VERSION}\r\n"
             f"Sottovoce-Specification: {self._specification.digest()}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
@@ -86,7 +86,8 @@ class Load:
         async def visit() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             for request in waiting:
-                await _ask(reader, writer, request, outcome)
+                if not await _ask(reader, writer, request, outcome):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             writer.close()
 
         await asyncio.gather(*(visit() for _ in range(connections)))
@@ -101,8 +102,8 @@ class Load:
         async def visit(request: bytes, due: float) -> None:
             connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", self._port)
             try:
-                await _ask(*connection, request, outcome, due)
-                idle.append(connection)
+                if await _ask(*connection, request, outcome, due):
+                    idle.append(connection)
             except (OSError, asyncio.IncompleteReadError):
                 outcome.statuses[0] += 1
 
@@ -124,7 +125,8 @@ async def _ask(
     request: bytes,
     outcome: Phase,
     due: float | None = None,
-) -> None:
+) -> bool:
+    """Asks once; returns whether the connection is kept."""
     began = time.perf_counter() if due is None else due
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -134,6 +136,7 @@ async def _ask(
     outcome.statuses[status] += 1
     if status == 200:
         outcome.seconds.append(time.perf_counter() - began)
+    return b"connection: close" not in head
 
 
 def _memory(process: int) -> float:

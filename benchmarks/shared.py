@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from sottovoce.channel import SystemRandomness
 from sottovoce.helper import Helper
 from sottovoce.masking import KIND, HelperKeys, MaskTerms, ephemeral_of, masked, public_hex, unmasked
-from sottovoce.shared import Sharing, default_colluding, default_threshold
+from sottovoce.shared import Sharing
 
 SIZE, HELPERS, ROUNDS = 20_490, 3, 5
 TARGETS = {"client_ms": 150.0, "helper_ms": 60.0, "unmasking_ms": 60.0, "bytes_up": 42_000.0}
@@ -29,7 +29,7 @@ TARGETS = {"client_ms": 150.0, "helper_ms": 60.0, "unmasking_ms": 60.0, "bytes_u
 
 def run(clients: int = 40) -> dict[str, Any]:
     """Median milliseconds of each party in a round, and bytes, at ε = 4."""
-    numbers = default_threshold(clients), default_colluding(clients)
+    numbers = 9 * clients // 10, -(-clients // 10)
     made = Sharing(0.5, SIZE, 100, 800, 800 * clients, 800 * clients, clients, *numbers, mu=0.0891)
     sites = [X25519PrivateKey.generate() for _ in range(clients)]
     keys = [(X25519PrivateKey.generate(), Ed25519PrivateKey.generate()) for _ in range(HELPERS)]

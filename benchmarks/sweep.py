@@ -1,11 +1,11 @@
 """A grid on one GPU: `python -m benchmarks.sweep --device cuda --jobs 15 --batch 7 --out DIR` prints JSON.
 
-Four things: the card's fp32 peak as its matrix product reaches it, per-record gradients a second of the
+Four things: the GPU's fp32 peak as its matrix product reaches it, per-record gradients a second of the
 batched clipped means of each basis, the kernels in which they spend their time, and a whole grid timed from
 an empty folder, all releases by their law: the paper's main table (five methods, four budgets, five seeds,
 two datasets, 500 rounds: 200 runs), or with `--experiment frontier` that table. The share of the peak counts
 the arithmetic of an ordinary forward and backward pass of every record of the main table only. Processes
-share a card better under CUDA's multi-process service: start `nvidia-cuda-mps-control -d` before.
+share a GPU better under CUDA's multi-process service: start `nvidia-cuda-mps-control -d` before.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
     """Runs the three parts and prints their figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=15, help="processes that share the card")
+    parser.add_argument("--jobs", type=int, default=15, help="processes that share the GPU")
     parser.add_argument("--batch", type=int, default=7, help="runs in lockstep in each process")
     parser.add_argument("--experiment", choices=("main-table", "frontier"), default="main-table")
     parser.add_argument("--out", type=Path, required=True, help="an empty folder for run directories")

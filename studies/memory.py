@@ -7,14 +7,13 @@ draws the same releases again and protects nobody; for anything else a release w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from sottovoce.privacy.charge import Total
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_file import LedgerFile
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.rollback import Memory
 
 
 class MemoryLedger(Ledger):
@@ -30,7 +29,7 @@ class MemoryLedger(Ledger):
     @classmethod
     def begin(cls, path: Path, *, scope: str) -> Self:
         """Goes on from the file at `path`, or begins a new ledger there."""
-        ledger = cls(LedgerFile.in_memory(path, scope), Witness(path))
+        ledger = cls(LedgerFile.in_memory(path, scope), _Later(path))
         if not path.exists():
             ledger.keep()
         return ledger
@@ -38,7 +37,11 @@ class MemoryLedger(Ledger):
     def keep(self) -> None:
         """Writes everything to the file, and to its witness, as a durable ledger would have."""
         self._file.save()
-        self.vouch()
+        self.trust_copy()
 
-    def _tell(self, totals: Iterable[Total], budget: tuple[float, float, str] | None = None) -> None:
-        """The witness hears of it when the ledger is kept."""
+
+class _Later(Memory):
+    """Remembers nothing before the ledger is kept."""
+
+    def note(self, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Passed over."""

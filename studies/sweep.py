@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import Shared, prepare
 from sottovoce.run.rounds import Round
 from sottovoce.run.session import Session
+from studies import replay
 from studies.law import LawSession, session_of
 
 # A batch writes many checkpoints at once, and its runs are short: what a crash costs is a few minutes.
@@ -37,10 +39,11 @@ SHAPE = ("records", "features", "module")
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made: its plan and its directory."""
+    """A run to be made: its plan, its directory, and for a replay the run whose gains it repeats."""
 
     plan: Plan
     out: Path
+    source: Path | None = None
 
 
 def shape(plan: Plan) -> tuple[Any, ...]:
@@ -84,13 +87,23 @@ def run_batch(
                 job.out,
                 resume=RunDirectory(job.out).plan_file.exists(),
                 checkpoint_seconds=CHECKPOINT_SECONDS,
+                **_replaying(job),
             )
             sessions.append(stack.enter_context(closing(session)))
         _train(sessions, on_round)
         for job, session in zip(open_jobs, sessions, strict=True):
             on_run(job, session.finish())
     if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # other processes share the card
+        torch.cuda.empty_cache()  # other processes share the GPU
+
+
+def _replaying(job: Job) -> dict[str, Any]:
+    """How the session of a replay is opened; its streams are not those of the direct run with its plan."""
+    if job.source is None:
+        return {}
+    gains = replay.recorded_gains(RunDirectory(job.source).rounds_file, job.plan.rounds)
+    named = replay.digest(job.plan, job.source.name)
+    return {"opened": partial(replay.ReplayServer, gains=gains), "named": named}
 
 
 def _train(sessions: Sequence[Session], on_round: Callable[[int], None]) -> None:

@@ -13,12 +13,12 @@ from torch import Tensor
 from sottovoce.account import Account
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.own_ledger import OwnLedger
+from sottovoce.federation.recovery import opened
 from sottovoce.onboarding.future_client import obtain_model, personalize
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
+from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Price, Terms
-from sottovoce.privacy.witness import Witness
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites
 
@@ -40,7 +40,7 @@ def place(trained: Path, tmp_path: Path) -> Path:
     """A copy, for whose ledger its owner has vouched."""
     copy = Path(shutil.copytree(trained, tmp_path / "place"))
     with Ledger.open(shared(copy), scope=NAMED) as book:
-        book.vouch()
+        book.trust_copy()
     return copy
 
 
@@ -144,16 +144,16 @@ def test_a_run_on_the_folder_counts_what_clients_have_spent_in_ledgers_of_their_
 
 
 def test_a_node_whose_records_lie_in_the_folder_counts_what_was_simulated_on_them(place: Path) -> None:
-    own = OwnLedger(place / "node", place / "sites" / "north.csv", Terms())
+    own = Account.alone(place / "sites" / "north.csv", Terms(), place / "node")
     for _ in range(2):
-        with own.open() as book:
+        with opened(own, place / "node") as book:
             assert book.spent(OWN_RECORDS) == pytest.approx(spent(place, "north"))
-            assert book.lost == []
+            assert book.past.lost == []
     before = spent(place, "north")
     ask(place)
     after = spent(place, "north")
     assert after == pytest.approx(before + context_price(place))  # nothing comes back as if it were new
-    with own.open() as book:
+    with opened(own, place / "node") as book:
         assert book.spent(OWN_RECORDS) == pytest.approx(after)
 
 
@@ -169,11 +169,11 @@ def test_a_ledger_of_several_clients_wants_the_name_of_one_of_them(place: Path, 
 def test_a_client_without_a_folder_or_with_nothing_simulated_has_a_ledger_of_its_own(tmp_path: Path) -> None:
     folder = sites(tmp_path / "sites")
     alone = Account.of(folder / "north.csv", Terms())
-    assert (alone.path, alone.name, alone.client) == (folder / "north.ledger.sqlite", OWN_RECORDS, "")
+    assert (alone.path, alone.name, alone.client) == (folder / "north.ledger.sqlite", OWN_RECORDS, "north")
     with Ledger.open(folder / "ledger.sqlite", scope=NAMED):
-        assert Account.of(folder / "north.csv", Terms()).client == "north"
+        assert Account.of(folder / "north.csv", Terms()).name == "north"
     (folder / "records.toml").unlink()
-    assert Account.of(folder / "north.csv", Terms()).client == ""
+    assert not Account.of(folder / "north.csv", Terms()).shared
 
 
 def test_the_folders_ledger_is_known_by_its_witness_or_by_itself(tmp_path: Path) -> None:
@@ -184,19 +184,19 @@ def test_the_folders_ledger_is_known_by_its_witness_or_by_itself(tmp_path: Path)
     for leftover in folder.glob("ledger.sqlite*"):
         if leftover.suffix != ".witness":
             leftover.unlink()
-    assert Account.of(north, Terms()).client == "north"  # deleted, and not forgotten
+    assert Account.of(north, Terms()).name == "north"  # deleted, and not forgotten
     with pytest.raises(SottovoceError, match="'today' is none of them"):
         Account.of(north, Terms(client="today"))
-    Witness(path).path.unlink()
-    assert Account.of(north, Terms()).client == ""
+    Memory(path).path.unlink()
+    assert not Account.of(north, Terms()).shared
     path.write_bytes(kept)
-    assert Account.of(north, Terms()).client == "north"
+    assert Account.of(north, Terms()).name == "north"
     for leftover in folder.glob("ledger.sqlite*"):
         leftover.unlink()
     Ledger.open(path, scope="something else").close()
-    assert Account.of(north, Terms()).client == ""
-    Witness(path).path.unlink()
-    assert Account.of(north, Terms()).client == ""
+    assert not Account.of(north, Terms()).shared
+    Memory(path).path.unlink()
+    assert not Account.of(north, Terms()).shared
 
 
 def test_clients_of_a_ledger_without_its_folder_are_those_that_were_charged_in_it(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_clients_of_a_ledger_without_its_folder_are_those_that_were_charged_in_i
     with Ledger.open(path, scope=NAMED) as book:
         book.commit(Charge("r", "north", "context", 0, 0.5, 1.0), b"", book.allowed)
     today = tmp_path / "today.csv"
-    assert Account.of(today, Terms(ledger=path, client="north")).client == "north"
+    assert Account.of(today, Terms(ledger=path, client="north")).name == "north"
     with pytest.raises(
         SottovoceError, match=r"'nrth' is none of them: say --client NAME, did you mean 'north'"
     ):
@@ -222,7 +222,7 @@ def test_a_file_name_in_decomposed_unicode_has_the_account_of_the_same_name(tmp_
     with Ledger.open(folder / "ledger.sqlite", scope=NAMED) as book:
         simulated = book.spent(COMPOSED)
     assert simulated > 0
-    own = OwnLedger(tmp_path / "node", records, Terms())
+    own = Account.alone(records, Terms(), tmp_path / "node")
     with own.open() as book:
         assert book.spent(OWN_RECORDS) == pytest.approx(simulated)
         assert book.scope == client_scope(COMPOSED)
@@ -244,7 +244,7 @@ def test_a_ledger_is_found_under_either_form_of_its_name(tmp_path: Path, gone: b
     account = Account.of(records, Terms())
     with account.open() as book:
         assert book.spent(OWN_RECORDS) == 0.25
-    with OwnLedger(tmp_path / "node", records, Terms()).open() as book:
+    with Account.alone(records, Terms()).open() as book:
         assert book.spent(OWN_RECORDS) == 0.25
     assert account.path == before
     assert Account.of(tmp_path / "Zurich.csv", Terms()).path == tmp_path / "Zurich.ledger.sqlite"
@@ -257,7 +257,7 @@ def test_one_ledger_lies_beside_the_records_unless_its_owner_says_where(tmp_path
         (Terms(ledger="elsewhere.sqlite"), Path("elsewhere.sqlite"), "north"),
         (Terms(client="south"), tmp_path / "north.ledger.sqlite", "south"),
     ):
-        account, own = Account.of(records, terms), OwnLedger(tmp_path / "node", records, terms)
+        account, own = Account.of(records, terms), Account.alone(records, terms, tmp_path / "node")
         assert (account.path, account.scope) == (path, client_scope(name))
         assert (own.path, own.client) == (path, name)
 
@@ -277,7 +277,7 @@ def test_a_link_has_no_budget_of_its_own(tmp_path: Path) -> None:
     charge_own(tmp_path / "data" / "north.ledger.sqlite", 0.5)
     with Account.of(link, Terms()).open() as book:
         assert book.spent(OWN_RECORDS) == 0.25
-    node = OwnLedger(tmp_path / "node", link, Terms())
+    node = Account.alone(link, Terms(), tmp_path / "node")
     with node.open() as book:
         assert book.path == tmp_path / "data" / "north.ledger.sqlite"
         assert book.spent(OWN_RECORDS) == 0.25
@@ -297,7 +297,7 @@ def test_a_folder_of_links_counts_what_was_spent_where_they_lead(tmp_path: Path)
         book.commit(Charge("r", "north", "context", 0, 0.5, 1.0), b"", book.allowed)
     charge_own(folder / "north.ledger.sqlite", 0.6)
     for _ in range(2):
-        with OwnLedger(tmp_path / "node", folder / "north.csv", Terms()).open() as book:
+        with Account.alone(folder / "north.csv", Terms()).open() as book:
             assert book.spent(OWN_RECORDS) == pytest.approx(0.25 + 0.36)
         with Account.of(folder / "north.csv", Terms()).open() as book:
             assert book.spent("north") == pytest.approx(0.25 + 0.36)
@@ -305,7 +305,9 @@ def test_a_folder_of_links_counts_what_was_spent_where_they_lead(tmp_path: Path)
         train(planned(links, epsilon=2), tmp_path / "refused")
     train(planned(links, epsilon=2, budget=8), tmp_path / "run")
     with Ledger.open(links / "ledger.sqlite", scope=NAMED) as book:
-        here = book.total_in(json.loads((tmp_path / "run" / "run.json").read_text())["run"], "north").spent
+        here = book.past.total_in(
+            json.loads((tmp_path / "run" / "run.json").read_text())["run"], "north"
+        ).spent
         assert here > 0
         assert book.spent("north") == pytest.approx(here + 0.25 + 0.36)
     for _ in range(2):
@@ -314,3 +316,32 @@ def test_a_folder_of_links_counts_what_was_spent_where_they_lead(tmp_path: Path)
                 links / "ledger.sqlite",
                 pytest.approx(here + 0.25 + 0.36),
             )
+
+
+@pytest.mark.parametrize("form", [COMPOSED, DECOMPOSED])
+def test_a_context_that_only_its_key_remembers_is_charged_whoever_opens_the_ledger(
+    place: Path, tmp_path: Path, form: str
+) -> None:
+    """A node, or a run on the folder, knows of it as onboarding does."""
+    records = tmp_path / f"{form}.csv"
+    shutil.copy(place / "sites" / "north.csv", records)
+    price, server = context_price(place), FinishedRun.load(place / "run")
+    obtain_model(server, records, tmp_path / "model", Terms(client=None))
+    for file in tmp_path.glob("*.ledger.sqlite*"):
+        if file.suffix != ".key":
+            file.unlink()
+    for _ in range(2):
+        with Account.alone(records, Terms()).open() as book:
+            assert book.spent(OWN_RECORDS) == pytest.approx(price)
+
+
+def test_a_run_on_a_folder_counts_contexts_that_only_their_keys_remember(place: Path) -> None:
+    before = spent(place, "north")
+    ask(place, "north")
+    both = spent(place, "north")
+    for end in ("", "-wal", "-shm", ".witness", ".lock"):
+        Path(f"{shared(place)}{end}").unlink(missing_ok=True)
+    train(planned(place / "sites", epsilon=1, budget=20), place / "again")
+    with Ledger.open(shared(place), scope=NAMED) as book:
+        contexts = [entry.charge for entry in book.charges("north") if "/" in entry.charge.run]
+        assert [charge.mu_squared for charge in contexts] == [pytest.approx(both - before)]

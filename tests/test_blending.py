@@ -70,7 +70,7 @@ def generator(individual: float, generated: float = 0.0) -> Blend:
 def test_an_own_part_moves_by_its_own_release_undivided_and_by_no_other() -> None:
     blend = generator(individual=0.25)
     releases = torch.randn(2, 5)
-    blend.pull(torch.ones(2, 4), releases / 2, releases, [0, 2])
+    blend.vjp(torch.ones(2, 4), releases / 2, releases, [0, 2])
     assert set(blend.own) == {"0", "2"}
     assert blend.own["0"].grad is not None
     assert torch.allclose(blend.own["0"].grad, 0.5 * releases[0])
@@ -83,7 +83,7 @@ def test_the_parts_of_a_coefficient_vector_are_the_papers_map_with_a_fixed_h() -
     blend = generator(individual=0.0, generated=0.5)
     contexts = torch.randn(2, 4)
     release = torch.randn(1, 5)
-    blend.pull(contexts[:1], release, release, [0])
+    blend.vjp(contexts[:1], release, release, [0])
     with torch.no_grad():
         for parameter in blend.parameters():
             if parameter.grad is not None:
@@ -96,7 +96,7 @@ def test_the_parts_of_a_coefficient_vector_are_the_papers_map_with_a_fixed_h() -
 def test_a_future_client_has_no_own_part() -> None:
     blend = generator(individual=1.0)
     releases = torch.ones(1, 5)
-    blend.pull(torch.ones(1, 4), releases, releases, [1])
+    blend.vjp(torch.ones(1, 4), releases, releases, [1])
     with torch.no_grad():
         blend.own["1"] -= 1.0
     assert torch.equal(blend(torch.ones(1, 4)), torch.zeros(1, 5))
@@ -105,7 +105,7 @@ def test_a_future_client_has_no_own_part() -> None:
 
 def test_own_parts_survive_saving_and_loading() -> None:
     blend, again = generator(individual=0.5), generator(individual=0.5)
-    blend.pull(torch.ones(1, 4), torch.ones(1, 5), torch.ones(1, 5), [2])
+    blend.vjp(torch.ones(1, 4), torch.ones(1, 5), torch.ones(1, 5), [2])
     with torch.no_grad():
         blend.own["2"] += 3.0
     again.load_state_dict(blend.state_dict())

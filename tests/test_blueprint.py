@@ -63,11 +63,6 @@ def test_the_callers_own_module_stays_as_it_was() -> None:
     assert made.module is not own
 
 
-def test_contexts_made_with_a_model_come_after_the_rounds_before_theirs() -> None:
-    assert drawn().contexts_after == 0
-    assert drawn(context="predictions", context_round=3).contexts_after == 2
-
-
 def test_epsilon_grows_with_every_release_and_a_future_client_pays_for_its_context_alone() -> None:
     made = drawn(context="labels")
     busy = made.epsilon(made.participant_counts(made.releases_max))

@@ -16,6 +16,7 @@ from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import GENERATORS, open_generator
 from sottovoce.models import open_model
+from sottovoce.optimizers import open_optimizer
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.schedule import open_schedule
@@ -43,6 +44,7 @@ OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
         lambda name: open_schedule(name, clients=4, per_round=2, rounds=3, seed=0),
     ),
     "task": (tuple(catalog.TASKS), lambda name: open_task(Facts((4,), 1, task=name))),
+    "optimizer": (tuple(catalog.OPTIMIZERS), lambda name: open_optimizer(name, nn.Linear(2, 1), 0.1, 0.9)),
     "accounting": (tuple(catalog.ACCOUNTINGS), lambda name: epsilon(1.0, 1e-5, name)),
 }
 

@@ -433,7 +433,7 @@ def test_a_confusion_is_of_as_many_training_records_as_agreed_and_charged_once(
     records = ClientRecords(records.train[:held], records.held_out, records.context)
     sender = Client("participant-0", records, made, ledger, run="run", secret=SECRET, participant=0)
     start = torch.zeros(made.coefficients)
-    message = sender.release_confusion(start)
+    message = sender.release_once("confusion", start)
     labels = sender.training_records(0).y
     assert len(labels) == made.sizes[0] == 40
     assert sender.signal is not None
@@ -442,7 +442,7 @@ def test_a_confusion_is_of_as_many_training_records_as_agreed_and_charged_once(
     [entry] = ledger.charges("participant-0")
     assert (entry.charge.kind, entry.charge.round) == ("confusion", 0)
     assert entry.charge.sensitivity == pytest.approx(math.sqrt(2) / 40)
-    assert sender.release_confusion(start) == message
+    assert sender.release_once("confusion", start) == message
 
 
 def test_the_records_of_a_round_follow_from_seed_name_and_round() -> None:

@@ -29,6 +29,9 @@ BOUNDS = {
     "context_groups": 1024,
     "seed": 9_223_372_036_854_775_807,
     "downlink_bits": 32,
+    "threshold": 1_000_000,
+    "colluding": 1_000_000,
+    "helpers": 1000,
 }
 
 

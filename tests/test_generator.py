@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.generator import Generator, MeanRegularized, RadialTrunk, open_generator
+from sottovoce.optimizers import Descent
 from sottovoce.server import update_generator
-from sottovoce.sgd import Descent
 
 START = torch.full((6,), 0.4)
 

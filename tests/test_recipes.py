@@ -29,16 +29,28 @@ from sottovoce.federation.result import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.optimizers import Optimizer
 from sottovoce.report.numbers import measure
 from sottovoce.report.run import write_report
 from sottovoce.run.cost import outline
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
+from sottovoce.server import Server
 from sottovoce.tasks import Task
 from tests.federation.world import World, everyone_paid, same
-from tests.small import small_plan
+from tests.small import drawn, small_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-RECIPES = ("a dataset", "a context", "a channel", "a method", "a metric", "a model", "an engine")
+RECIPES = (
+    "a dataset",
+    "a context",
+    "a channel",
+    "a method",
+    "an optimizer",
+    "a metric",
+    "a model",
+    "an engine",
+)
 SOURCE = Path(__file__).parents[1] / "src" / "sottovoce"
 
 
@@ -162,6 +174,49 @@ def test_a_method_is_one_generator_and_two_entries(tmp_path: Path, monkeypatch: 
     result = trained(tmp_path, method="waves")
     assert result["method"] == "waves"
     assert "generator.trunk.frequencies.weight" in load_tensors(tmp_path / "run" / "model.safetensors")[0]
+
+
+# An optimizer: its class, and its entry in catalog.OPTIMIZERS
+
+
+class Signs(Optimizer):
+    """Steps of one length in every coordinate, along the sign of a running mean of gradients."""
+
+    def direction(self, name: str, gradient: Tensor) -> Tensor:
+        mean = self.state.setdefault(f"mean of {name}", torch.zeros_like(gradient))
+        return mean.mul_(0.9).add_(gradient, alpha=0.1).sign()
+
+
+def test_an_optimizer_is_one_class_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = catalog.Optimizer("tests.test_recipes:Signs", linear=False)
+    monkeypatch.setitem(catalog.OPTIMIZERS, "signs", toy)
+    result = trained(tmp_path, optimizer="signs", learning_rate=0.01, rounds=2, averaging=0)
+    assert RunDirectory(tmp_path / "run").plan().optimizer == "signs"
+    assert result["rounds"] == 2
+    state, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    steps = (state["generator.weight"] / 0.01).round(decimals=3).unique().tolist()
+    assert set(steps) <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+    assert len(steps) > 2
+    with pytest.raises(SottovoceError, match="set learning_rate above 0"):
+        small_plan(optimizer="signs", method="blend", learning_rate=0)
+
+
+def test_a_resumed_run_remembers_what_its_optimizer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = catalog.Optimizer("tests.test_recipes:Signs", linear=False)
+    monkeypatch.setitem(catalog.OPTIMIZERS, "signs", toy)
+    plan = small_plan(optimizer="signs", learning_rate=0.01, rounds=4, averaging=0)
+    blueprint = drawn(plan.replace(gradient_records=96), data.load(plan.dataset).facts)
+    rng = np.random.default_rng(0)
+    rounds = [{0: rng.normal(size=blueprint.coefficients)} for _ in range(4)]
+    whole, half, rest = (Server(blueprint) for _ in range(3))
+    for number, releases in enumerate(rounds):
+        whole.receive_round(releases)
+        (half if number < 2 else rest).receive_round(releases)
+        if number == 1:
+            rest.load_state(half.state())
+    assert same(whole.state(), rest.state())
 
 
 # A metric: its function, and its entry in catalog.METRICS
@@ -289,7 +344,9 @@ def test_the_page_states_the_layers_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    "toy", [{"method": "waves"}, {"context": "brightness"}, {"channel": "doubles"}], ids=str
+    "toy",
+    [{"method": "waves"}, {"context": "brightness"}, {"channel": "doubles"}, {"optimizer": "signs"}],
+    ids=str,
 )
 def test_a_toy_is_gone_when_its_test_is_over(toy: dict[str, str]) -> None:
     with pytest.raises(SottovoceError, match="is not known"):

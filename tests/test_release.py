@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
 from sottovoce.release import IMPOSSIBLE, Release, removal_spending, server_randomness, spending
+from sottovoce.shared import Shares
 from tests.small import drawn, small_plan
 
 SECRET = bytes(range(32))
@@ -363,3 +365,53 @@ def test_integers_charge_the_rounding_of_their_centres_and_spend_no_more(share: 
 def test_integers_refuse_a_statistic_that_their_rounding_would_drown() -> None:
     with pytest.raises(SottovoceError, match="cannot carry so small a statistic"):
         blueprint(channel="integers", epsilon=1e-6, delta=1e-9, rounds=4000).releases_of(0)
+
+
+SHARED = {
+    **{"method": "blend", "noise": "shared", "context": "labels", "context_share": 0.05, "individual": 0.0},
+    **{"weighting": 1.0, "channel": "integers", "clients_per_round": 6},
+}
+
+
+@pytest.mark.parametrize("sizes", [(40,) * 6, (40, 900, 7, 300, 40, 5)])
+def test_one_record_moves_the_centres_of_a_share_by_what_is_charged_at_most(sizes: tuple[int, ...]) -> None:
+    made = replace(blueprint(**SHARED), sizes=sizes)
+    for participant in (0, 2):
+        release, size = made.releases_of(participant)["gradient"], sizes[participant]
+        channel = release.channel
+        assert isinstance(channel, Shares)
+        assert channel.sharing == made.sharing
+        assert release.place == "shared"
+        charge = release.charge("run", "client", 1)
+        assert (charge.place, charge.sensitivity, charge.sigma) == (
+            "shared",
+            channel.sharing.sensitivity,
+            channel.sharing.sigma,
+        )
+        records, model = some_records(size, scale=3.0), torch.full((made.coefficients,), 0.01)
+
+        def centres(
+            given: Records, size: int = size, release: Release = release, a: torch.Tensor = model
+        ) -> np.ndarray:
+            assert isinstance(release.channel, Shares)
+            counted = made.counted[made.sizes.index(size)]
+            return release.channel.sharing._rotated(release.statistic(given, a).numpy() * counted)
+
+        step = channel.sharing.step / channel.sharing.records
+        moved = [float(np.linalg.norm(centres(records) - centres(n))) * step for n in neighbours(records)]
+        assert 0 < max(moved) <= release.sensitivity
+        assert moved[-1] <= release.removal  # a record that is not finite
+        if size == 40:
+            assert max(moved) > 0.3 * release.sensitivity
+
+
+def test_shared_noise_is_the_same_for_all_clients_and_spends_the_budget() -> None:
+    made = replace(blueprint(**SHARED), sizes=(40, 900, 7, 300, 40, 5))
+    releases = [made.releases_of(participant)["gradient"] for participant in range(6)]
+    assert len({(release.sensitivity, release.sigma) for release in releases}) == 1
+    for participant in range(6):
+        counts = made.participant_counts(made.releases_max)
+        assert made.epsilon(counts, participant) == pytest.approx(made.plan.epsilon, rel=1e-9)
+        assert made.budget.covers(spending(made.releases_of(participant), counts))
+    assert made.sharing is not None
+    assert made.sharing.total > made.sigma

@@ -9,8 +9,8 @@ import torch
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
+from sottovoce.optimizers import Descent
 from sottovoce.server import Server, update_generator
-from sottovoce.sgd import Descent
 from tests.small import drawn, small_plan
 
 
@@ -24,7 +24,8 @@ def contexts(made: Server, seed: int = 0) -> np.ndarray:
 
 
 def with_contexts(made: Server) -> Server:
-    made.open_contexts()
+    for phase in made.blueprint.once:
+        made.model_of(phase)
     for participant, context in enumerate(contexts(made)):
         made.receive_context(participant, context)
     made.close_contexts()
@@ -53,6 +54,33 @@ def test_contexts_are_due_until_all_are_in_and_never_for_a_public_one() -> None:
     assert not late.contexts_due
     late.receive_round({})
     assert late.contexts_due
+
+
+def test_a_phase_is_open_until_its_releases_are_in_or_its_round_is_over() -> None:
+    made = server(context="predictions", context_round=2)
+    first, contexts_phase, second = (p for p in made.blueprint.phases[:4] if p.by != "future")
+    assert [made.has(phase) for phase in (first, contexts_phase, second)] == [False, False, False]
+    made.receive_round({})
+    assert [made.has(phase) for phase in (first, contexts_phase, second)] == [True, False, False]
+    made.receive("context", 0, contexts(made)[0])
+    assert not made.has(contexts_phase)
+    made.receive_round({})  # who was not there in time is not waited for
+    assert [made.has(phase) for phase in (first, contexts_phase, second)] == [True, True, True]
+    early = with_contexts(server(context="predictions", context_round=1))
+    assert early.has(early.blueprint.once[0])
+
+
+def test_confusions_are_received_once_and_made_with_the_last_shared_model() -> None:
+    shares = {"method": "blend", "context": "shares", "context_share": 0.05, "learning_rate": 0.5}
+    made = server(**shares)
+    _, confusions = made.blueprint.once
+    assert not made.has(confusions)
+    model = made.model_of(confusions)
+    assert model is not None
+    assert model.equal(made.shared_coefficients())
+    made.receive("confusion", 1, np.eye(10).ravel() / 10)
+    assert made.has(confusions)
+    assert made.confused
 
 
 def test_a_step_on_shared_coefficients_is_plain_descent_on_the_mean_release() -> None:
@@ -131,11 +159,3 @@ def test_averaging_ends_at_the_mean_of_the_last_generators() -> None:
         seen.append(made.generator.weight.detach().clone())
     made.finish()
     assert torch.allclose(made.generator.weight.detach(), (seen[2] + seen[3]) / 2, atol=1e-6)
-
-
-def test_replayed_gains_scale_the_step_of_their_round() -> None:
-    plan = {"method": "direct"}
-    plain, replayed = server(**plan), Server(server(**plan).blueprint, gains=[3.0] * 4)
-    given = releases(plain, 0)
-    assert replayed.receive_round(given) == pytest.approx(3.0 * plain.receive_round(given))
-    assert torch.allclose(replayed.coefficients([0]), 3.0 * plain.coefficients([0]), rtol=1e-5)

@@ -12,7 +12,7 @@ from sottovoce.channel.integers import TAU_SQUARED, draw
 from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
-from sottovoce.shared import Sharing, centred, default_colluding, default_threshold, rounded_error, sum_error
+from sottovoce.shared import Shares, Sharing, centred, rounded_error, sum_error
 
 DELTA = 1e-5
 
@@ -23,7 +23,7 @@ def sharing(epsilon: float = 4.0, clients: int = 40, **changes: object) -> Shari
     numbers = {
         **{"clip": 0.5, "size": 20_490, "releases": rounds, "largest": 800},
         **{"records": 800 * clients, "most": 800 * clients, "clients": clients},
-        **{"threshold": default_threshold(clients), "colluding": default_colluding(clients)},
+        **{"threshold": max(2, 9 * clients // 10), "colluding": max(1, -(-clients // 10))},
         "mu": math.sqrt(0.93 * accounting.mu_squared(epsilon, DELTA, "exact") / rounds),
     }
     return Sharing(**{**numbers, **changes})  # type: ignore[arg-type]
@@ -321,3 +321,27 @@ def test_rotations_of_two_runs_differ_and_signs_are_even() -> None:
     assert np.array_equal(one, same)
     assert abs(float(one @ other)) < 5 * math.sqrt(len(one))
     assert abs(float(one.sum())) < 5 * math.sqrt(len(one))
+
+
+@pytest.mark.parametrize("clients", [40, 400])
+def test_shares_as_messages_add_up_and_have_one_length(clients: int) -> None:
+    made = sharing(clients=clients, size=500, releases=1)
+    rng = np.random.default_rng(9)
+    means = rng.normal(size=(5, 500)) * 0.3 / math.sqrt(500)
+    messages, total = [], np.zeros(500, np.int64)
+    for i, mean in enumerate(means):
+        channel, seed = Shares(made, 800), SeededRandomness(bytes([i]))
+        messages.append(channel.encode(mean, secret=b"", stream=(i,), private=seed))
+        total += made.share(mean, 800, SeededRandomness(bytes([i])))
+    assert {len(message) for message in messages} == {500 * made.word // 8}
+    np.testing.assert_array_equal(made.added(messages), total)
+    alone = Shares(made, 800).decode(messages[2], secret=b"", stream=())
+    np.testing.assert_array_equal(alone, made.share(means[2], 800, SeededRandomness(bytes([2]))))
+    with pytest.raises(SottovoceError, match="words"):
+        made.added([messages[0][:-1]])
+
+
+def test_shares_are_drawn_by_the_system_unless_a_simulation_says_otherwise() -> None:
+    made = sharing(size=500, releases=1)
+    one, other = (Shares(made, 800).encode(np.zeros(500), secret=b"", stream=(1,)) for _ in range(2))
+    assert one != other

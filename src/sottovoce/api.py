@@ -25,6 +25,7 @@ def train(
     module: nn.Module | None = None,
     device: str = "cpu",
     cache: bool = True,
+    masks: bool = False,
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def train(
     them, and nothing stays of what a preset chose for another dataset. A dataset whose name can be loaded (a
     path, a public name) is repeated from plan.toml alone; any other, and a module, must be given again.
     `ledger` lets budgets add up over several runs on the same records, as those on a folder do by themselves.
-    `resume` continues after the last checkpoint. The rest changes speed and display only.
+    `resume` continues after the last checkpoint. `masks` go on the shares of `noise=shared`. The rest changes
+    speed and display only.
     """
     result = training.train(
         plan,
@@ -45,6 +47,7 @@ def train(
         module=module,
         device=device,
         cache=cache,
+        masks=masks,
         on_round=on_round,
         on_features=on_features,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.catalog import TASKS, Task
+from sottovoce.catalog import OPTIMIZERS, TASKS, Task
 from sottovoce.plan import Plan
 
 Reals = NDArray[np.float64]
@@ -92,7 +92,7 @@ def blending(
     if summed is not None:
         shared_noise, largest = summed / math.sqrt(releases), min(SUMMED_STEP, largest)
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
-    slower = 1.0 - plan.momentum
+    slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
     step = plan.learning_rate or slower * _bounded(DRIFT * task.reach, releases * shared_noise, largest)
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)

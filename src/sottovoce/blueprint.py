@@ -19,18 +19,20 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending, counted_sizes
 from sottovoce.catalog import TASKS
-from sottovoce.central import Pool
+from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
+from sottovoce.phases import Phase, phases
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
 from sottovoce.seeding import derived_seed
+from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, open_basis
 from sottovoce.tasks import open_task
 
@@ -74,10 +76,10 @@ class Blueprint:
         plan, opened = self.plan, self._opened
         if participant is None and plan.releases_context and plan.context_share:
             if (0, 0) not in opened:
-                predicted = plan.context_traits.predicted_for_future
+                predicted = MeanProbability(self.facts.classes)
                 opened[0, 0] = open_future_releases(
                     plan,
-                    MeanProbability(self.facts.classes) if predicted else self.statistic,
+                    predicted if plan.context_traits.predicted_for_future else self.statistic,
                     self.model,
                     context_records=self.context_size(None),
                 )
@@ -93,7 +95,10 @@ class Blueprint:
                 records=records,
                 gradients=self.releases_max,
                 context_records=sizes[1],
-                pool=self.pool,
+                once=self.once,
+                round_sum=self.round_sum,
+                counted=self.counted[self.sizes.index(records)],
+                largest=max(self.sizes),
             )
         return opened[sizes]
 
@@ -111,17 +116,38 @@ class Blueprint:
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
         task = TASKS[self.facts.task]
-        if self.pool is not None:
-            own = (self.sigma / self.pool.weights(self.counted)).tolist()
-            total = self.pool.total(self.sigma)
+        if self.round_sum is not None:
+            own = (self.sigma / self.round_sum.weights(self.counted)).tolist()
+            total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
             return blending(self.plan, self.counted, own, self.releases_max, total, task)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
 
     @cached_property
-    def pool(self) -> Pool | None:
-        """The public numbers of noise at the server; None where each client adds its own."""
-        return Pool.of(self.schedule, self.counted) if self.plan.noise_at_server else None
+    def round_sum(self) -> RoundSum | None:
+        """The public numbers of noise in a sum; None where each release has its own."""
+        return RoundSum.of(self.schedule, self.counted) if self.plan.place.summed else None
+
+    @cached_property
+    def sharing(self) -> Sharing | None:
+        """The public numbers of noise that clients share; None where they do not."""
+        channel = self.releases_of(0)["gradient"].channel
+        return channel.sharing if isinstance(channel, Shares) else None
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Who releases what, when, and with which model, in order."""
+        return phases(self.plan)
+
+    @cached_property
+    def once(self) -> tuple[Phase, ...]:
+        """What all participants release once."""
+        return tuple(phase for phase in self.phases if phase.by == "participants")
+
+    @cached_property
+    def future(self) -> tuple[Phase, ...]:
+        """What future clients release."""
+        return tuple(phase for phase in self.phases if phase.by == "future")
 
     @property
     def uniform(self) -> bool:
@@ -160,20 +186,14 @@ class Blueprint:
 
     @property
     def once_downlink_bytes(self) -> int:
-        """Bytes of the coefficients that participants are sent besides, for contexts and confusions."""
-        context = self.plan.context_traits
-        once = self.plan.participants * (int(context.uses_model) + int(context.predicted_for_future))
+        """Bytes of the coefficients that participants are sent besides, for what they release once."""
+        once = self.plan.participants * sum(phase.model == "shared" for phase in self.once)
         return once * self.coefficients * FLOAT_BITS // 8
 
     @property
     def releases_max(self) -> int:
         """T_max, gradient releases of the busiest participant."""
         return int(schedule.counts(self.schedule, self.plan.participants).max())
-
-    @property
-    def contexts_after(self) -> int:
-        """Rounds after which contexts are released: 0, or where they are made with a model, those before."""
-        return self.plan.context_round - 1 if self.plan.context_traits.uses_model else 0
 
     @property
     def sigma(self) -> float:
@@ -205,13 +225,12 @@ class Blueprint:
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:
         """Releases of a participant that the schedule calls so often."""
-        once: dict[Kind, int] = {"confusion": 1} if self.plan.context_traits.predicted_for_future else {}
-        return {"gradient": gradients, **self.future_counts, **once}
+        return {"gradient": gradients, **{phase.kind: 1 for phase in self.once}}
 
     @property
     def future_counts(self) -> dict[Kind, int]:
         """Releases of a future client: its context, if the plan has one."""
-        return {"context": 1} if self.plan.releases_context else {}
+        return {phase.kind: 1 for phase in self.future}
 
     def theta(self, coefficients: Tensor) -> Tensor:
         """Model parameters θ_ref + P a, (…, d)."""

@@ -18,50 +18,56 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.witness import Notes
+from sottovoce.privacy.rollback import Memory
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 CARRIED = 0.1
 """The most that the channels' noise is of all noise's variance; it protects nobody and is not counted."""
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The public numbers behind noise at the server: Σm of the smallest planned round, the largest Σ w_i².
+class RoundSum:
+    """The public numbers behind noise in a sum: Σm of the smallest planned round, the largest Σ w_i².
 
-    >>> pool = Pool.of(np.array([[0, 1], [1, 2]]), (300, 100, 200))
-    >>> pool.records, pool.weights((300, 100)).round(2).tolist()
+    >>> round_sum = RoundSum.of(np.array([[0, 1], [1, 2]]), (300, 100, 200))
+    >>> round_sum.records, round_sum.weights((300, 100)).round(2).tolist()
     (300, [1.0, 0.33])
     """
 
     records: int
     squares: float
+    most: int
+    """Σm of the largest planned round."""
+    clients: int
+    """Planned for a round."""
 
     @classmethod
-    def of(cls, schedule: np.ndarray, sizes: Sequence[int]) -> Pool:
+    def of(cls, schedule: np.ndarray, sizes: Sequence[int]) -> RoundSum:
         """From who is planned in which round (rounds, clients) and the records behind a release of each."""
         planned = np.asarray(sizes, dtype=np.int64)[schedule]
-        records = int(planned.sum(axis=1).min())
-        return cls(records, float(((planned / records) ** 2).sum(axis=1).max()))
+        records, most = int(planned.sum(axis=1).min()), int(planned.sum(axis=1).max())
+        squares = float(((planned / records) ** 2).sum(axis=1).max())
+        return cls(records, squares, most, planned.shape[1])
 
     def weights(self, sizes: Sequence[int]) -> np.ndarray:
         """w_i of clients with so many records; they sum to 1 or more if nobody of a round is missing."""
         weights: np.ndarray = np.asarray(sizes, dtype=np.float64) / self.records
         return weights
 
-    def carrier(self, sigma: float) -> float:
+    def channel_sigma(self, sigma: float) -> float:
         """σ of the channels that carry releases to a server that adds `sigma`."""
         return sigma * math.sqrt(CARRIED / (1 - CARRIED) / self.squares)
 
     def total(self, sigma: float) -> float:
         """The most noise that a client's coefficients see in a round: the server's and the channels'."""
-        return math.hypot(sigma, self.carrier(sigma) * math.sqrt(self.squares))
+        return math.hypot(sigma, self.channel_sigma(sigma) * math.sqrt(self.squares))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +98,8 @@ class DrawnRounds:
     {1: 'digest'}
     """
 
-    def __init__(self, notes: Notes, run: str, digests: dict[int, str]) -> None:
-        self._notes = notes
+    def __init__(self, memory: Memory, run: str, digests: dict[int, str]) -> None:
+        self._memory = memory
         self._run = run
         self.digests = digests
         """What was drawn, by round."""
@@ -101,21 +107,21 @@ class DrawnRounds:
     @classmethod
     def begin(cls, name: Path, run: str) -> DrawnRounds:
         """Those of a run that has made nothing yet, in place of any other run's."""
-        notes = Notes(name)
-        notes.replace([{"run": run}])
-        return cls(notes, run, {})
+        memory = Memory(name)
+        memory.trust([{"run": run}])
+        return cls(memory, run, {})
 
     @classmethod
     def reopen(cls, name: Path, run: str) -> DrawnRounds:
         """Those of a run that goes on; refused if the notes are gone, copied, restored or another run's."""
-        notes = Notes(name)
-        lines, genuine = notes.lines() or ([], False)
-        if not genuine or any(line.get("run") != run for line in lines):
+        memory = Memory(name)
+        facts = memory.faithful(run=run)
+        if facts is None:
             raise AlreadyDrawn(
-                f"{notes.path} is missing, copied or restored from a backup: noise of this run may have been "
-                "drawn since, and a second draw would undo it; start a new run"
+                f"{memory.path} is missing, copied or restored from a backup: noise of this run may have "
+                "been drawn since, and a second draw would undo it; start a new run"
             )
-        return cls(notes, run, {line["round"]: line["draw"] for line in lines if "round" in line})
+        return cls(memory, run, {fact["round"]: fact["draw"] for fact in facts if "round" in fact})
 
     @property
     def last(self) -> int:
@@ -126,7 +132,7 @@ class DrawnRounds:
         """Refuses a run that has made more rounds than were noted: its notes are not all that there were."""
         if made > self.last:
             raise AlreadyDrawn(
-                f"{self._notes.path} knows {self.last} rounds, and {made} were made: start a new run, "
+                f"{self._memory.path} knows {self.last} rounds, and {made} were made: start a new run, "
                 "because what else was drawn is not known"
             )
 
@@ -134,19 +140,15 @@ class DrawnRounds:
         """Notes a draw that is durable by now, for ever; only then may anything be made from it."""
         if round_number in self.digests:
             raise AlreadyDrawn(f"the noise of round {round_number} was drawn before, and is not drawn again")
-        self._notes.add([{"run": self._run, "round": round_number, "draw": digest}])
+        self._memory.note([{"run": self._run, "round": round_number, "draw": digest}])
         self.digests[round_number] = digest
 
 
-def noised_sum(
-    releases: np.ndarray, h: np.ndarray, weights: np.ndarray, sigma: float, randomness: PrivateRandomness
-) -> Tensor:
-    """U (k, columns) as float32, from releases û (n, k), h (n, columns) of norm 1 at most, and w (n,).
+def noised_sum(releases: Array, h: Array, weights: Array, noise: Array) -> Array:
+    """U (k, columns), from releases û (n, k), h (n, columns) of norm 1 at most, w (n,) and σZ, all float64.
 
     Every column gets noise of the same scale; none may be scaled before it.
     """
-    bounded = h / np.maximum(1.0, np.linalg.norm(h, axis=1, keepdims=True))
-    total = (weights[:, None] * releases).T @ bounded
-    if sigma > 0:
-        total += sigma * randomness.normal(total.size).reshape(total.shape)
-    return torch.from_numpy(total).float()
+    lengths = (h * h).sum(1) ** 0.5
+    total: Array = (weights[:, None] * releases).T @ (h / lengths.clip(1.0)[:, None]) + noise
+    return total

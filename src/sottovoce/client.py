@@ -30,6 +30,14 @@ from sottovoce.release import Release
 from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
+Seal = Callable[[bytes, Stream], bytes]
+"""What is put on the message of a stream before it is stored."""
+
+
+def unsealed(message: bytes, stream: Stream) -> bytes:
+    """The message as it is."""
+    return message
+
 
 class Client:
     """One client of a run; `run` names the run in streams, `secret` is shared with the server.
@@ -55,7 +63,7 @@ class Client:
         account: str | None = None,
         budget: Budget | None = None,
         entry: str | None = None,
-        seal: Callable[[bytes, Stream], bytes] = lambda message, stream: message,
+        seal: Seal = unsealed,
     ) -> None:
         self.name = name
         self.participant = participant
@@ -80,11 +88,11 @@ class Client:
 
     def release_context(self, coefficients: Tensor | None = None) -> bytes:
         """The context as a channel message, charged once for ever."""
-        return release_together([self.context(coefficients)])[0]
+        return self.release_once("context", coefficients)
 
-    def release_confusion(self, coefficients: Tensor) -> bytes:
-        """The confusion as a channel message, charged once, at the end."""
-        return release_together([self.confusion(coefficients)])[0]
+    def release_once(self, kind: Kind, coefficients: Tensor | None = None) -> bytes:
+        """A release that is made once in a run, as a channel message."""
+        return release_together([self.once(kind, coefficients)])[0]
 
     def release_gradient(
         self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
@@ -92,16 +100,14 @@ class Client:
         """The clipped mean gradient as a channel message for this round."""
         return release_together([self.gradient(round_number, coefficients, clipped)])[0]
 
-    def context(self, coefficients: Tensor | None = None) -> Asked:
-        """The release of its context.
+    def once(self, kind: Kind, coefficients: Tensor | None = None) -> Asked:
+        """A release that is made once: a context of the m_c records for it, others of m_g training records.
 
         `coefficients` (k,) of the model behind a statistic that uses one, None for other statistics.
         """
-        return Asked(self, "context", 0, lambda: self._records.context, coefficients)
-
-    def confusion(self, coefficients: Tensor) -> Asked:
-        """The release of how the shared model confuses the classes of m_g training records."""
-        return Asked(self, "confusion", 0, partial(self.training_records, 0), coefficients)
+        if kind == "context":
+            return Asked(self, kind, 0, lambda: self._records.context, coefficients)
+        return Asked(self, kind, 0, partial(self.training_records, 0), coefficients)
 
     def gradient(self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None) -> Asked:
         """The release of the clipped mean gradient at coefficients (k,).

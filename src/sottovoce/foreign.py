@@ -19,7 +19,7 @@ from torch import nn
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.models import MODELS, model_options
-from sottovoce.plan import LARGEST, Plan
+from sottovoce.plan import LARGEST, RETIRED, Plan
 
 MOST_BYTES = 2**26
 """Memory that a stranger's description may make us use: 64 MB."""
@@ -60,6 +60,7 @@ one: if you trust that code, name it yourself (--model, or model="…" in the no
     if not isinstance(values, Mapping):
         raise ForeignError("that holds no plan: ask for the file again")
     fields = {field.name: field.default for field in dataclasses.fields(Plan)}
+    values = {name: value for name, value in values.items() if (name, value) not in RETIRED.items()}
     for name, value in values.items():
         if name not in fields:
             raise ForeignError(

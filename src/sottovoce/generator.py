@@ -30,8 +30,11 @@ class Generator(nn.Module):
         coefficients: Tensor = self.trunk(contexts) @ self.weight.T
         return coefficients
 
-    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
-        """Leaves Σ_i J_iᵀ w_i g̃_i, for `weighted` releases w_i g̃_i (n, k), in the parameters' gradients."""
+    def vjp(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+        """Leaves the vector-Jacobian product Σ_i J_iᵀ w_i g̃_i in the parameters' gradients.
+
+        J_i is the Jacobian of client i's coefficients, and `weighted` (n, k) are the releases w_i g̃_i.
+        """
         self(contexts).backward(gradient=weighted)
 
     def gain(self, contexts: Tensor) -> Tensor:
@@ -50,15 +53,15 @@ class SharedCoefficients(nn.Module):
     def forward(self, contexts: Tensor, participants: Sequence[int] | None = None) -> Tensor:
         return self.shared.expand(len(contexts), -1)
 
-    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
-        """Leaves Σ_i w_i g̃_i in the gradient of the coefficients."""
+    def vjp(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+        """Leaves the vector-Jacobian product, here Σ_i w_i g̃_i, in the gradient of the coefficients."""
         self(contexts).backward(gradient=weighted)
 
     def columns(self, contexts: Tensor, participants: Sequence[int]) -> Tensor:
         """h_i of these participants, (n, 1): one column, in which everybody counts fully."""
         return torch.ones(len(contexts), 1, device=self.shared.device)
 
-    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+    def apply_update(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
         """Leaves the noised sum (k, 1) of a round in the gradient of the coefficients."""
         self.shared.grad = columns[:, 0].clone()
 
@@ -113,8 +116,11 @@ class Blend(nn.Module):
         return coefficients
 
     @torch.no_grad()
-    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
-        """Leaves the gradients of all parts; an own part's is not divided by the number of clients."""
+    def vjp(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+        """Leaves the vector-Jacobian product in the gradients of all parts.
+
+        That of an own part is not divided by the number of clients.
+        """
         blending = self._blending
         self.shared.grad = self._shares(len(contexts), participants).sqrt() @ weighted
         if blending.generated:
@@ -136,7 +142,7 @@ class Blend(nn.Module):
         return torch.cat(parts, dim=1)
 
     @torch.no_grad()
-    def move(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
+    def apply_update(self, columns: Tensor, participants: Sequence[int], weights: Sequence[float]) -> None:
         """Leaves the noised sum (k, columns) of a round in the gradients of all parts.
 
         An own column is scaled up by 1/w_i here, after the noise; before it, one record would count 1/w_i
@@ -206,7 +212,7 @@ class MeanRegularized(nn.Module):
         return torch.stack([self.own.get(str(participant), mean) for participant in participants])
 
     @torch.no_grad()
-    def pull(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
+    def vjp(self, contexts: Tensor, weighted: Tensor, releases: Tensor, participants: Sequence[int]) -> None:
         """Leaves g̃_i + λ(w_i − w̄) in the gradients of the models of this round's participants."""
         mean = self._mean()
         for row, participant in enumerate(participants):
@@ -279,7 +285,6 @@ AnyGenerator = Generator | BoundedGenerator | MeanRegularized
 GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
     "global": _shared,
     "direct": _shared,
-    "replay": _shared,
     "deep-linear": _linear,
     "full": _factorized,
     "factorized": _factorized,

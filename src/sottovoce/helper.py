@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from sottovoce.errors import SottovoceError
 from sottovoce.files import Database, locked
 from sottovoce.masking import KIND, MaskingError, MaskTerms, RoundKey, derived, exchanged, public_hex, stream
-from sottovoce.privacy.witness import Notes
+from sottovoce.privacy.rollback import Memory
 
 _SCHEMA = (
     "CREATE TABLE helper (agreement BLOB NOT NULL)",
@@ -53,7 +53,7 @@ class Helper(Database):
         self._terms, self._exchange, self._signing = terms, exchange, signing
         self.number = names.index(mine)
         """Its place among the helpers."""
-        self._notes = Notes(path)
+        self._memory = Memory(path)
 
     @classmethod
     @contextmanager
@@ -62,7 +62,7 @@ class Helper(Database):
     ) -> Iterator[Helper]:
         """The helper whose store is at `path`, one process at a time; made where there is none."""
         busy = f"another process has {path} open: end it first"
-        with locked(Notes(path).lock, patience=0, busy=busy):
+        with locked(Memory(path).lock, patience=0, busy=busy):
             helper = cls(path, terms, exchange, signing)
             try:
                 helper._start()
@@ -154,7 +154,7 @@ class Helper(Database):
             raise MaskingError(f"{self.path} is being read by another process: ask again when it has ended")
         closed = self._closed()
         if closed > self._noted():
-            self._notes.add([self._line(closed)])
+            self._memory.note([self._fact(closed)])
 
     def _start(self) -> None:
         self.query("PRAGMA journal_mode = WAL")
@@ -165,11 +165,11 @@ class Helper(Database):
         self._compare()
 
     def _begin(self) -> None:
-        if self._notes.path.exists():
+        if self._memory.path.exists():
             raise MaskingError(
                 f"{self.path} is gone and its notes are there: it may have answered, so it never will again"
             )
-        self._notes.replace([self._line(0)])
+        self._memory.trust([self._fact(0)])
         with self.transaction():
             for statement in _SCHEMA:
                 self.query(statement)
@@ -178,9 +178,8 @@ class Helper(Database):
 
     def _compare(self) -> None:
         """Refuses a store that is older than its notes, and notes that were copied or restored."""
-        lines, genuine = self._notes.lines() or ([], False)
-        told = {line.get("agreement") for line in lines} == {self._terms.digest.hex()}
-        if not genuine or not told or self._noted() > self._closed():
+        whole = self._memory.faithful(agreement=self._terms.digest.hex())
+        if whole is None or self._noted() > self._closed():
             raise MaskingError(
                 f"{self.path} or its notes were restored or copied: rounds may have been answered since, so "
                 "this helper never answers for this run again; start a new run"
@@ -188,13 +187,12 @@ class Helper(Database):
         self._settle()
 
     def _noted(self) -> int:
-        lines, _ = self._notes.lines() or ([], False)
-        return max((int(line.get("closed", 0)) for line in lines), default=0)
+        return max((int(fact.get("closed", 0)) for fact in self._memory.recall() or []), default=0)
 
     def _closed(self) -> int:
         return int(self.query("SELECT COUNT(*) FROM answer")[0][0])
 
-    def _line(self, closed: int) -> dict[str, object]:
+    def _fact(self, closed: int) -> dict[str, object]:
         return {"agreement": self._terms.digest.hex(), "closed": closed}
 
     def _new_key(self, round_number: int) -> None:

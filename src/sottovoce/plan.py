@@ -25,8 +25,9 @@ from sottovoce.catalog import (
     FEATURES,
     LATTICES,
     METHODS,
-    NOISES,
+    OPTIMIZERS,
     PARTITIONS,
+    PLACES,
     PRIORS,
     SCHEDULES,
     SHIFTS,
@@ -34,13 +35,16 @@ from sottovoce.catalog import (
 from sottovoce.errors import nearest
 from sottovoce.plan_rules import check
 from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
-from sottovoce.presets import FOLDER, PRESETS, preset_values
+from sottovoce.presets import ALONE, FOLDER, PRESETS, preset_values
 
 __all__ = ["Plan", "PlanError", "key", "keys"]
 
 PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
 
+
+RETIRED = {"replay_gains": ""}
+"""Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
 
 SHAPES = ("records", "features", "division", "sets", "module", "accounting")
 """What a key may shape: which records there are, what a model sees of them, who holds which, which of a
@@ -82,7 +86,7 @@ class Plan:
 
     preset: str = key(
         "best",
-        "best: what serves best; central: that, with noise at the server; tuned and paper: the paper's",
+        "best: what serves best; central, shared: that, by place of noise; tuned and paper: the paper's",
         among=PRESETS,
     )
     dataset: str = key(
@@ -183,7 +187,6 @@ class Plan:
     )
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
-    replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
     channel: str = key("polar", "how a release becomes bytes", among=CHANNELS)
     lattice: str = key("Z4", "lattice of the lrsuq channel", among=LATTICES)
     epsilon: float = key(
@@ -281,13 +284,33 @@ class Plan:
     )
     noise: str = key(
         "client",
-        "client: every release is private; server: noise once a round, in the sum",
+        "client: every release is private; server: noise in a round's sum; shared: clients add it",
         "accounting",
-        among=NOISES,
+        among=PLACES,
         since="0.2",
+    )
+    optimizer: str = key(
+        "sgd", "how the server steps along what was released (post-processing)", among=OPTIMIZERS, since="0.2"
     )
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
+    threshold: int = key(
+        0,
+        "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's",
+        "accounting",
+        most=10**6,
+        since="0.2",
+    )
+    colluding: int = key(
+        0,
+        "shared: those of them who may tell others their noise, at most; 0: a tenth",
+        "accounting",
+        most=10**6,
+        since="0.2",
+    )
+    helpers: int = key(
+        3, "shared: parties whose masks hide all but the sum; one must be honest", most=10**3, since="0.2"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -332,7 +355,11 @@ class Plan:
         given = dict(read_toml(Path(path))) if path is not None else {}
         given |= told_apart(given)
         pairs = overrides.items() if isinstance(overrides, Mapping) else map(split, overrides)
-        given |= told_apart(dict(pairs))
+        typed = told_apart(dict(pairs))
+        if typed.get("colluding") == "0":
+            raise PlanError("every participant knows its own noise: set colluding to 1 or more")
+        given |= typed
+        given = {name: value for name, value in given.items() if (name, value) not in RETIRED.items()}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
@@ -359,8 +386,10 @@ class Plan:
             values["context_share"] = 0.0
         if given.get("model", "linear") != "linear" and "features" not in given:
             values["features"] = "none"  # another model sees records themselves
-        if values.get("noise") == "server" and "weighting" not in given:
+        if values.get("noise") in ("server", "shared") and "weighting" not in given:
             values["weighting"] = 1.0
+        if values.get("noise") == "shared":
+            values |= {name: value for name, value in ALONE.items() if name not in given}
         return cls(**values)._saying(given)
 
     def replace(self, **changes: Any) -> Plan:
@@ -373,20 +402,15 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A short fingerprint: equal plans and only equal plans share it.
-
-        Of the file whose gains are replayed only the run's name counts, not where its folder lies.
-        """
+        """A short fingerprint: equal plans and only equal plans share it."""
         import hashlib  # loads OpenSSL, which a plan on the command line does without
 
-        values = self.digested()
-        values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
-        text = json.dumps(values, sort_keys=True)
+        text = json.dumps(self.digested(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def digested(self) -> dict[str, Any]:
         """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
-        return {
+        return RETIRED | {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
@@ -410,9 +434,19 @@ class Plan:
         return math.isfinite(self.epsilon)
 
     @property
-    def noise_at_server(self) -> bool:
-        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
-        return self.noise == "server"
+    def place(self) -> catalog.Place:
+        """Where the noise of gradients is added."""
+        return catalog.PLACES[self.noise]
+
+    @property
+    def in_every_sum(self) -> int:
+        """Clients of a round that must be in its sum, where they share its noise."""
+        return self.threshold or max(2, 9 * self.clients_per_round // 10)
+
+    @property
+    def may_collude(self) -> int:
+        """Those of them that may tell others their noise; every participant knows its own, so never 0."""
+        return self.colluding or max(1, -(-self.clients_per_round // 10))
 
     @property
     def releases_context(self) -> bool:
@@ -427,12 +461,12 @@ class Plan:
     @property
     def uses_future_labels(self) -> bool:
         """Whether future clients need labels."""
-        return self.context_traits.uses_labels and not self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_labels
 
     @property
     def future_uses_model(self) -> bool:
         """Whether the context of a future client is made with the run's model."""
-        return self.context_traits.uses_model or self.context_traits.predicted_for_future
+        return self.context_traits.future_uses_model
 
     @property
     def context_traits(self) -> catalog.Context:

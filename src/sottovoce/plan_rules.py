@@ -31,6 +31,8 @@ def check(plan: Plan) -> None:
             raise PlanError(f"{name} must be above 0, not {value}")
         if told["natural"] and not value >= 0:
             raise PlanError(f"{name} must be 0 or more, not {value}")
+    if not plan.learning_rate and not catalog.OPTIMIZERS[plan.optimizer].linear:
+        raise PlanError(f"optimizer={plan.optimizer} has steps of its own size: set learning_rate above 0")
     if plan.weighting > 4:
         raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
     if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
@@ -81,40 +83,63 @@ def check(plan: Plan) -> None:
         raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
-    if method.replays != bool(plan.replay_gains):
-        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
-    if method.replays and not plan.seeded:
-        raise PlanError(
-            f"method={plan.method} reuses gains of another run on the same records: "
-            "simulation only, seeded=true"
-        )
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
-    if plan.noise_at_server:
-        _check_noise_at_server(plan)
+    if plan.place.summed:
+        _check_noise_in_sum(plan)
+    if plan.place.shared:
+        _check_noise_shared(plan)
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
         raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
 
 
-def _check_noise_at_server(plan: Plan) -> None:
+def _check_noise_in_sum(plan: Plan) -> None:
     if not plan.traits.bounded:
         bounded = ", ".join(name for name, method in METHODS.items() if method.bounded)
         raise PlanError(
-            f"noise=server needs a bound on how far one record moves the generator, and method={plan.method} "
-            f"has none: choose one of {bounded}, or noise=client"
+            f"noise={plan.noise} needs a bound on how far one record moves the generator, and method="
+            f"{plan.method} has none: choose one of {bounded}, or noise=client"
         )
     if plan.weighting != 1:
         raise PlanError(
-            f"noise=server counts clients by their records: set weighting=1, not {plan.weighting}"
+            f"noise={plan.noise} counts clients by their records: set weighting=1, not {plan.weighting}"
         )
-    if catalog.CHANNELS[plan.channel].private_messages:
+    if plan.place.at_server and catalog.CHANNELS[plan.channel].private_messages:
         raise PlanError(
             f"channel={plan.channel} has noise that protects, and noise=server counts none of it: "
             "set another channel, or noise=client"
         )
     if plan.releases_context and not plan.context_share:
         raise PlanError(
-            "noise=server leaves contexts their noise at the client, paid by a share: set context_share=0.05"
+            f"noise={plan.noise} leaves contexts their noise at the client, paid by a share: "
+            "set context_share=0.05"
+        )
+
+
+def _check_noise_shared(plan: Plan) -> None:
+    if not plan.private:
+        raise PlanError("epsilon=inf has no noise to share: set noise=server")
+    if not catalog.CHANNELS[plan.channel].private_messages:
+        raise PlanError(
+            f"noise=shared trusts no server, and messages of channel={plan.channel} tell it more than a "
+            "release: set channel=integers"
+        )
+    if plan.traits.individual and (plan.individual, plan.generated) != (0, 0):
+        raise PlanError(
+            "noise=shared moves the shared part alone: set individual=0 and generated=0; models can be "
+            "finished at home"
+        )
+    if plan.helpers < 1:
+        raise PlanError("noise=shared hides all but the sum by masks of helpers: set helpers to 1 or more")
+    if plan.in_every_sum <= plan.may_collude:
+        raise PlanError(
+            f"of {plan.in_every_sum} clients in a sum {plan.may_collude} may collude, and nobody's noise is "
+            "left: set threshold above colluding"
+        )
+    if 0 < plan.clients_per_round < plan.in_every_sum:
+        raise PlanError(
+            f"{plan.clients_per_round} clients release in a round, fewer than threshold={plan.in_every_sum}: "
+            "raise clients_per_round, or use noise=client"
         )

@@ -4,7 +4,7 @@
 what the paper leaves on the table: exact accounting, a balanced schedule, every training record in every
 release, and per dataset the learning rate and the context that served best without labels of future clients.
 `best`, the default, leaves the paper's model behind: a linear model on public features, own parts, class
-priors; `central` is the same with noise once a round at the server.
+priors; `central` is the same with noise once a round at the server, `shared` with noise that clients share.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ OWN: dict[str, Any] = {"context": "public", "coefficients": 0, "features": "auto
 """Of records that nobody has tuned for: a linear model that adapts as a whole, of features if of pictures."""
 CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0, "rounds": 100, "evaluate_every": 50}
 """Less noise bears more rounds (CIFAR-10, seeds 41 and 42: 160 gave 2 to 4 points over 40 at ε = 4, 8)."""
-PRESETS = ("paper", "tuned", "best", "central")
+ALONE: dict[str, Any] = {"channel": "integers", "individual": 0.0, "generated": 0.0}
+"""What noise that clients share goes with: messages that are private, and one part that all of them move."""
+SHARED: dict[str, Any] = {**CENTRAL, **ALONE, "noise": "shared"}
+PRESETS = ("paper", "tuned", "best", "central", "shared")
 
 
 FOLDER: dict[str, Any] = {
@@ -109,9 +112,9 @@ def preset_values(preset: str, dataset: str, context: str | None, *, folder: boo
 def _values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     if preset == "paper":
         return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
-    if preset in ("best", "central"):
+    if preset in ("best", "central", "shared"):
         values = {**BEST, **BEST_FOR.get(dataset, OWN), "preset": preset, "clients_per_round": 0}
-        return {**values, **(CENTRAL if preset == "central" else {})}
+        return {**values, **{"best": {}, "central": CENTRAL, "shared": SHARED}[preset]}
     values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
     if context is not None and context != "predictions":
         values.pop("context_round", None)

@@ -2,15 +2,16 @@
 
 A client asks a `Release` for the bounded statistic of its records and for the message that carries it, the
 ledger is given the charge it states, and the server decodes with the very same object. Its noise is added
-by the channel, at the client, or once in the sum of a round, at the server (`central`); `place` says where.
+by the channel, at the client, once in the sum of a round, at the server (`central`), or to that sum by all of
+its clients (`shared`); `place` says where.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.catalog import CHANNELS
-from sottovoce.central import Pool
+from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.noiseless import Noiseless
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
@@ -28,9 +29,11 @@ from sottovoce.data import Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
+from sottovoce.phases import Phase
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind, Place
+from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
 
@@ -73,8 +76,8 @@ class Release:
     sensitivity: float
     radius: float
     """The most that ‖·‖₂ of the statistic can be, whatever the records."""
-    channel: Channel | Noiseless
-    server_sigma: float | None = None
+    channel: Channel | Noiseless | Shares
+    sum_sigma: float | None = None
     """σ of noise at the server; what the channel adds is then no protection, and not counted."""
     removal: float = field(kw_only=True)
     """As `sensitivity`, for one record left out (a vector of zeros) and the denominator kept: to be read
@@ -88,14 +91,16 @@ class Release:
     @property
     def sigma(self) -> float:
         """σ, the scale of the noise that protects."""
-        return self.channel.sigma if self.server_sigma is None else self.server_sigma
+        return self.channel.sigma if self.sum_sigma is None else self.sum_sigma
 
     @property
-    def place(self) -> Literal["client", "server", "nowhere"]:
+    def place(self) -> Literal["client", "server", "shared", "nowhere"]:
         """Where the noise is added; nowhere in the ablation `epsilon=inf`."""
         if isinstance(self.channel, Noiseless):
             return "nowhere"
-        return "client" if self.server_sigma is None else "server"
+        if isinstance(self.channel, Shares):
+            return "shared"
+        return "client" if self.sum_sigma is None else "server"
 
     @property
     def mu_squared(self) -> float:
@@ -127,7 +132,7 @@ class Release:
 
     def charge(self, run: str, account: str, round_number: int) -> Charge:
         """What the ledger records of it."""
-        place: Place = "server" if self.place == "server" else "client"
+        place: Place = "client" if self.place == "nowhere" else self.place
         return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
 
     def stream(self, run: str, client: str, round_number: int) -> Stream:
@@ -153,19 +158,24 @@ def open_releases(
     records: int,
     gradients: int,
     context_records: int,
-    pool: Pool | None = None,
+    once: Sequence[Phase],
+    round_sum: RoundSum | None = None,
+    counted: int = 0,
+    largest: int = 0,
 ) -> dict[Kind, Release]:
     """The releases of one participant, by kind; the noise of a run is decided here and nowhere else.
 
     `records` is the client's m_g and `context_records` its m_c; σ is such that it spends the plan's ε with so
-    many `gradients` (Eq. 16): a client with more records adds less noise. With a `pool` the noise of
-    gradients is added by the server to the sum of a round; contexts and confusions get theirs at the client
-    all the same.
+    many `gradients` (Eq. 16) and what it releases `once`: a client with more records adds less noise. With a
+    `round_sum` the noise of gradients is in the sum of a round, in which this client counts for `counted`
+    records and no client has more than `largest`; what is released once gets its own at the client all the
+    same.
     """
-    bound = sensitivity(plan.clip, records if pool is None else pool.records)
+    bound = sensitivity(plan.clip, records if round_sum is None else round_sum.records)
     context = statistic.sensitivity(context_records)
-    shares = plan.context_share + (plan.confusion_share if plan.context_traits.predicted_for_future else 0.0)
-    if shares or pool is not None:
+    # A plan may set a context's share aside and release none, as a control.
+    shares = plan.context_share + sum(phase.share for phase in once if phase.kind != "context")
+    if shares or round_sum is not None:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share) if plan.context_share else sigma
     else:
@@ -173,14 +183,18 @@ def open_releases(
         calibrated = statistic.calibrated_sensitivity(context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
-    releases = [_gradient(plan, model, records, bound, sigma, pool)]
-    if plan.releases_context:
-        releases.append(_averaged("context", plan, statistic, model, context_records, sigma_context))
-    if plan.context_traits.predicted_for_future:
-        confusion = Confusion(classes)
-        noise = _share(plan, confusion.sensitivity(records), plan.confusion_share)
-        releases.append(_averaged("confusion", plan, confusion, model, records, noise))
-    return {release.kind: release for release in releases}
+    gradient = _gradient(plan, model, records, bound, sigma, round_sum)
+    if plan.place.shared and round_sum is not None:
+        gradient = _shared(plan, gradient, gradients, bound / sigma, round_sum, counted, largest)
+    releases: dict[Kind, Release] = {"gradient": gradient}
+    for phase in once:
+        if phase.kind == "context":
+            releases["context"] = _averaged("context", plan, statistic, model, context_records, sigma_context)
+        elif phase.kind == "confusion":
+            confusion = Confusion(classes)
+            noise = _share(plan, confusion.sensitivity(records), phase.share)
+            releases["confusion"] = _averaged("confusion", plan, confusion, model, records, noise)
+    return releases
 
 
 def open_future_releases(
@@ -229,7 +243,9 @@ def _averaged(
     return Release(kind, mean, bound + channel.widening, statistic.radius, channel, removal=removal)
 
 
-def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, pool: Pool | None) -> Release:
+def _gradient(
+    plan: Plan, model: Model, count: int, bound: float, sigma: float, round_sum: RoundSum | None
+) -> Release:
     """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
@@ -248,12 +264,33 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
             remember=records.copied,
         )
 
-    carrier = sigma if pool is None else pool.carrier(sigma)
-    channel = _channel(plan, model.basis.coefficients, carrier, bound)
+    channel_sigma = sigma if round_sum is None else round_sum.channel_sigma(sigma)
+    channel = _channel(plan, model.basis.coefficients, channel_sigma, bound)
     moved, removal = bound + channel.widening, bound / 2 + channel.widening
     return Release(
-        "gradient", mean, moved, plan.clip, channel, None if pool is None else sigma, removal=removal
+        "gradient", mean, moved, plan.clip, channel, None if round_sum is None else sigma, removal=removal
     )
+
+
+def _shared(
+    plan: Plan, gradient: Release, gradients: int, mu: float, round_sum: RoundSum, counted: int, largest: int
+) -> Release:
+    """The same statistic as a share of a round's sum, each release spending μ."""
+    sharing = Sharing(
+        clip=plan.clip,
+        size=gradient.size,
+        releases=gradients,
+        largest=largest,
+        records=round_sum.records,
+        most=round_sum.most,
+        clients=round_sum.clients,
+        threshold=plan.in_every_sum,
+        colluding=plan.may_collude,
+        mu=mu,
+        seed=plan.seed,
+    )
+    shares, moved = Shares(sharing, counted), sharing.sensitivity
+    return replace(gradient, sensitivity=moved, channel=shares, sum_sigma=None, removal=sharing.removal)
 
 
 def _seeded(seed: int, stream: Stream) -> SeededRandomness:

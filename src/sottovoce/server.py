@@ -3,11 +3,13 @@
 It sees channel messages only. `update_generator` is the one place where clients' decoded statistics
 become a step (Eq. 6); every release entering it is differentially private by itself, because successive
 generators reveal each of them (see the test that recovers one). With noise at the server releases are not:
-they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator.
+they enter `Server.add_up` alone, and the noised sum that it returns is all that moves the generator. With
+noise that clients share only their sum is ever here (`Server.share_out`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -21,14 +23,18 @@ from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.cores import one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
+from sottovoce.optimizers import Optimizer, open_optimizer
+from sottovoce.phases import Phase
 from sottovoce.prior import ClassPriors, LabelShift
+from sottovoce.privacy.ledger import Kind
 from sottovoce.seeding import derived_seed
-from sottovoce.sgd import Descent
+
+log = logging.getLogger(__name__)
 
 
 def update_generator(
     generator: AnyGenerator,
-    descent: Descent,
+    descent: Optimizer,
     inputs: Tensor,
     releases: Tensor,
     participants: Sequence[int] = (),
@@ -41,25 +47,22 @@ def update_generator(
     """
     descent.zero()
     weighted = releases / len(releases) if weights is None else releases * weights[:, None]
-    generator.pull(inputs, weighted, releases, participants)
-    pulled = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
+    generator.vjp(inputs, weighted, releases, participants)
+    moved = [torch.linalg.vector_norm(p.grad) for p in generator.parameters() if p.grad is not None]
     descent.step()
     released = torch.linalg.vector_norm(releases).clamp_min(1e-30)
-    return float((len(releases) * torch.linalg.vector_norm(torch.stack(pulled)) / released) ** 2)
+    return float((len(releases) * torch.linalg.vector_norm(torch.stack(moved)) / released) ** 2)
 
 
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(
-        self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, device: str = "cpu") -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
         """Rounds applied so far."""
         self._device = torch.device(device)
-        self._gains = gains
         self._neutral = blueprint.statistic.neutral.to(self._device)
         self.generator = open_generator(
             plan.method,
@@ -71,7 +74,7 @@ class Server:
             blueprint.blending,
         ).to(self._device)
         self._step = plan.learning_rate or blueprint.blending.step
-        self._descent = Descent(self.generator, self._step, plan.momentum)
+        self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
@@ -83,28 +86,51 @@ class Server:
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
 
-    # Contexts
+    # Phases
 
-    @property
-    def contexts_due(self) -> bool:
-        """Whether the participants must release their contexts before the next round."""
-        plan = self.blueprint.plan
-        if not plan.releases_context or bool(self._known.all()):
-            return False
-        return self.round >= self.blueprint.contexts_after
+    def has(self, phase: Phase) -> bool:
+        """Whether the releases of a phase of participants were all received, or are over."""
+        if phase.kind == "confusion":
+            return self.confused
+        return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
 
-    def knows(self, participant: int) -> bool:
-        """Whether this participant's context is cached."""
-        return bool(self._known[participant])
+    def model_of(self, phase: Phase) -> Tensor | None:
+        """The shared coefficients (k,) that the releases of a phase are made with; None where none are.
 
-    def open_contexts(self) -> Tensor | None:
-        """Call before contexts are released: the shared coefficients behind predictions, else None."""
-        if not self.blueprint.plan.context_traits.uses_model:
+        Those of a phase between rounds are kept when it begins: who comes late, and future clients, use them.
+        """
+        if phase.model != "shared":
             return None
+        if phase.after == self.blueprint.plan.rounds:
+            return self.shared_coefficients()
         if not bool(self._known.any()):
             with torch.no_grad():
                 self._snapshot = self.generator(self._neutral[None])[0].clone()
         return self._snapshot
+
+    def receive(self, kind: Kind, participant: int, release: np.ndarray) -> None:
+        """Takes one decoded release of those that are made once."""
+        if kind == "context":
+            self.receive_context(participant, release)
+        elif kind == "confusion":
+            self.receive_confusion(participant, release)
+
+    def close(self, phase: Phase) -> None:
+        """Call when the releases of a phase are in."""
+        if phase.kind == "context":
+            self.close_contexts()
+
+    # Contexts
+
+    @property
+    def contexts_due(self) -> bool:
+        """Whether a participant without a context must release one before anything else."""
+        due = any(phase.kind == "context" and self.round >= phase.after for phase in self.blueprint.once)
+        return due and not bool(self._known.all())
+
+    def knows(self, participant: int) -> bool:
+        """Whether this participant's context is cached."""
+        return bool(self._known[participant])
 
     def receive_context(self, participant: int, context: np.ndarray) -> None:
         """Caches one decoded context."""
@@ -113,7 +139,7 @@ class Server:
 
     @one_core()
     def close_contexts(self) -> None:
-        """Call when all contexts are in: fixes how they are rescaled, by post-processing of them alone.
+        """Fixes how contexts are rescaled, by post-processing of those that are in alone.
 
         Moments are standardized one by one. Mean predictions get one scale for all classes, since the shares
         of classes that a model seldom predicts are mostly noise. Both then have about unit norm.
@@ -207,16 +233,14 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
-        if plan.noise_at_server:
-            raise SottovoceError("releases under noise=server are not private: add them up first")
+        if plan.place.summed:
+            raise SottovoceError(f"releases under noise={plan.noise} are not private: add them up first")
         order = sorted(releases)
         effective = None
         if order:
-            replayed = 1.0 if self._gains is None else self._gains[self.round]
-            self._descent.learning_rate = self._step * replayed
             weights = self._weights[order] / self._weights[order].sum() if plan.weighting else None
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            effective = replayed * update_generator(
+            effective = update_generator(
                 self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
         self._count_round()
@@ -233,13 +257,27 @@ class Server:
             return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
         stacked = np.stack([releases[participant] for participant in order])
         h, weights = self.counted(order)
-        total = noised_sum(stacked, h.cpu().numpy(), weights, self.blueprint.sigma, randomness)
-        return Update(self.round + 1, order, total)
+        shape = (stacked.shape[1], h.shape[1])
+        noise = self.blueprint.sigma * randomness.normal(math.prod(shape)).reshape(shape)
+        total = noised_sum(stacked, h.cpu().numpy(), weights, noise)
+        return Update(self.round + 1, order, torch.from_numpy(total).float())
+
+    def share_out(self, total: np.ndarray, participants: Sequence[int]) -> Update:
+        """What the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
+
+        A sum that cannot be one moves nothing: some client or helper has lied, and nobody knows which.
+        """
+        sharing = self.blueprint.sharing
+        assert sharing is not None
+        if not sharing.plausible(total):
+            log.warning("the sum of round %d is too large to be one: it is thrown away", self.round + 1)
+            return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
+        return Update(self.round + 1, tuple(sorted(participants)), sharing.columns(total))
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
         h = self._bounded.columns(self.inputs(participants), participants).double()
-        return h, self._pooled(participants)
+        return h, self._weights_in_sum(participants)
 
     @one_core()
     def receive_update(self, update: Update) -> None:
@@ -248,8 +286,8 @@ class Server:
             raise SottovoceError(f"the sum is that of round {update.round}, not of round {self.round + 1}")
         if update.participants:
             self._descent.zero()
-            weights = self._pooled(update.participants).tolist()
-            self._bounded.move(update.columns.to(self._device), update.participants, weights)
+            weights = self._weights_in_sum(update.participants).tolist()
+            self._bounded.apply_update(update.columns.to(self._device), update.participants, weights)
             self._descent.step()
         self._count_round()
 
@@ -258,9 +296,9 @@ class Server:
         assert isinstance(self.generator, BoundedGenerator)
         return self.generator
 
-    def _pooled(self, participants: Sequence[int]) -> np.ndarray:
-        assert self.blueprint.pool is not None
-        return self.blueprint.pool.weights([self.blueprint.counted[i] for i in participants])
+    def _weights_in_sum(self, participants: Sequence[int]) -> np.ndarray:
+        assert self.blueprint.round_sum is not None
+        return self.blueprint.round_sum.weights([self.blueprint.counted[i] for i in participants])
 
     def _count_round(self) -> None:
         self.round += 1
@@ -283,7 +321,7 @@ class Server:
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed or serving copy needs, as CPU tensors."""
         state = {f"generator.{name}": value for name, value in self.generator.state_dict().items()}
-        state.update({f"momentum.{name}": value for name, value in self._descent.velocity.items()})
+        state.update({f"momentum.{name}": value for name, value in self._descent.state.items()})
         if self.blueprint.plan.averaging > 0:
             state.update({f"average.{name}": value for name, value in self._descent.means.items()})
             counts = [self._descent.rounds[name] for name in sorted(self._descent.means)]
@@ -305,7 +343,7 @@ class Server:
         try:
             self.generator.load_state_dict(_under("generator.", state))
             for name, value in _under("momentum.", state).items():
-                self._descent.velocity[name] = value.to(self._device)
+                self._descent.state[name] = value.to(self._device)
             self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
             self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
             self._snapshot = state["snapshot"].to(self._device)

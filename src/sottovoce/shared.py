@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,14 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.channel.integers import FRACTION_BITS, TAU_SQUARED, draw
-from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness
+from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
+from sottovoce.channel.wire import Stream
 from sottovoce.errors import SottovoceError
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-PROMISED_SHARE, COLLUDING_SHARE = 0.9, 0.1
-"""Of the clients of a round, unless a plan says otherwise: how many must come, and how many may collude."""
 GAMMA = 1e-9
 """The most that 2Γ, by which a whole run is not Gaussian, may be; it decides r²."""
 SPARE = 1e-6
@@ -39,24 +39,6 @@ DEVIATIONS = 9.0
 """Of a sum's coordinate, that a word holds."""
 IMPOSSIBLE = 1e-12
 """The probability below which a sum is not believed."""
-
-
-def default_threshold(clients: int) -> int:
-    """How many of the clients of a round must be in its sum, unless the plan says so.
-
-    >>> [default_threshold(n) for n in (2, 3, 10, 16, 40)]
-    [2, 2, 9, 14, 36]
-    """
-    return max(2, math.floor(PROMISED_SHARE * clients))
-
-
-def default_colluding(clients: int) -> int:
-    """How many of them may tell others their noise, unless the plan says so.
-
-    >>> [default_colluding(n) for n in (2, 3, 10, 16, 40)]
-    [1, 1, 1, 2, 4]
-    """
-    return max(1, math.ceil(COLLUDING_SHARE * clients))
 
 
 def ripple(variance: float) -> float:
@@ -204,6 +186,20 @@ class Sharing:
         """
         return draw(self._rotated(mean * count if np.isfinite(mean).all() else np.zeros(self.size)), private)
 
+    @property
+    def unsigned(self) -> str:
+        """The type of a word."""
+        return f"<u{self.word // 8}"
+
+    def added(self, messages: Iterable[bytes]) -> Integers:
+        """The sum of shares that no mask covers."""
+        total = np.zeros(self.size, self.unsigned)
+        for message in messages:
+            if len(message) != self.size * self.word // 8:
+                raise SottovoceError(f"a share has {self.size} words of {self.word} bits: ask for it again")
+            total = total + np.frombuffer(message, self.unsigned)
+        return centred(total, self.word)
+
     def columns(self, total: Integers) -> Tensor:
         """What a sum of shares moves the generator by: (k, 1), over the planned records."""
         return torch.from_numpy(self._back(total) / self.records).float()[:, None]
@@ -229,6 +225,32 @@ class Sharing:
         source = SeededRandomness(hashlib.sha256(f"sottovoce rotation:{self.seed}".encode()).digest())
         bits = np.unpackbits(np.frombuffer(source.bytes(-(-self.size // 8)), np.uint8))[: self.size]
         return 1.0 - 2.0 * bits.astype(np.float64)
+
+
+class Shares:
+    """The shape of a channel for a client's share: words of one length, which a mask may cover.
+
+    A message is nothing that anybody may see by itself; there is no tag, because masked words have none.
+    """
+
+    name = "integers"
+    rounding = 0.0
+
+    def __init__(self, sharing: Sharing, count: int) -> None:
+        self.sharing = sharing
+        self._count = count
+        self.size, self.sigma = sharing.size, sharing.sigma
+
+    def encode(
+        self, u: Reals, *, secret: bytes, stream: Stream, private: PrivateRandomness | None = None
+    ) -> bytes:
+        """The share of a client whose clipped mean is `u`."""
+        share = self.sharing.share(u, self._count, private or SystemRandomness())
+        return share.astype(self.sharing.unsigned).tobytes()
+
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> Reals:
+        """The share itself: for whoever has no mask to take off."""
+        return self.sharing.added([message]).astype(np.float64)
 
 
 def centred(words: NDArray[np.unsignedinteger], word: int) -> Integers:

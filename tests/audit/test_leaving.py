@@ -47,8 +47,8 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     counted = found.statistics[What("north", "gradient", noise, 1, 1)]
     weight = 1.0
     if noise == "server":
-        assert blueprint.pool is not None
-        weight = blueprint.sizes[who] / blueprint.pool.records
+        assert blueprint.round_sum is not None
+        weight = blueprint.sizes[who] / blueprint.round_sum.records
     charge = blueprint.releases_of(who)["gradient"].sensitivity
     assert np.allclose(counted, signal * weight / charge)
     # 2C/m of one client alone, or 2C/Σm of the sum in which it counts with m/Σm.
@@ -73,6 +73,16 @@ def test_what_moves_further_than_its_charge_is_a_fault() -> None:
     assert seen.faults == ["gradient of a moves by 1.100 of what is charged"]
     seen.compare([vector(0.0), vector(np.nan)])
     assert "moves by nan" in seen.faults[1]
+
+
+def test_what_two_have_seen_adds_up() -> None:
+    one, two = Largest(), Largest()
+    one.compare([vector(0.0), vector(0.5), "north has 3 records"])
+    two.compare([vector(0.0), vector(2.0), "north has 4 records"])
+    one.add(two)
+    assert one.releases[0]["ratio"] == 2.0
+    assert (one.pairs, one.releases[0]["compared"], one.refused) == (2, 2, {"north has … records": 4})
+    assert one.faults == two.faults != []
 
 
 def test_what_is_public_and_who_releases_may_not_change() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, client_scope
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.rollback import Memory
 
 from .conftest import Failing
 
@@ -65,7 +65,7 @@ def test_a_budget_is_raised_by_a_yes_only(path: Path, failing: Failing) -> None:
 
 
 def test_a_copy_is_vouched_for_by_a_yes_only(path: Path, failing: Failing) -> None:
-    Witness(path).path.unlink()
+    Memory(path).path.unlink()
     assert shown(path)["copied"] is True
     assert "--yes" in failing("ledger", "vouch", str(path))
     assert runner.invoke(app, ["ledger", "vouch", str(path), "--yes"]).exit_code == 0

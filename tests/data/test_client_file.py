@@ -40,3 +40,17 @@ def test_the_files_own_constants_are_not_used(tmp_path: Path) -> None:
 def test_records_of_another_run_are_refused(tmp_path: Path, changes: dict, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read_client(saved(tmp_path / "a.npz", **changes), facts=FACTS, needed=5)
+
+
+def test_once_enrolled_a_label_that_nobody_knows_is_that_records_affair(tmp_path: Path) -> None:
+    """A refusal would let one record decide whether all others count."""
+    odd = np.array([0, 1, 2, 7, -1, 0, 1, 2, 0, 1])
+    plain = read_client(saved(tmp_path / "a.npz", y=odd % 3), facts=FACTS, needed=5)
+    found = read_client(saved(tmp_path / "b.npz", y=odd), facts=FACTS, needed=5, limited=False)
+    assert found.usable.tolist() == [True] * 3 + [False] * 2 + [True] * 5
+    assert torch.equal(found.x[found.usable], plain.x[found.usable])
+    assert found.identity is not None
+    assert plain.identity is not None
+    assert torch.equal(found.identity[found.usable], plain.identity[found.usable])
+    with pytest.raises(DataError, match="no array 'y' of 10 labels"):
+        read_client(saved(tmp_path / "c.npz", y=odd[:4]), facts=FACTS, needed=5, limited=False)

@@ -113,7 +113,7 @@ class Processes:
     def __init__(self, folder: Path, *, tls: bool, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.tls = tls
-        self.port = free_port()
+        self.port, self.onboarding_port, self.service_port = free_port(), free_port(), free_port()
         self._ports: dict[str, int] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[str, ...]] = {}
@@ -164,8 +164,8 @@ class Processes:
                 return True
         return False
 
-    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 180.0) -> None:
-        """Waits until the condition holds."""
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 1200.0) -> None:
+        """Waits until the condition holds; the limit is for hangs."""
         deadline = time.monotonic() + seconds
         while not condition():
             self._revive()
@@ -219,20 +219,31 @@ class Processes:
         self.wait_for_port(self.port)
 
     def start_proxy(self, port: int | None = None) -> int:
-        """nginx with the documented configuration in front of the SuperLink; returns the public port."""
+        """nginx with the documented configuration; returns the public port before the SuperLink.
+
+        The onboarding service is reached at `onboarding_port`, and listens at `service_port`.
+        """
         public, folder = port or free_port(), self.folder / "proxy"
         text = (DEPLOY / "nginx.conf").read_text()
         for documented, ours in (
-            ("0.0.0.0:8700", f"127.0.0.1:{public}"),
-            ("127.0.0.1:8701", f"127.0.0.1:{self.port}"),
+            ("listen 0.0.0.0:8700 ", f"listen 127.0.0.1:{public} "),
+            ("server 127.0.0.1:8701;", f"server 127.0.0.1:{self.port};"),
+            ("listen 0.0.0.0:8443 ", f"listen 127.0.0.1:{self.onboarding_port} "),
+            ("server 127.0.0.1:8444;", f"server 127.0.0.1:{self.service_port};"),
         ):
-            assert text.count(documented + (";" if "8701" in documented else " ")) == 1
+            assert text.count(documented) == 1
             text = text.replace(documented, ours)
         (self.folder / "nginx.conf").write_text(text)
         folder.mkdir(exist_ok=True)
         self.start("proxy", nginx(), "-e", "stderr", "-p", str(folder), "-c", str(self.folder / "nginx.conf"))
         self.wait_for_port(public)
         return public
+
+    def start_service(self, *options: str) -> None:
+        """The onboarding service of the run in `folder / "run"`."""
+        run = str(self.folder / "run")
+        self.start("service", "sottovoce", "serve", run, "--port", str(self.service_port), *options)
+        self.wait_for_port(self.service_port)
 
     def start_supernode(self, index: int) -> None:
         name = f"supernode-{index}"

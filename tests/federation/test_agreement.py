@@ -143,6 +143,12 @@ def test_pictures_that_are_turned_are_for_simulations() -> None:
         real(shift="turns")
 
 
+def test_an_agreement_on_shared_noise_is_refused_while_it_is_simulated_only() -> None:
+    numbers = {"method": "blend", "weighting": 1.0, "individual": 0.0, "context": "public"}
+    with pytest.raises(AgreementError, match="simulated only so far"):
+        real(**numbers, noise="shared", channel="integers", clients_per_round=3)
+
+
 def test_an_agreement_may_be_as_long_as_is_said_and_no_longer(tmp_path: Path) -> None:
     agreement, file = real(), tmp_path / "agreement.toml"
     text = agreement.to_toml()
@@ -256,8 +262,8 @@ def test_a_client_that_declares_any_number_of_records_does_not_get_the_model_to_
     honest, lying = [100] * 11, MOST_RECORDS
     blueprint = Agreement(plan, facts, model="linear").frozen([*honest, lying]).blueprint()
     assert blueprint.blending.weights[-1] == pytest.approx(10 / 21)
-    if blueprint.pool is not None:
-        weights = blueprint.pool.weights(blueprint.counted)
+    if blueprint.round_sum is not None:
+        weights = blueprint.round_sum.weights(blueprint.counted)
         assert weights[-1] / weights.sum() == pytest.approx(10 / 21)
         moved = weights * 2 * plan.clip / np.asarray(blueprint.sizes)
         assert moved.max() <= blueprint.releases_of(0)["gradient"].sensitivity * (1 + 1e-12)

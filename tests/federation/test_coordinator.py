@@ -21,11 +21,11 @@ from sottovoce.features import kept
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
+from sottovoce.federation.recovery import Recovery
 from sottovoce.federation.result import write_run
-from sottovoce.federation.rollback import Footprint
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.rollback import Memory
 from sottovoce.run.training import train
 
 from .world import World, charged, everyone_paid, ledger, same
@@ -99,8 +99,8 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Footprint, "follows", lambda *_: True)  # a disk that was rolled back as a whole
-    monkeypatch.setattr(Witness, "_lock_time", lambda _: 0)
+    monkeypatch.setattr(Recovery, "_restored", lambda *_: False)  # a disk that was rolled back as a whole
+    monkeypatch.setattr(Memory, "lock_time", lambda _: 0)
     world = World(tmp_path, seeded=False)
     world.enrol_all()
     mine = tmp_path / "clients" / "client-0"
@@ -119,7 +119,7 @@ def test_a_second_encoding_never_reaches_the_servers_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are authentic; the state is made of the first, before and after a restart."""
-    monkeypatch.setattr(Footprint, "follows", lambda *_: True)
+    monkeypatch.setattr(Recovery, "_restored", lambda *_: False)
     states = []
     for name in ("one", "both", "restarted"):
         world = World(tmp_path / name)
@@ -424,7 +424,7 @@ def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
     monkeypatch.setattr(kept, "_computed", counting)
     world.enrol_all()  # everything is tried once before a client enrols, features included
     world.finish()
-    world.hand_out()
+    world.deliver_models()
     assert computed == [40, 40, 40]  # once for each client, over all its releases
     train(world.agreement.plan, tmp_path / "simulated", dataset=few)
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
@@ -469,7 +469,7 @@ def test_a_confusion_before_its_time_is_refused_and_one_that_never_comes_is_not_
         world.step()
     request = world.coordinator.request(0, "confusion")
     del request["coefficients"]
-    with pytest.raises(Declined, match="not due"):
+    with pytest.raises(Declined, match="needs the model"):
         world.node(0).release(request)
     for participant in (0, 1):
         world.coordinator.accept(participant, world.answer(participant))
@@ -490,7 +490,3 @@ def test_a_client_reads_in_the_next_request_why_its_answer_was_refused(tmp_path:
     refused = [world.coordinator.request(participant, "context")["refused"] for participant in (0, 0, 1)]
     assert "round 7, which is not open" in refused[0]
     assert refused[1:] == ["", ""]
-
-
-def test_the_operator_says_nothing_by_default_but_ten_minutes_of_patience() -> None:
-    assert Options() == Options(patience=600.0, bucket=0, diagnostics=False)

@@ -21,12 +21,13 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.run.prepare import complete
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
 from tests.small import federated_plan
 
 from .overhearing import found, overheard
-from .processes import Processes, free_port, write_certificates
+from .processes import Processes, write_certificates
 from .test_noise_at_server import NOISE
 from .world import same
 
@@ -133,7 +134,7 @@ def test_sites_with_tables_learn_to_predict_a_number(tmp_path: Path) -> None:
         overrides={"preset": "best", "dataset": "records.toml", "partition": "client", "participants": 2}
         | {"future_clients": 0, "rounds": 2, "channel": "direct"}
     )
-    agreement = Agreement(plan, Description.load(clients / "records.toml").facts())
+    agreement = Agreement(*complete(plan, Description.load(clients / "records.toml").facts()))
     (clients / "agreement.toml").write_text(agreement.to_toml())
     write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", retry=40.0)
     models = [clients / f"client-{index}.personal.safetensors" for index in range(2)]
@@ -180,13 +181,11 @@ def test_every_process_may_be_killed_and_a_future_client_still_gets_its_model(tm
 
 def walk_in(folder: Path, processes: Processes) -> None:
     """A future client gets the same model twice for one charge, and nothing without token or trust."""
-    token, port, tls = new_token(folder / "run", "alice"), free_port(), folder / "tls"
-    secure = ("--certificate", str(tls / "server.crt"), "--key", str(tls / "server.key"))
-    serve = ("sottovoce", "serve", str(folder / "run"), "--port", str(port), *secure)
-    processes.start("service", *serve)
-    processes.wait_for_port(port)
-    url, records = f"https://127.0.0.1:{port}", folder / "clients" / "future-0.npz"
+    token, tls = new_token(folder / "run", "alice"), folder / "tls"
+    url, records = f"https://127.0.0.1:{processes.onboarding_port}", folder / "clients" / "future-0.npz"
     ledger = records.with_suffix(".ledger.sqlite")
+    processes.start_service()
+    processes.start_proxy()
     with pytest.raises(OnboardingError, match="no such token"):
         onboard(url, records, folder / "model", token="wrong", authority=tls / "ca.crt")
     with pytest.raises(OnboardingError, match="not trusted"):
@@ -194,15 +193,13 @@ def walk_in(folder: Path, processes: Processes) -> None:
     assert not ledger.exists()
     first = onboard(url, records, folder / "one", token=token, authority=tls / "ca.crt")
     processes.kill("service")
-    processes.start("service", *serve)
-    processes.wait_for_port(port)
+    processes.start_service()
     again = onboard(url, records, folder / "two", token=token, authority=tls / "ca.crt")
     assert again["epsilon"] == first["epsilon"] > 0
     assert (folder / "one").read_bytes() == (folder / "two").read_bytes()
-    processes.kill("service")
+    processes.kill("proxy")
     write_certificates(tls, days=-1.0)
-    processes.start("service", *serve)
-    processes.wait_for_port(port)
+    processes.start_proxy()
     with pytest.raises(OnboardingError, match="expired"):
         onboard(url, records, folder / "three", token=token, authority=tls / "ca.crt")
 

@@ -45,7 +45,7 @@ def values(name: str) -> list[tuple[str, ...]]:
 
 
 def test_the_proxy_passes_exactly_what_a_registered_node_calls() -> None:
-    [(around, _, target)] = [one for one in CONFIGURATION if one[1] == "proxy_pass"]
+    [(around, _, target)] = [one for one in CONFIGURATION if "superlink" in "".join(one[2])]
     location = around[-1].removeprefix("location ~ ")
     assert target == ("https://superlink/v1/fleet/$1",)
     passed = {path for _, path in PROTOBUF_REQUEST_TYPES if re.search(location, path)}
@@ -55,12 +55,23 @@ def test_the_proxy_passes_exactly_what_a_registered_node_calls() -> None:
         assert not re.search(location, path)
 
 
+def test_the_proxy_passes_exactly_what_a_future_client_calls() -> None:
+    passed = {
+        around[-1]: target
+        for around, name, (target, *_) in CONFIGURATION
+        if name == "proxy_pass" and "onboarding" in target
+    }
+    assert passed == {
+        "location ~ ^/v1/(specification|context-model|access)$": "http://onboarding/v1/$1",
+        "location = /v1/onboard": "http://onboarding/v1/onboard",
+    }
+
+
 def test_everything_else_is_not_found() -> None:
-    locations = {around[-1] for around, _, _ in CONFIGURATION if around and around[-1].startswith("location")}
-    assert len(locations) == 2
-    [inside] = [one for one in CONFIGURATION if one[0] and one[0][-1] == "location /"]
-    assert inside[1:] == ("return", ("404",))
-    assert values("deny") == [("all",)]
+    assert len(values("proxy_pass")) == 3
+    inside = [one[1:] for one in CONFIGURATION if one[0] and one[0][-1] == "location /"]
+    assert inside == [("return", ("404",))] * len(values("listen"))
+    assert values("deny") == [("all",)] * 3
     for name in (
         "root",
         "alias",
@@ -74,21 +85,28 @@ def test_everything_else_is_not_found() -> None:
         assert values(name) == [], name
 
 
-def test_the_proxy_speaks_modern_tls_on_both_sides_and_checks_the_superlink() -> None:
-    assert values("listen") == [("0.0.0.0:8700", "ssl", "backlog=4096")]
+def test_the_proxy_speaks_modern_tls_and_what_it_passes_to_listens_on_loopback() -> None:
+    assert values("listen") == [(f"0.0.0.0:{port}", "ssl", "backlog=4096") for port in (8700, 8443)]
     assert values("ssl_protocols") == values("proxy_ssl_protocols") == [("TLSv1.2", "TLSv1.3")]
     assert values("proxy_ssl_verify") == [("on",)]
-    assert values("server") == [("127.0.0.1:8701",)]
+    assert values("server") == [("127.0.0.1:8701",), ("127.0.0.1:8444",)]
 
 
 def test_the_proxy_keeps_bodies_in_memory_and_out_of_logs_and_bounds_them() -> None:
-    assert values("client_max_body_size") == values("client_body_buffer_size") == [("8m",)]
+    assert values("client_max_body_size") == values("client_body_buffer_size") == [("8m",), ("64k",)]
     assert values("proxy_max_temp_file_size") == [("0",)]
     assert values("access_log") == [("off",)]
     assert values("log_format") == []
     assert values("error_log") == [("stderr", "error")]
-    for name in ("client_header_timeout", "client_body_timeout", "limit_conn", "limit_req"):
+    for name in ("client_header_timeout", "client_body_timeout", "send_timeout"):
         assert len(values(name)) == 1, name
+    for name in ("limit_conn", "limit_req"):
+        assert len({one[0] for one in CONFIGURATION if one[1] == name}) == 1, name  # in both servers
+        assert len([one for one in CONFIGURATION if one[1] == name]) >= 2, name
+
+
+def test_whoever_answers_hears_nothing_about_who_asked() -> None:
+    assert values("proxy_set_header") == [("Connection", '""'), ("Host", "localhost")]
 
 
 def superlinks() -> list[tuple[Path, str]]:
@@ -116,11 +134,12 @@ def test_what_a_service_writes_is_for_its_user_only(unit: Path) -> None:
             assert line.endswith("=0700")
 
 
-def test_only_proxy_and_onboarding_face_the_network() -> None:
+def test_only_the_proxy_faces_the_network() -> None:
+    local = ("sottovoce-superlink", "sottovoce-federation", "sottovoce-serve")
     for unit in UNITS:
         text = unit.read_text()
-        assert ("0.0.0.0" in text) == (unit.stem == "sottovoce-serve")
-        assert ("IPAddressDeny=any" in text) == (unit.stem in ("sottovoce-superlink", "sottovoce-federation"))
+        assert "0.0.0.0" not in text
+        assert ("IPAddressDeny=any" in text) == (unit.stem in local)
 
 
 def test_a_client_always_names_its_index_and_whom_it_trusts() -> None:

@@ -25,7 +25,7 @@ from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.rollback import Memory
 
 from .world import QUICK, World, charged, ledger
 
@@ -143,7 +143,9 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
     world = World(tmp_path)
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
     nothing = Records(torch.zeros(0, 1), torch.zeros(0))
-    monkeypatch.setattr(module, "described_client", lambda *_, needed: (read.append(needed), nothing)[1])
+    monkeypatch.setattr(
+        module, "described_client", lambda *_, needed, limited: (read.append(needed), nothing)[1]
+    )
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):
         blueprint: Any = SimpleNamespace(
@@ -221,12 +223,12 @@ def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(
     world = World(tmp_path)
     world.enrol(0)
     world.answer(0)
-    Witness(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
+    Memory(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
     another = {**world.coordinator.offer(), "run": "0" * 16}
     with pytest.raises(SottovoceError, match="was copied or restored"):
         world.node(0).enrol(another)
     with ledger(world, 0) as book:
-        book.vouch()
+        book.trust_copy()
         book.raise_budget(20.0)
     assert world.node(0).enrol(another)["participant"] == 0
 

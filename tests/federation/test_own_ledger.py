@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sottovoce.account import Account
 from sottovoce.blueprint import draw
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
@@ -19,14 +20,13 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
-from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
+from sottovoce.federation.recovery import LedgerBehind, opened
 from sottovoce.federation.result import write_run
-from sottovoce.federation.rollback import trace_file, traces
 from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
+from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Terms
-from sottovoce.privacy.witness import Witness
 
 from .world import World
 
@@ -103,7 +103,7 @@ def test_a_restored_client_is_charged_exactly_what_its_own_ledger_says(tmp_path:
         world.finish()
         with Ledger.open(mine / "ledger.sqlite", scope=client_scope("client-0")) as ledger:
             spent[name] = ledger.spent(OWN_RECORDS)
-            assert ledger.lost_in(world.store.run).spent == 0
+            assert ledger.past.lost_in(world.store.run).spent == 0
     assert spent["restored"] == pytest.approx(spent["unharmed"], rel=1e-9)
 
 
@@ -124,13 +124,13 @@ def test_an_enrolled_run_does_not_make_a_restored_ledger_a_true_one(tmp_path: Pa
         assert "release" not in answer
         with Ledger.open(site.ledger, scope=None) as ledger:
             assert ledger.releases(OWN_RECORDS) == 1
-            assert ledger.copied
+            assert ledger.past.copied
     with pytest.raises(SottovoceError, match="was copied or restored from a backup"):
         site.node(world.agreement).enrol(run(world, "three").offer())
     said = (site.directory / "client.log").read_text()
     assert said.count("charged for the context of round 0; what other runs have released since is not") == 1
     with Ledger.open(site.ledger, scope=None) as ledger:
-        ledger.vouch()
+        ledger.trust_copy()
     site.node(world.agreement).enrol(run(world, "three").offer())
 
 
@@ -245,7 +245,7 @@ def test_a_ledger_of_version_01_in_the_directory_is_still_the_clients(tmp_path: 
     train(Site(world), run(world, "two"), world.agreement)
     assert not Site(world).ledger.exists()
     with Ledger.open(old, scope=client_scope("client-0")) as ledger:
-        assert len(ledger.totals()) == 2
+        assert len(ledger.past.totals()) == 2
 
 
 def test_restored_files_open_to_all_are_closed_again(tmp_path: Path) -> None:
@@ -258,7 +258,8 @@ def test_restored_files_open_to_all_are_closed_again(tmp_path: Path) -> None:
     site.node(world.agreement).refused("0" * 16, "nothing")
     assert site.directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in site.directory.iterdir()} == {0o600}
-    assert [trace.releases for trace in traces(site.directory).values()] == [1]
+    [trace] = site.directory.glob("trace-*.witness")
+    assert json.loads(trace.read_text().splitlines()[-1])["releases"] == 1
 
 
 def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Path) -> None:
@@ -276,44 +277,64 @@ def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Pa
 
 
 def test_a_trace_of_version_0_1_without_a_price_wants_the_newest_ledger(tmp_path: Path) -> None:
-    records = tmp_path / "mine.npz"
-    own = OwnLedger(tmp_path / "client", records, Terms())
-    (tmp_path / "client").mkdir()
-    assert not own.exists
-    trace = trace_file(tmp_path / "client", "0" * 16)
+    directory = tmp_path / "client"
+    directory.mkdir()
+    own = Account.alone(tmp_path / "mine.npz", Terms(), directory)
+    trace = directory / f"trace-{'0' * 16}.json"
     for releases, fine in ((0, True), (1, False)):
         trace.write_text(json.dumps({"lock": 1, "releases": releases, "time": 1}))
-        assert own.exists  # something may have been charged
         refused = contextlib.nullcontext() if fine else pytest.raises(LedgerBehind, match="lacks releases")
-        with refused, own.open() as ledger:
+        with refused, opened(own, directory) as ledger:
             assert ledger.spent(OWN_RECORDS) == 0.0
     charge = Charge("0" * 16, OWN_RECORDS, "context", 0, 0.1, 1.0)
     with Ledger.open(own.path, scope=client_scope("mine")) as ledger:
         ledger.recover([charge], "0" * 16)
-    with own.open() as ledger:
+    with opened(own, directory) as ledger:
         assert ledger.releases(OWN_RECORDS) == 1
-    trace.unlink()
-    assert own.exists
+    for damage in ("", "[]", "{"):
+        trace.write_text(damage)
+        with opened(own, directory) as ledger:
+            assert ledger.releases(OWN_RECORDS) == 1
+
+
+def test_an_enrolment_that_the_server_refused_is_forgotten_unless_something_may_have_left(
+    tmp_path: Path,
+) -> None:
+    world = world_of(tmp_path)
+    site, one = Site(world), run(world, "one")
+    member = site.node(world.agreement, epsilon=100.0)
+    member.refused("0" * 16, "who are you")  # and no ledger is begun for it
+    assert not site.ledger.exists()
+    for gone in ([], [site.lose_the_ledger, site.lose_the_witness]):
+        one.enrol(member.enrol(one.offer()), "0")
+        one.accept(0, member.release(one.request(0, "context")))
+        for lose in gone:
+            lose()  # the directory remembers
+        member.refused(one._store.run, "the federation is full")
+        assert len(list(site.directory.glob("enrolment-*"))) == 1
 
 
 def test_a_model_lies_beside_the_ledger_under_the_clients_name_where_there_are_others(tmp_path: Path) -> None:
-    own = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms())
+    own = Account.alone(tmp_path / "mine.npz", Terms())
     assert own.client == "mine"
     own.path.touch()
     assert own.model_file == tmp_path / "personal.safetensors"
     (tmp_path / "other.ledger.sqlite").touch()
     assert own.model_file == tmp_path / "mine.personal.safetensors"
-    named = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms(client="north"))
+    named = Account.alone(tmp_path / "mine.npz", Terms(client="north"))
     assert named.client == "north"
     assert named.model_file == tmp_path / "north.personal.safetensors"
 
 
 def test_a_ledger_of_version_01_that_was_deleted_is_still_missed_where_it_was(tmp_path: Path) -> None:
-    own = OwnLedger(tmp_path / "client", tmp_path / "mine.npz", Terms())
     (tmp_path / "client").mkdir()
-    assert own.path == tmp_path / "mine.ledger.sqlite"
     old = tmp_path / "client" / "ledger.sqlite"
-    for there in (old, Witness(old).path):
+
+    def path() -> Path:
+        return Account.alone(tmp_path / "mine.npz", Terms(), tmp_path / "client").path
+
+    assert path() == tmp_path / "mine.ledger.sqlite"
+    for there in (old, Memory(old).path):
         there.touch()
-        assert own.path == old
+        assert path() == old
         there.unlink()

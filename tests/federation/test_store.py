@@ -238,9 +238,8 @@ def test_a_damaged_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == b"not a database" * 1000
 
 
-def test_a_store_has_format_3_and_pages_for_megabytes(store: Store) -> None:
+def test_a_store_has_format_3(store: Store) -> None:
     assert store.query("PRAGMA user_version") == [(3,)]
-    assert store.query("PRAGMA page_size") == [(16384,)]
 
 
 def test_what_is_asked_for_has_a_key_or_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class World:
         while not self.coordinator.done:
             self.step()
 
-    def hand_out(self) -> None:
+    def deliver_models(self) -> None:
         """Everybody who trained and is there gets their model."""
         while not self.coordinator.closed:
             self.step()

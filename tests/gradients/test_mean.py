@@ -18,7 +18,7 @@ from sottovoce.gradients.stack import capture, stack
 from sottovoce.subspace import Basis, BasisKind, open_basis
 
 from . import models
-from .test_card import like_a_card
+from .test_gpu import like_a_card
 
 KINDS = ("structured", "unstructured", "identity")
 STACKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = [

@@ -6,20 +6,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from sottovoce.onboarding.connections import configure
+from sottovoce.onboarding.service import configured
 from tests.federation.processes import free_port
 
 
 @contextmanager
-def live(service: FastAPI, **options: Any) -> Iterator[str]:
+def live(service: FastAPI, **options: int) -> Iterator[str]:
     """Serves until the block ends; yields the URL."""
     port = free_port()
-    server = uvicorn.Server(configure(service, host="127.0.0.1", port=port, **options))
+    server = uvicorn.Server(configured(service, host="127.0.0.1", port=port, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -43,7 +43,7 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
     with live(create_service(run)) as url:
         first = onboard(url, records, records.with_name("one"), token=token)
         again = onboard(url, records, records.with_name("two"), token=token)
-        assert b"sottovoce_retries_total 1" in get(f"{url}/metrics")
+        assert b"sottovoce_onboarding_retries_total 1.0" in get(f"{url}/metrics")
     assert first["epsilon"] == again["epsilon"] > 0
     assert spent(records) == 1
     assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()

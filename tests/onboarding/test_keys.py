@@ -21,6 +21,7 @@ from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger
+from sottovoce.privacy.terms import Terms
 
 from .live import live
 from .web import get, spent
@@ -89,7 +90,7 @@ def book(tmp_path: Path) -> Iterator[Ledger]:
 
 def keys(folder: Path, server: bytes = SERVER) -> Keys:
     path = folder / "mine.sqlite"
-    return Keys(Account(path, "client mine", OWN_RECORDS), "run", server)
+    return Keys(Account(path, "client mine", OWN_RECORDS, folder / "mine.csv", Terms()), "run", server)
 
 
 def known(ledger: Ledger, run: str) -> None:

@@ -249,11 +249,12 @@ def connected(opener: Opener, monkeypatch: pytest.MonkeyPatch, tries: int = 3) -
 def test_a_busy_or_silent_service_is_asked_again_after_longer_and_longer_pauses(
     slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = [refusal(503), refusal(429), urllib.error.URLError(OSError("gone"))]
+    failures: list[Exception] = [refusal(code) for code in (503, 429, 502, 504)]
+    failures += [urllib.error.URLError(OSError("gone"))]
     failures += [ConnectionResetError("reset"), http.client.IncompleteRead(b""), TimeoutError()]
     opener = Opener(*failures, b"answer")
-    assert connected(opener, monkeypatch, tries=7).get("/v1/x") == b"answer"
-    assert slept == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert connected(opener, monkeypatch, tries=9).get("/v1/x") == b"answer"
+    assert slept == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
     assert opener.timeouts == {30.0}
 
 
@@ -277,7 +278,7 @@ def test_after_the_last_try_the_reason_is_told(
     assert len(slept) == 2
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 409, 413, 422, 428, 430, 500, 502, 504])
+@pytest.mark.parametrize("code", [400, 401, 404, 409, 413, 422, 428, 430, 500, 501, 505])
 def test_a_refusal_that_will_not_change_is_told_at_once(
     code: int, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,76 +1,129 @@
-"""Onboarding over HTTP: what a future client gets, pays and is refused."""
+"""Onboarding over HTTP: what a future client gets, pays and is refused, and how requests share their work.
+
+What nginx keeps from the service is tried in `test_door.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 import sqlite3
 import threading
 import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.exceptions import RequestValidationError
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding import service
-from sottovoce.onboarding.endpoint import Endpoint
-from sottovoce.onboarding.gate import Limits
 from sottovoce.onboarding.remote import onboard
-from sottovoce.onboarding.server import CONTEXTS_FILE, Onboarding, Request
-from sottovoce.onboarding.service import create_service
+from sottovoce.onboarding.server import CONTEXTS_FILE, Answer, Onboarding, Request
+from sottovoce.onboarding.service import Together, configured, create_service
 from sottovoce.onboarding.tokens import new_token
 
 from .live import live
 from .web import get, headers, post
 
 
-def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(
-    run: Path, records: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def metrics(url: str) -> dict[str, float]:
+    """What Prometheus would read, by name and status."""
+    families = text_string_to_metric_families(get(f"{url}/metrics").decode())
+    samples = [sample for family in families for sample in family.samples]
+    return {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
+
+
+def test_damaged_foreign_and_oversized_bodies_are_refused_and_not_stored(run: Path, records: Path) -> None:
     token = new_token(run, "alice")
-    with live(create_service(run, Limits(per_second=100, burst=100))) as url:
+    with live(create_service(run)) as url:
         good = headers(url, token)
         for body, status in ((b"", 422), (bytes(32), 422), (bytes(100), 422), (bytes(10**6), 413)):
             code, answer = post(url, body, good)
             assert code == status, answer
             assert json.loads(answer)["error"]
-        assert post(url, bytes(64), {**good, "Sottovoce-Version": "1"})[0] == 400
-        assert post(url, bytes(64), {**good, "Sottovoce-Specification": "0" * 32})[0] == 409
-        assert post(url, bytes(64), {**good, "Authorization": "Bearer wrong"})[0] == 401
-        for reason in ("(413): a context", "(400): this service speaks", "(409): your", "(401): no such"):
-            assert reason in caplog.text
+        for changes, status, said in (
+            ({"Sottovoce-Version": "1"}, 400, "update your client"),
+            ({"Sottovoce-Specification": "0" * 32}, 409, "fetch it again"),
+            ({"Authorization": "Bearer wrong"}, 401, "ask the operator"),
+            ({"Authorization": f"Basic {token}"}, 401, "ask the operator"),
+        ):
+            code, answer = post(url, bytes(64), {**good, **changes})
+            assert code == status
+            assert said in json.loads(answer)["error"]
         with sqlite3.connect(run / CONTEXTS_FILE) as contexts:
             assert contexts.execute("SELECT COUNT(*) FROM context").fetchone() == (0,)
         onboard(url, records, records.with_name("one"), token=token)
 
 
-def test_refusals_do_not_fill_the_log(
-    run: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_body_without_a_stated_length_is_read_no_further_than_a_context_is_long(run: Path) -> None:
+    with live(create_service(run, open_to_all=True)) as url:
+        lines = ["POST /v1/onboard HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked"]
+        lines += [f"{name}: {value}" for name, value in headers(url, "").items()]
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as endless:
+            endless.sendall("\r\n".join([*lines, "", "2000", "x" * 0x2000, ""]).encode())  # and never ends
+            assert b" 413 " in endless.recv(4096)
+
+
+def test_requests_are_counted_by_status_and_logged_nowhere(
+    run: Path, records: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(service, "LOGGED_PER_SECOND", 0.001)
-    monkeypatch.setattr(service, "LOGGED_AT_ONCE", 3)
+    caplog.set_level(logging.DEBUG, "sottovoce")
     with live(create_service(run, open_to_all=True)) as url:
         for _ in range(10):
             post(url, b"", headers(url, ""))
-        assert b'sottovoce_requests_total{status="422"} 10' in get(f"{url}/metrics")
-    assert caplog.text.count("(422)") == 3
+        for name in ("one", "two"):
+            onboard(url, records, records.with_name(name))
+        counted = metrics(url)
+    assert counted["sottovoce_onboarding_requests_total 422"] == 10
+    assert counted["sottovoce_onboarding_requests_total 200"] == 2
+    assert counted["sottovoce_onboarding_retries_total"] == 1
+    assert counted["sottovoce_onboarding_request_seconds_count"] == 12
+    assert 0 < counted["sottovoce_onboarding_request_seconds_sum"] < 1200
+    assert counted["sottovoce_onboarding_waiting"] == 0
+    assert counted["process_resident_memory_bytes"] > 0
+    assert caplog.text == ""
+    assert capfd.readouterr() == ("", "")
 
 
-def test_one_client_cannot_ask_too_often(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_counted_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Onboarding, "answer", fail)
+    with live(create_service(run, open_to_all=True)) as url:
+        assert post(url, bytes(64), headers(url, ""))[0] == 500
+        assert metrics(url)["sottovoce_onboarding_requests_total 500"] == 1
+
+
+def test_no_metric_is_about_a_client(run: Path, records: Path) -> None:
     token = new_token(run, "alice")
-    with live(create_service(run, Limits(per_second=0.01, burst=2))) as url:
-        good = headers(url, token)
-        statuses = [post(url, bytes(64), good)[0] for _ in range(3)]
-    assert statuses == [422, 422, 429]
-    assert "(422)" in caplog.text
-    assert "(429)" not in caplog.text  # what is shed is counted and not logged
+    with live(create_service(run)) as url:
+        onboard(url, records, records.with_name("one"), token=token)
+        text = get(f"{url}/metrics").decode()
+    labels = {
+        label
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for label in sample.labels
+    }
+    assert labels <= {"status", "le"}
+    assert "alice" not in text
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", ""])
+def test_under_another_name_than_this_machines_nothing_is_answered(run: Path, host: str) -> None:
+    with live(create_service(run, open_to_all=True)) as url:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as stranger:
+            stranger.sendall(f"GET /v1/specification HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert b" 400 " in stranger.recv(4096)
+        assert get(f"{url.replace('127.0.0.1', 'localhost')}/v1/specification")
 
 
 def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
@@ -79,11 +132,11 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
     release, honest = threading.Event(), Onboarding.answer
 
     def slowly(onboarding: Onboarding, requests: Sequence[Request]) -> object:
-        release.wait(10)
+        release.wait(60)
         return honest(onboarding, requests)
 
     monkeypatch.setattr(Onboarding, "answer", slowly)
-    with live(create_service(run, Limits(waiting=2), open_to_all=True)) as url:
+    with live(create_service(run, open_to_all=True), waiting=3) as url:
         good, statuses = headers(url, ""), Counter[int]()
         threads = [
             threading.Thread(target=lambda i=i: statuses.update([post(url, bytes([i] * 64), good)[0]]))
@@ -91,9 +144,7 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
         ]
         for thread in threads:
             thread.start()
-        for _ in range(200):
-            if statuses[503] == 4:
-                break
+        while statuses[503] < 4:
             threading.Event().wait(0.02)
         release.set()
         for thread in threads:
@@ -113,7 +164,7 @@ def test_the_service_describes_itself(run: Path) -> None:
         assert stated["context"]["records"] == 40
         assert {"reference", "basis"} == set(stated["seeds"])
         assert "/v1/onboard" in json.loads(get(f"{url}/openapi.json"))["paths"]
-        assert json.loads(get(f"{url}/health"))["status"] == "ok"
+        assert json.loads(get(f"{url}/health")) == {"status": "ok", "run": stated["run"]}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{url}/v1/context-model")
 
@@ -129,53 +180,96 @@ def test_a_seeded_or_noiseless_run_is_not_served(run: Path, tmp_path: Path) -> N
             create_service(run, open_to_all=True)
 
 
-def test_what_is_shed_for_want_of_time_is_not_logged_and_of_the_rest_a_line_a_second() -> None:
-    assert set(service.SHED) == {429, 503}
-    assert (service.LOGGED_PER_SECOND, service.LOGGED_AT_ONCE) == (1.0, 20)
-
-
-def test_strangers_are_counted_at_every_address_of_the_service(run: Path) -> None:
-    token = new_token(run, "alice")
-    limits = Limits(strangers_per_second=1e-6, strangers_burst=1)
-    paths = ("/v1/specification", "/v1/context-model", "/v1/access", "/health", "/metrics")
-    with live(create_service(run, limits)) as url:
-        for stranger in (url, *(f"{url}{path}" for path in paths)):
-            with pytest.raises(urllib.error.HTTPError) as refused:  # the first one counts, and finds nothing
-                get(f"{url}/v1/access" if stranger == url else stranger)
-            assert refused.value.code == (401 if stranger == url else 429)
-        asked = urllib.request.Request(f"{url}/v1/access", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(asked, timeout=20) as answer:
-            assert json.loads(answer.read()) == {"access": True}
-
-
 def test_the_coefficients_behind_contexts_are_served_and_everything_is_closed_at_the_end(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
+    honest = Onboarding.close
+
+    def close(onboarding: Onboarding) -> None:
+        closed.append("contexts")
+        honest(onboarding)
+
     monkeypatch.setattr(Onboarding, "context_model", lambda _: b"model")
-    for kind in (Onboarding, Endpoint):
-        honest = kind.close
-
-        def close(self: Any, honest: Any = honest, name: str = kind.__name__) -> None:
-            closed.append(name)
-            honest(self)
-
-        monkeypatch.setattr(kind, "close", close)
+    monkeypatch.setattr(Onboarding, "close", close)
     with live(create_service(run, open_to_all=True)) as url:
         assert get(f"{url}/v1/context-model") == b"model"
-    assert closed == ["Endpoint", "Onboarding"]
+    assert closed == ["contexts"]
 
 
-def test_what_is_no_request_of_the_service_is_refused_in_a_line(run: Path) -> None:
-    app = create_service(run, open_to_all=True)
-    handler: Any = app.exception_handlers[RequestValidationError]
-    answer = asyncio.run(handler(None, RequestValidationError([])))
-    assert answer.status_code == 422
-    assert "see /docs" in json.loads(answer.body)["error"]
+def test_the_service_logs_no_request_and_outlives_the_connections_that_nginx_keeps(run: Path) -> None:
+    config = configured(create_service(run, open_to_all=True), host="127.0.0.1", port=1)
+    assert not config.access_log
+    assert not config.proxy_headers
+    assert config.log_level == "error"
+    assert config.limit_concurrency == service.WAITING == 128
+    assert config.timeout_keep_alive > 60  # nginx's own, which is not changed in deploy/nginx.conf
 
 
-def test_every_refusal_of_onboarding_is_described(run: Path) -> None:
-    described = create_service(run, open_to_all=True).openapi()["paths"]["/v1/onboard"]["post"]
-    assert described["requestBody"]["required"] is True
-    refusals = {"400", "401", "408", "409", "413", "422", "429", "503"}
-    assert set(described["responses"]) == {"200", *refusals}
+def _asked(numbers: Sequence[int], work: Any, *, given: threading.Event | None = None) -> list[Any]:
+    """What requests that are made at once are answered, or fail with."""
+
+    async def ask() -> list[Any]:
+        together = Together(work)
+        asked = [asyncio.create_task(together.ask(Request(str(number), b""))) for number in numbers]
+        await asyncio.sleep(0.01)
+        if given is not None:
+            given.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        together.close()
+        return answers
+
+    return asyncio.run(ask())
+
+
+def test_who_waits_while_others_are_answered_shares_the_next_turn_and_gets_an_own_answer() -> None:
+    sizes, go = list[int](), threading.Event()
+
+    def work(requests: Sequence[Request]) -> list[Answer]:
+        go.wait(60)
+        sizes.append(len(requests))
+        return [Answer(request.client.encode(), False) for request in requests]
+
+    answers = _asked(range(9), work, given=go)
+    assert [answer.body for answer in answers] == [b"%d" % number for number in range(9)]
+    assert sum(sizes) == 9
+    assert len(sizes) <= 2  # the first alone, or with whoever came before the thread looked
+
+
+def test_a_refusal_reaches_only_its_own_request_and_a_failure_all_of_its_turn() -> None:
+    go = threading.Event()
+
+    def work(requests: Sequence[Request]) -> list[Answer | Exception]:
+        go.wait(60)
+        if any(request.client == "7" for request in requests):
+            raise OSError("the disk is gone")
+        odd = ValueError("odd")
+        return [odd if int(request.client) % 2 else Answer(b"", False) for request in requests]
+
+    kinds = [type(answer) for answer in _asked(range(4), work, given=go)]
+    assert kinds == [Answer, ValueError, Answer, ValueError]
+    go.clear()
+    assert {type(answer) for answer in _asked([7] * 9, work, given=go)} == {OSError}
+
+
+def test_who_has_gone_disturbs_nobody() -> None:
+    go = threading.Event()
+
+    def work(requests: Sequence[Request]) -> list[Answer]:
+        go.wait(60)
+        return [Answer(request.client.encode(), False) for request in requests]
+
+    async def ask() -> list[bytes]:
+        together = Together(work)
+        gone, *stay = (asyncio.create_task(together.ask(Request(name, b""))) for name in "abc")
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        answers = [(await task).body for task in stay]
+        together.close()
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await together.ask(Request("late", b""))
+        return answers
+
+    assert asyncio.run(ask()) == [b"b", b"c"]

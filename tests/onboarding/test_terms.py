@@ -15,8 +15,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy.ledger import OWN_RECORDS, Copied, Ledger, Overspent, client_scope
+from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Price, Terms
-from sottovoce.privacy.witness import Witness
 from tests.federation.world import World
 
 
@@ -105,14 +105,14 @@ def test_contexts_of_other_runs_are_charged_when_the_ledger_is_gone(
 def test_a_restored_folder_is_refused_until_its_owner_vouches(run: Path, records: Path) -> None:
     ask(served(run, "a" * 16), records, epsilon=30.0)
     ledger = records.with_suffix(".ledger.sqlite")
-    for file in (Witness(ledger).path, Witness(ledger).lock):
+    for file in (Memory(ledger).path, Memory(ledger).lock):
         shutil.copy(file, file.with_suffix(".copy"))
         file.unlink()
         file.with_suffix(".copy").rename(file)
     with pytest.raises(Copied, match="sottovoce ledger vouch"):
         ask(served(run, "b" * 16), records)
     with Ledger.open(ledger, scope=None) as book:
-        book.vouch()
+        book.trust_copy()
     ask(served(run, "b" * 16), records)
 
 
@@ -161,7 +161,7 @@ def test_a_key_of_version_01_still_sends_its_stored_context(
 
     monkeypatch.setattr(FinishedRun, "coefficients", spy)
     with monkeypatch.context() as patch:  # as version 0.1 named and kept it
-        patch.setattr("sottovoce.onboarding.keys._entry", lambda name: name)
+        patch.setattr("sottovoce.onboarding.keys.onboarding_entry", lambda name: name)
         ask(served(run), records)
     [key] = records.parent.glob("*.key")
     key.write_bytes(key.read_bytes()[:64])

@@ -164,7 +164,7 @@ def test_its_header_says_what_it_is(path: Path) -> None:
         assert len(file.name) == 32
 
 
-def test_it_waits_a_minute_for_who_writes_and_five_seconds_for_who_only_reads(
+def test_it_waits_less_for_who_only_reads_than_for_who_writes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -175,11 +175,12 @@ def test_it_waits_a_minute_for_who_writes_and_five_seconds_for_who_only_reads(
         return honest(file, statement, *values)
 
     with closing(LedgerFile.open(path, None)) as file:
-        assert file.query("PRAGMA busy_timeout") == [(60_000,)]
+        [(patience,)] = file.query("PRAGMA busy_timeout")
         monkeypatch.setattr(LedgerFile, "query", query)
         file.settle()
     short, checkpoint, long = said[:3]
-    assert (short, long) == ("PRAGMA busy_timeout = 5000", "PRAGMA busy_timeout = 60000")
+    assert 0 < int(short.removeprefix("PRAGMA busy_timeout = ")) < patience
+    assert long == f"PRAGMA busy_timeout = {patience}"
     assert checkpoint == "PRAGMA wal_checkpoint(TRUNCATE)"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.privacy import witness as witness_module
+from sottovoce.privacy import past as past_module
 from sottovoce.privacy.charge import SLACK
 from sottovoce.privacy.ledger import (
     OWN_RECORDS,
@@ -30,7 +30,8 @@ from sottovoce.privacy.ledger import (
     client_scope,
 )
 from sottovoce.privacy.ledger_file import LedgerFile
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.past import Past, Remembered
+from sottovoce.privacy.rollback import Memory
 
 PLENTY = Budget(epsilon=1e6, delta=1e-5, accounting="exact")
 MINE = client_scope("mine")
@@ -64,7 +65,7 @@ def restore(backup: Path, path: Path) -> None:
 
 def aged(path: Path, seconds: float) -> None:
     """Makes lines of a witness as old as if they had been written so long ago."""
-    file = Witness(path).path
+    file = Memory(path).path
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         line["time"] -= int(seconds * 1e9)
@@ -79,7 +80,7 @@ def test_a_deleted_ledger_is_charged_again_for_all_runs(path: Path, caplog: pyte
     with Ledger.open(path, scope=MINE) as ledger:
         assert ledger.spent(OWN_RECORDS) == pytest.approx(spent, rel=SLACK)
         assert ledger.releases(OWN_RECORDS) == 3
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5), Total(OWN_RECORDS, "b", 1, 0.25)]
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 2, 0.5), Total(OWN_RECORDS, "b", 1, 0.25)]
     assert "it had lost 2 releases of own records in run a, which are charged again" in caplog.text
     assert release(path, "c", 1) == pytest.approx(spent + 0.25)
 
@@ -124,7 +125,7 @@ def test_another_ledger_in_its_place_is_refused(path: Path, tmp_path: Path) -> N
 
 def test_a_ledger_and_witness_that_are_gone_leave_a_lock_that_tells(path: Path) -> None:
     release(path, "a", 1)
-    for file in (*files(path), Witness(path).path):
+    for file in (*files(path), Memory(path).path):
         file.unlink()
     with pytest.raises(LedgerError, match="a lock file shows that they were there: restore both"):
         Ledger.open(path, scope=MINE)
@@ -132,9 +133,9 @@ def test_a_ledger_and_witness_that_are_gone_leave_a_lock_that_tells(path: Path) 
 
 def test_a_ledger_without_its_witness_is_a_copy(path: Path) -> None:
     release(path, "a", 1)
-    Witness(path).path.unlink()
+    Memory(path).path.unlink()
     with Ledger.open(path, scope=MINE) as ledger, pytest.raises(Copied, match="ledger vouch"):
-        ledger.check_genuine()
+        ledger.past.check()
 
 
 @pytest.mark.parametrize("what", ["witness", "lock"])
@@ -151,22 +152,22 @@ def test_files_put_back_are_noticed_until_their_owner_vouches(path: Path, tmp_pa
         aged(path, 30)
     for _ in range(2):  # looking does not make it true
         with Ledger.open(path, scope=MINE) as ledger:
-            assert ledger.copied
+            assert ledger.past.copied
             ledger.willing(1.0)
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.vouch()
+        ledger.trust_copy()
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.check_genuine()
+        ledger.past.check()
 
 
 def test_an_untouched_ledger_stays_genuine(path: Path) -> None:
     for number in range(5):
         release(path, "a", number)
-    aged_by = time.time_ns() - Witness(path).path.stat().st_ctime_ns
+    aged_by = time.time_ns() - Memory(path).path.stat().st_ctime_ns
     assert aged_by < 5e9
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.check_genuine()
-        assert ledger.lost == []
+        ledger.past.check()
+        assert ledger.past.lost == []
 
 
 def test_a_process_killed_between_charge_and_note_is_charged_once(
@@ -178,7 +179,7 @@ def test_a_process_killed_between_charge_and_note_is_charged_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_note", killed)
+        patch.setattr(Past, "note_charges", killed)
         with pytest.raises(KeyboardInterrupt):
             release(path, "a", 2)
     spent = release(path, "a")  # opening it tells the witness
@@ -191,49 +192,71 @@ def test_a_process_killed_between_charge_and_note_is_charged_once(
 @pytest.mark.parametrize("half", ["{", '{"ledger": "half a li'])
 def test_a_line_cut_off_by_a_crash_is_no_past(path: Path, half: str) -> None:
     spent = release(path, "a", 1)
-    with Witness(path).path.open("a") as file:
+    with Memory(path).path.open("a") as file:
         file.write(half)
     assert release(path, "a") == spent
     assert release(path, "a", 2) == pytest.approx(2 * spent)
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.check_genuine()
-        assert ledger.lost == []
+        ledger.past.check()
+        assert ledger.past.lost == []
 
 
 def test_a_damaged_witness_is_a_copy_until_its_owner_vouches(path: Path) -> None:
     spent = release(path, "a", 1)
-    said = Witness(path).path
+    said = Memory(path).path
     said.write_bytes(b"garbage\n" + said.read_bytes())
     with Ledger.open(path, scope=MINE) as ledger:
-        assert ledger.copied
-        ledger.vouch()
-        ledger.check_genuine()  # from now on, not only when it is opened again
+        assert ledger.past.copied
+        ledger.trust_copy()
+        ledger.past.check()  # from now on, not only when it is opened again
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.check_genuine()
+        ledger.past.check()
         assert ledger.spent(OWN_RECORDS) == spent
+
+
+@pytest.mark.parametrize(
+    "line", [{"ledger": "name"}, {"ledger": "n", "scope": "s", "client": "c", "run": "r"}]
+)
+def test_a_fact_that_is_none_about_a_ledger_makes_it_a_copy(path: Path, line: dict[str, str]) -> None:
+    spent = release(path, "a", 1)
+    said = Memory(path).path
+    said.write_text(json.dumps({**line, "time": 1}) + "\n" + said.read_text())
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.past.copied
+        assert ledger.spent(OWN_RECORDS) == spent
+        assert ledger.past.copy == Memory(path).lock_time() > 0
+        ledger.trust_copy()
+        assert ledger.past.copy == 0
+
+
+def test_what_was_never_charged_is_a_sum_of_nothing(path: Path) -> None:
+    release(path, "a", 1)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.past.total_in("b") == ledger.past.lost_in("b") == Total(OWN_RECORDS, "b", 0, 0.0)
+        assert ledger.past.total_in("a", "other") == Total("other", "a", 0, 0.0)
 
 
 def test_the_witness_is_told_before_a_release_may_leave(path: Path) -> None:
     with Ledger.open(path, scope=MINE) as ledger:
         for number in range(3):
             ledger.commit(Charge("a", OWN_RECORDS, "gradient", number, 0.5, 1.0), b"m", PLENTY)
-            said = Witness(path).read()
+            said = Remembered.beside(path)
             assert said is not None
-            assert said.totals == {(OWN_RECORDS, "a"): ledger.total_in("a")}
+            assert said.totals == {(OWN_RECORDS, "a"): ledger.past.total_in("a")}
 
 
 def test_a_long_witness_is_shortened_and_says_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness_module, "_LONG", 3)
+    monkeypatch.setattr(past_module, "_LONG", 3)
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.willing(3.0)
     release(path, "a", *range(20), mu=0.01)
     release(path, "b", 1, mu=0.01)
     with Ledger.open(path, scope=MINE) as ledger:
-        totals = {(total.client, total.run): total for total in ledger.totals()}
-    said = Witness(path).read()
-    assert said is not None
-    assert (said.lines, said.totals, said.genuine) == (4, totals, True)
-    assert said.budget == (3.0, 1e-5, "exact")
+        totals = {(total.client, total.run): total for total in ledger.past.totals()}
+    memory = Memory(path)
+    said = Remembered.of(memory.recall() or [])
+    assert (len(memory.recall() or []), said.totals, memory.copied) == (4, totals, False)
+    assert said.budget == Budget(3.0, 1e-5, "exact")
 
 
 def test_only_its_owner_reads_any_file_of_it_also_after_a_restore(path: Path) -> None:
@@ -253,7 +276,7 @@ def test_a_release_explained_by_the_server_is_not_charged_twice(path: Path) -> N
         ledger.recover(charges, "a")
         assert ledger.spent(OWN_RECORDS) == pytest.approx(spent)
         assert ledger.releases(OWN_RECORDS) == 3
-        assert ledger.lost_in("a").releases == 1
+        assert ledger.past.lost_in("a").releases == 1
         ledger.recover([Charge("a", OWN_RECORDS, "gradient", 4, 0.5, 1.0)], "b")  # of no run that lost any
         assert ledger.spent(OWN_RECORDS) == pytest.approx(spent + 0.25)
     assert release(path, "a") == pytest.approx(spent + 0.25)
@@ -280,7 +303,7 @@ def test_a_clients_ledger_of_version_01_is_its_ledger_whatever_its_records_are_b
     old_format(path, "0" * 32, OWN_RECORDS)
     assert release(path, "b", 1) == pytest.approx(0.5)
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.check_genuine()
+        ledger.past.check()
         assert ledger.stored("a", OWN_RECORDS, "context", 0) == b"\0"
     with pytest.raises(LedgerError, match="the ledger of the client 'mine', not of 'other'"):
         Ledger.open(path, scope=client_scope("other"))
@@ -319,7 +342,6 @@ def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
     file = LedgerFile.open(path, MINE)
     assert file.query("PRAGMA secure_delete") == [(1,)]
     assert file.query("PRAGMA synchronous") == [(2,)]
-    assert file.query("PRAGMA busy_timeout") == [(60_000,)]
     for table in ("lost", "budget"):
         file.query(
             "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0)"
@@ -370,7 +392,7 @@ def test_releases_of_one_run_under_several_names_are_lost_once(path: Path) -> No
     for _ in range(2):
         assert release(path, "a") == pytest.approx(spent)
     with Ledger.open(path, scope=MINE) as ledger:
-        assert ledger.lost_in("a").releases == 2
+        assert ledger.past.lost_in("a").releases == 2
 
 
 def test_a_deleted_ledger_comes_back_for_its_own_client_only(path: Path) -> None:
@@ -397,7 +419,7 @@ def test_the_witness_is_on_the_disk_and_closed_to_others_before_a_commit_returns
         release(path, "a", 1)
     finally:
         os.umask(before)
-    assert synced == [str(Witness(path).path)]
+    assert synced == [str(Memory(path).path)]
 
 
 def test_a_total_exceeds_another_by_releases_or_by_spending_beyond_rounding() -> None:
@@ -443,7 +465,7 @@ def test_what_was_recovered_is_known_to_the_witness(path: Path) -> None:
         file.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
         assert ledger.spent(OWN_RECORDS) == pytest.approx(0.5)
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5)]
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 2, 0.5)]
 
 
 def at_server(run: str, number: int) -> Charge:
@@ -459,7 +481,7 @@ def test_a_row_says_where_the_noise_is_and_so_does_what_was_lost(path: Path) -> 
     for file in files(path):
         file.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 3, 0.75, server=2)]
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 3, 0.75, server=2)]
         assert ledger.at_server(OWN_RECORDS) == 2
         ledger.recover([at_server("a", 1)], "a")
         assert ledger.at_server(OWN_RECORDS) == 2
@@ -491,7 +513,7 @@ def test_what_was_lost_at_the_server_is_counted_apart_from_what_is_still_known(
         ledger.commit_many([(at_server("a", number), b"") for number in (2, 3)], PLENTY)
     restore(tmp_path / "backup", path)
     with Ledger.open(path, scope=MINE) as ledger:
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=2)]
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=2)]
         assert ledger.at_server(OWN_RECORDS) == 3
 
 
@@ -507,29 +529,31 @@ def test_nobody_else_writes_the_ledger_while_its_witness_is_told_or_a_loss_is_ch
 ) -> None:
     calls = []
     with Ledger.open(path, scope=MINE) as ledger:
-        monkeypatch.setattr(Witness, "note", lambda *_: calls.append(refuses_others(path)))
-        monkeypatch.setattr(Ledger, "_lose", lambda *_: calls.append(refuses_others(path)))
+        monkeypatch.setattr(Memory, "note", lambda *_: calls.append(refuses_others(path)))
+        monkeypatch.setattr(Past, "_lose", lambda *_: calls.append(refuses_others(path)))
         ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
-        ledger.expect(Total(OWN_RECORDS, "a", 5, 9.0))
+        ledger.past.expect(Total(OWN_RECORDS, "a", 5, 9.0))
     assert len(calls) == 2
 
 
 def test_nobody_else_writes_the_ledger_while_it_is_compared_vouched_for_given_a_budget_or_counts_another(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, read, note = [], Witness.read, Witness.note
+    calls, recall, note, trust = [], Memory.recall, Memory.note, Memory.trust
     with Ledger.open(path, scope=MINE) as ledger, Ledger.open(tmp_path / "other", scope="other") as other:
         other.commit(Charge("b", "north", "context", 0, 0.3, 1.0), b"", PLENTY)
-        monkeypatch.setattr(Witness, "read", lambda mine: (calls.append(refuses_others(path)), read(mine))[1])
-        monkeypatch.setattr(
-            Witness, "note", lambda *told: (calls.append(refuses_others(path)), note(*told))[1]
-        )
-        ledger.compare()
-        assert len(calls) == 2
-        ledger.vouch()
+        for honest in (recall, note, trust):
+            monkeypatch.setattr(
+                Memory,
+                honest.__name__,
+                lambda *told, honest=honest: (calls.append(refuses_others(path)), honest(*told))[1],
+            )
+        ledger.past.compare()
+        assert len(calls) == 1
+        ledger.trust_copy()
         ledger.willing(2.0)
-        ledger.count_in(other, OWN_RECORDS, "north")
-    assert len(calls) == 5
+        ledger.past.count_in(other.past, OWN_RECORDS, "north")
+    assert len(calls) == 4
 
 
 def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
@@ -539,17 +563,17 @@ def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
         raise OSError(5, "Input/output error")
 
     with Ledger.open(path, scope=MINE) as ledger:
-        monkeypatch.setattr(Witness, "note", broken)
+        monkeypatch.setattr(Memory, "note", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
             ledger.commit(Charge("a", OWN_RECORDS, "context", 0, 0.5, 1.0), b"", PLENTY)
-        monkeypatch.setattr(Witness, "rewrite", broken)
+        monkeypatch.setattr(Memory, "trust", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
-            ledger.vouch()
+            ledger.trust_copy()
 
 
 def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> None:
     release(path, "a", 1, 2)
-    file = Witness(path).path
+    file = Memory(path).path
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         line.pop("server", None)
@@ -557,7 +581,7 @@ def test_a_witness_from_before_noise_at_the_server_knows_of_none(path: Path) -> 
     for part in files(path):
         part.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=0)]
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 2, 0.5, server=0)]
 
 
 def test_two_ledgers_count_what_the_other_knows_and_never_what_it_counts_of_them(tmp_path: Path) -> None:
@@ -568,14 +592,14 @@ def test_two_ledgers_count_what_the_other_knows_and_never_what_it_counts_of_them
         there.commit(Charge("b", OWN_RECORDS, "context", 0, 0.3, 1.0), b"", PLENTY)
         there.commit(Charge("c", OWN_RECORDS, "gradient", 1, 0.4, 1.0, "server"), b"", PLENTY)
         for _ in range(2):
-            here.count_in(there, "north", OWN_RECORDS)
-            there.count_in(here, OWN_RECORDS, "north")
+            here.past.count_in(there.past, "north", OWN_RECORDS)
+            there.past.count_in(here.past, OWN_RECORDS, "north")
         for ledger, client in ((here, "north"), (there, OWN_RECORDS)):
             assert ledger.spent(client) == pytest.approx(0.25 + 0.09 + 0.16)
-            assert sum(total.releases for total in ledger.totals() if total.client == client) == 3
-            assert sum(total.server for total in ledger.totals() if total.client == client) == 1
+            assert sum(total.releases for total in ledger.past.totals() if total.client == client) == 3
+            assert sum(total.server for total in ledger.past.totals() if total.client == client) == 1
         assert here.spent("south") == 0.25
-        assert here.lost == there.lost == []  # counted, not lost
+        assert here.past.lost == there.past.lost == []  # counted, not lost
     for path in files(one):
         path.unlink()
     with Ledger.open(one, scope="one") as back:  # its witness knows what it had counted
@@ -585,7 +609,7 @@ def test_two_ledgers_count_what_the_other_knows_and_never_what_it_counts_of_them
 def test_what_was_counted_is_known_to_the_witness_at_once(path: Path, tmp_path: Path) -> None:
     with Ledger.open(path, scope=MINE) as ledger, Ledger.open(tmp_path / "other", scope="other") as other:
         other.commit(Charge("b", "north", "context", 0, 0.3, 1.0), b"", PLENTY)
-        ledger.count_in(other, OWN_RECORDS, "north")
+        ledger.past.count_in(other.past, OWN_RECORDS, "north")
     for file in files(path):
         file.unlink()
     assert release(path, "a") == pytest.approx(0.09)
@@ -594,10 +618,10 @@ def test_what_was_counted_is_known_to_the_witness_at_once(path: Path, tmp_path: 
 def test_what_was_spent_beyond_the_known_releases_is_lost_without_a_release(path: Path) -> None:
     release(path, "a", 1, 2)
     with Ledger.open(path, scope=MINE) as ledger:
-        ledger.expect(Total(OWN_RECORDS, "a", 1, 2.0))
-        assert ledger.lost == [Total(OWN_RECORDS, "a", 0, 1.5)]
-        ledger.expect(Total(OWN_RECORDS, "a", 3, 1.0))
-        assert ledger.lost[1:] == [Total(OWN_RECORDS, "a", 1, 0.0)]
+        ledger.past.expect(Total(OWN_RECORDS, "a", 1, 2.0))
+        assert ledger.past.lost == [Total(OWN_RECORDS, "a", 0, 1.5)]
+        ledger.past.expect(Total(OWN_RECORDS, "a", 3, 1.0))
+        assert ledger.past.lost[1:] == [Total(OWN_RECORDS, "a", 1, 0.0)]
         assert ledger.spent(OWN_RECORDS) == pytest.approx(2.0)
 
 
@@ -614,7 +638,7 @@ def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Pa
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.count("north", {other: OWN_RECORDS, path: OWN_RECORDS})
         assert ledger.spent("north") == pytest.approx(0.09)
-    Witness(other).path.unlink()
+    Memory(other).path.unlink()
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.count("south", {other: OWN_RECORDS})
         assert ledger.spent("south") == pytest.approx(0.09)

@@ -9,6 +9,7 @@ import pytest
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.plan import Plan, PlanError
+from sottovoce.privacy import accounting
 from sottovoce.run import prepare
 from sottovoce.run.cost import outline
 from sottovoce.run.training import train
@@ -80,3 +81,43 @@ def test_what_nobody_can_mean_is_said_before_anything_is_spent(changes: dict[str
 
 def test_a_usual_plan_raises_no_doubt() -> None:
     assert outline(small_plan(epsilon=8))["doubts"] == []
+
+
+@pytest.mark.parametrize("dataset", ["mnist-small", "mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
+def test_the_last_round_of_shared_noise_is_affordable_and_leaves_nothing(
+    dataset: str, epsilon: float
+) -> None:
+    """Also: what is stated is at most 0.5 % above what continuous noise of the same variance would be."""
+    plan = Plan.load(overrides={"preset": "shared", "dataset": dataset, "epsilon": epsilon})
+    made = prepare.outline(plan).blueprint
+    releases, spent = made.releases_of(0), 0.0
+    for kind, count in made.participant_counts(made.releases_max).items():
+        for _ in range(count):
+            spent += releases[kind].charge("run", "client", 1).mu_squared
+            assert spent <= made.budget.mu_squared * (1 + 1e-9)
+    assert spent >= made.budget.mu_squared * (1 - 1e-9)
+    sharing = made.sharing
+    assert sharing is not None
+    once = spent - made.releases_max * sharing.mu**2
+    moved, variance = 2 * plan.clip / sharing.step, 64 * sharing.honest
+    continuous = accounting.epsilon(once + made.releases_max * moved**2 / variance, plan.delta, "exact")
+    assert continuous < epsilon <= 1.005 * continuous
+    assert sharing.word == 16
+
+
+def test_a_plan_says_what_shared_noise_promises_and_what_is_left_of_it() -> None:
+    plan = Plan.load(overrides={"preset": "shared", "dataset": "mnist", "epsilon": 4})
+    outlined = outline(plan)
+    assert "2 of 3 helpers and 4 clients of a round together" in outlined["promise"]
+    assert "while cryptography holds and one helper is honest" in outlined["promise"]
+    shared = outlined["sharing"]
+    assert (shared["clients"], shared["threshold"], shared["colluding"], shared["honest"]) == (40, 36, 4, 32)
+    found = {honest: round(value, 2) for honest, value in shared["epsilon_by_honest"].items()}
+    assert found == {40: 3.55, 36: 3.76, 32: 4.0, 24: 4.68, 16: 5.87, 8: 8.81, 1: 34.26}
+    assert outlined["message_bytes"] == shared["helper_up_bytes"] == 40_980
+    assert outlined["doubts"] == []
+    alone = outline(plan.replace(threshold=5, helpers=1))
+    assert any("nothing is gained" in doubt for doubt in alone["doubts"])
+    assert "helpers and" not in alone["promise"]
+    assert outline(small_plan())["sharing"] is None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,11 +17,10 @@ from sottovoce.data import Dataset, Facts, scope
 from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
-from sottovoce.plan import PlanError
-from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, Overspent
+from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.prepare import prepare
-from sottovoce.run.session import Session, recorded_gains
+from sottovoce.run.session import Session
 from sottovoce.run.training import Interrupted, train
 from tests.small import small_plan
 
@@ -181,17 +179,6 @@ def test_messages_are_forgotten_once_a_checkpoint_covers_them(tmp_path, records)
     session.close()
 
 
-def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
-    path = tmp_path / "rounds.jsonl"
-    path.write_text("".join(json.dumps({"gain": g}) + "\n" for g in (1.5, 2.5)))
-    assert recorded_gains(str(path), 2) == [1.5, 2.5]
-    with pytest.raises(PlanError, match="fewer"):
-        recorded_gains(str(path), 3)
-    path.write_text("nothing")
-    with pytest.raises(PlanError, match=r"not the rounds\.jsonl"):
-        recorded_gains(str(path), 1)
-
-
 def test_a_resumed_run_goes_on_in_the_ledger_it_was_started_with(tmp_path, records) -> None:
     plan, shared = small_plan(), tmp_path / "shared.sqlite"
     interrupted(plan, tmp_path / "run", records, ledger=shared)
@@ -288,7 +275,7 @@ def test_a_run_is_not_resumed_on_a_ledger_that_has_lost_some_of_it(tmp_path, rec
     ledger.unlink()
     with Ledger.open(ledger, scope=None):  # by another command
         pass
-    with pytest.raises(RunError, match="has lost releases of this run"):
+    with pytest.raises(LedgerError, match="has lost releases of this run"):
         train(plan, tmp_path / "run", dataset=records, resume=True)
 
 

@@ -31,6 +31,8 @@ GIVEN: dict[str, Any] = {
 }
 BLEND = {"method": "blend", "context": "public", "learning_rate": 0.0}
 SHARES = {**BLEND, "coefficients": 0, "context": "shares", "context_share": 0.1, "prior": "context"}
+SHARED = {**BLEND, "noise": "shared", "channel": "integers", "weighting": 1.0, "individual": 0.0}
+SHARED |= {"clients_per_round": 4, "threshold": 4, "colluding": 1}
 DEALT = {"partition": "iid"}
 TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "preset": ({}, "tuned", "paper"),
@@ -84,6 +86,9 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "prior": ({**SHARES, "context": "labels"}, "none", "context"),
     "downlink_bits": ({}, 32, 4),
     "noise": ({**BLEND, "weighting": 1.0}, "client", "server"),
+    "threshold": (SHARED, 4, 3),
+    "colluding": (SHARED, 1, 2),
+    "helpers": (SHARED, 3, 2),
     "mlp_sizes": ({"model": "mlp"}, "64", "8"),
     "mlp_activation": ({"model": "mlp"}, "tanh", "relu"),
 }

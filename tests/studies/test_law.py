@@ -38,6 +38,7 @@ LINEAR = {
     "context": "public",
 }
 SUMMED = {**LINEAR, "noise": "server", "weighting": 1.0}
+SHARED = {**LINEAR, "noise": "shared", "weighting": 1.0, "channel": "integers", "individual": 0.0}
 
 
 def run(plans: list[Plan], folder: Path, **options: Any) -> list[dict[str, Any]]:
@@ -105,9 +106,30 @@ def test_noise_at_the_server_has_its_scale_in_every_column(tmp_path) -> None:
     assert np.allclose((noise / simulation.blueprint.sigma).var(dim=0), 1.0, atol=0.1)
     given = torch.randn(3, k, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     h, weights = simulation.server.counted(ready.participants)
-    without = noised_sum(given.numpy(), h.numpy(), weights, 0.0, SystemRandomness())
+    nothing = torch.zeros(k, 4, dtype=torch.float64)
+    without = noised_sum(given, h, torch.from_numpy(weights), nothing)
+    alike = noised_sum(given.numpy(), h.numpy(), weights, nothing.numpy())
+    assert np.allclose(alike, without.numpy(), atol=1e-12)
     summed = simulation._noised_sum(ready, given).columns
-    assert torch.allclose(summed - noise, without, atol=1e-5)
+    assert torch.allclose(summed - noise, without.float(), atol=1e-5)
+    session.close()
+
+
+def test_shares_have_the_noise_of_all_of_them_in_their_sum(tmp_path) -> None:
+    session = opened(small_plan(**SHARED), tmp_path / "run")
+    simulation = session.simulation
+    assert isinstance(simulation, LawSimulation)
+    sharing, k = simulation.blueprint.sharing, simulation.blueprint.coefficients
+    assert sharing is not None
+    ready = simulation.open_round()
+    nothing = torch.zeros(3, k, dtype=torch.float64)
+    assert not simulation._noise(ready, nothing).any()
+    noise = simulation._noised_sum(ready, nothing).columns
+    assert noise.shape == (k, 1)
+    # 7,850 squares: six deviations of their mean are 10 %.
+    assert float((noise / sharing.total).var()) == pytest.approx(1.0, abs=0.1)
+    drawn = sum(sharing.share(np.zeros(k), 40, SystemRandomness()) for _ in range(3))
+    assert float((sharing.columns(drawn) / sharing.total).var()) == pytest.approx(1.0, abs=0.1)
     session.close()
 
 
@@ -134,8 +156,8 @@ def test_what_a_run_draws_does_not_depend_on_the_runs_beside_it(tmp_path, device
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"method": "full"}, {**LINEAR, "context": "labels"}, SUMMED],
-    ids=["ours", "full", "blend", "sum"],
+    [{}, {"method": "full"}, {**LINEAR, "context": "labels"}, SUMMED, SHARED],
+    ids=["ours", "full", "blend", "sum", "shares"],
 )
 def test_a_run_by_law_charges_counts_and_tells_what_one_with_messages_does(tmp_path, changes) -> None:
     plan = small_plan(**changes)

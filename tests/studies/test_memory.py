@@ -8,7 +8,8 @@ import pytest
 from studies.memory import MemoryLedger
 
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.past import Remembered
+from sottovoce.privacy.rollback import Memory
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 
@@ -26,8 +27,8 @@ def test_nothing_is_on_the_disk_before_it_is_kept_and_all_of_it_after(tmp_path: 
         book.keep()
     with Ledger.open(path, scope="s") as durable:
         assert durable.releases("mine") == 2
-        assert durable.lost == []
-        assert not durable.copied
+        assert durable.past.lost == []
+        assert not durable.past.copied
         durable.commit(charge(3), b"more", BUDGET)
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -39,7 +40,7 @@ def test_it_goes_on_from_what_was_kept(tmp_path: Path) -> None:
         book.keep()
         book.commit(charge(2), b"forgotten with the process", BUDGET)
     with MemoryLedger.begin(path, scope="s") as again:
-        assert not again.copied
+        assert not again.past.copied
         assert again.stored("run", "mine", "gradient", 1) == b"kept"
         assert again.stored("run", "mine", "gradient", 2) is None
         again.commit(charge(2), b"again", BUDGET)
@@ -64,8 +65,8 @@ def test_it_refuses_what_the_durable_one_refuses(tmp_path: Path) -> None:
 def test_a_new_one_is_on_the_disk_with_its_witness_before_anything_is_charged(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     name = MemoryLedger.begin(path, scope="demo").name
-    known = Witness(path).read()
-    assert known is not None
-    assert (known.ledger, known.scope, known.genuine) == (name, "demo", True)
+    memory = Memory(path)
+    known = Remembered.of(memory.recall() or [])
+    assert (known.ledger, known.scope, memory.copied) == (name, "demo", False)
     with Ledger.open(path, scope="demo") as ledger:
         assert (ledger.name, ledger.clients()) == (name, [])

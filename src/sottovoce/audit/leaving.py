@@ -73,6 +73,18 @@ class Largest:
                 why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
                 self.refused[why] = self.refused.get(why, 0) + 1
 
+    def add(self, other: Largest) -> None:
+        """Takes what another one has seen."""
+        for kind, ratio in other.ratios.items():
+            if not ratio <= self.ratios.setdefault(kind, 0.0):
+                self.ratios[kind] = ratio
+            self.charged[kind] = max(self.charged.get(kind, 0.0), other.charged[kind])
+            self.counts[kind] = self.counts.get(kind, 0) + other.counts[kind]
+        for why, count in other.refused.items():
+            self.refused[why] = self.refused.get(why, 0) + count
+        self.pairs += other.pairs
+        self.faults += [fault for fault in other.faults if fault not in self.faults]
+
     def _pair(self, one: Leaving, other: Leaving) -> None:
         for name in one.public.keys() | other.public.keys():
             if one.public.get(name) != other.public.get(name):
@@ -114,10 +126,12 @@ class Largest:
         ]
 
 
-def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
-    """A run as `train` opens it, before its first release."""
+def opened(
+    plan: Plan, dataset: Dataset, index: list[Tensor] | None = None
+) -> tuple[Blueprint, FederatedDataset]:
+    """A run as `train` opens it, before its first release; `index` says who holds which record, if known."""
     named = replace(dataset, name=plan.dataset)
-    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared)
+    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared, index=index)
     return prepared.blueprint, prepared.federation
 
 
@@ -158,9 +172,9 @@ def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
     """How much of a client's statistic reaches the sum that is noised: 1 where its own noise protects it."""
-    if release.place != "server" or blueprint.pool is None or participant is None:
+    if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
-    return float(blueprint.pool.weights([blueprint.sizes[participant]])[0])
+    return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
 
 
 def _leaving(
@@ -174,7 +188,7 @@ def _leaving(
     client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
     releases = blueprint.releases_of(participant)
     for number, model in enumerate(at):
-        for asked in _asked(client, blueprint, participant, model):
+        for asked in _asked(client, blueprint, participant, model, records.train.units):
             release, plan = releases[asked.kind], blueprint.plan
             kind: str = asked.kind
             if kind == "context":
@@ -185,19 +199,17 @@ def _leaving(
             found.charged[what] = release.sensitivity
 
 
-def _asked(client: Client, blueprint: Blueprint, participant: int | None, model: Tensor) -> Iterator[Asked]:
-    """Every release that a client is ever asked for, its rounds up to `ROUNDS`."""
-    plan, traits = blueprint.plan, blueprint.plan.context_traits
-    if plan.releases_context:
-        uses_model = plan.future_uses_model if participant is None else traits.uses_model
-        yield client.context(model if uses_model else None)
+def _asked(
+    client: Client, blueprint: Blueprint, participant: int | None, model: Tensor, trained: int
+) -> Iterator[Asked]:
+    """Every release that a client is asked for; rounds up to `ROUNDS`, one where all are of all units."""
+    for phase in blueprint.future if participant is None else blueprint.once:
+        yield client.once(phase.kind, model if phase.model == "shared" else None)
     if participant is None:
         return
     rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1
-    for number in list(rounds)[:ROUNDS]:
+    for number in list(rounds)[: ROUNDS if blueprint.sizes[participant] < trained else 1]:
         yield client.gradient(int(number), model)
-    if traits.predicted_for_future:
-        yield client.confusion(model)
 
 
 def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def family(
     owner = rows[chosen].get("client") if agreed is None else None
     found = [table]
     while len(found) < count:
-        unit = _stranger(rows, mine, others, agreed, random)
+        unit = _stranger(rows, mine, others, agreed, random, texts=table.suffix != ".npz")
         if owner is not None:
             unit = [{**row, "client": owner} for row in unit]
         if in_place:
@@ -118,9 +118,15 @@ def family(
 
 
 def _stranger(
-    rows: list[Row], mine: list[int], others: list[Row], agreed: Description | None, random: Random
+    rows: list[Row],
+    mine: list[int],
+    others: list[Row],
+    agreed: Description | None,
+    random: Random,
+    *,
+    texts: bool,
 ) -> list[Row]:
-    """The records of a unit that stands in for another."""
+    """The records of a unit that stands in for another; `texts` may stand where numbers should."""
     unit = None if agreed is None else agreed.unit
     records = random.choice((len(mine), *range(1, MOST_RECORDS + 1))) if unit else 1
     templates = [rows[place] for place in mine]
@@ -131,9 +137,13 @@ def _stranger(
             if others and random.random() < 0.2
             else dict(templates[number % len(templates)])
         )
-        changed = [name for name in _cells(agreed, row) if random.random() < random.choice((0.1, 0.5, 1.0))]
+        changed = [
+            name
+            for name in _cells(agreed, row, texts=texts)
+            if random.random() < random.choice((0.1, 0.5, 1.0))
+        ]
         for name in changed:
-            row[name] = _cells(agreed, row)[name](random, rows)
+            row[name] = _cells(agreed, row, texts=texts)[name](random, rows)
         made.append(row)
     if unit is None:
         return made
@@ -147,9 +157,10 @@ def _stranger(
 Cell = Callable[[Random, list[Row]], Any]
 
 
-def _cells(agreed: Description | None, row: Row) -> dict[str, Cell]:
+def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Cell]:
     """How the cells of a record may be made anew, column by column."""
     cells: dict[str, Cell] = {}
+    odd = TEXTS if texts else ()
     if "x" in row and (agreed is None or agreed.array is not None):
         cells["x"] = lambda random, rows: array_like(row["x"], random, rows)
     if agreed is None:
@@ -158,15 +169,15 @@ def _cells(agreed: Description | None, row: Row) -> dict[str, Cell]:
     for name, column in agreed.columns.items():
         if isinstance(column, Number):
             bounds = (column.low, column.high, column.center)
-            cells[name] = _one_of([*bounds, *NUMBERS, None, *TEXTS])
+            cells[name] = _one_of([*bounds, *NUMBERS, None, *odd])
         elif isinstance(column, Category):
             cells[name] = _one_of([*column.values, None, *TEXTS])
     target = agreed.target
     for name in target.sources:
         if agreed.task == "number":
-            cells[name] = _one_of([target.low, target.high, target.center, target.high + 1, None, *TEXTS])
+            cells[name] = _one_of([target.low, target.high, target.center, target.high + 1, None, *odd])
         elif agreed.task == "labels":
-            cells[name] = _one_of([0, 1, 2, None, *TEXTS])
+            cells[name] = _one_of([0, 1, 2, None, *odd])
         else:
             cells[name] = _one_of([*target.values, *target.values, None, *TEXTS])
     return cells

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import (
+    audit,
     check,
     compare,
     datasets,
@@ -20,6 +21,7 @@ from sottovoce.cli import (
     quickstart,
     runs,
     studies,
+    watch,
 )
 
 
@@ -46,8 +48,10 @@ app = typer.Typer(
 quickstart.register(app)
 runs.register(app)
 check.register(app)
+audit.register(app)
 compare.register(app)
 models.register(app)
+watch.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)

@@ -117,27 +117,20 @@ def federate(
 def serve(
     run: Path = typer.Argument(help="Directory of a finished run."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8443, help="Port to listen on."),
-    certificate: Path = typer.Option(None, help="TLS certificate, a PEM file."),
-    key: Path = typer.Option(None, help="Private key of the certificate, a PEM file."),
-    behind_proxy: bool = typer.Option(False, help="A proxy in front of the service does the TLS."),
+    port: int = typer.Option(8444, help="Port to listen on; nginx passes its port 8443 on to it."),
+    behind_proxy: bool = typer.Option(False, help="Listen beyond this machine: a proxy there does the TLS."),
     new_token: str = typer.Option(None, metavar="NAME", help="Make a token for a client, show it, and stop."),
     revoke: str = typer.Option(None, metavar="NAME", help="Revoke a client's token, and stop."),
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
-    waiting: int = typer.Option(64, min=1, help="Requests at a time; more are shed with 503."),
-    per_second: float = typer.Option(5.0, min=0.01, help="Requests a second of one token; more get 429."),
-    burst: int = typer.Option(10, min=1, help="Requests at once of one token."),
-    per_address: int = typer.Option(128, min=1, help="Connections at a time from one address."),
+    waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
     model: str = MODEL,
     json: bool = JSON,
 ) -> None:
-    """Onboard future clients over HTTPS: one context in, one personal model out."""
+    """Onboard future clients, behind nginx (deploy/nginx.conf): one context in, one personal model out."""
     try:
         import uvicorn
 
-        from sottovoce.onboarding.connections import configure
-        from sottovoce.onboarding.gate import Limits
-        from sottovoce.onboarding.service import create_service
+        from sottovoce.onboarding.service import configured, create_service
         from sottovoce.onboarding.tokens import new_token as make_token
         from sottovoce.onboarding.tokens import revoke_token
     except ModuleNotFoundError as error:
@@ -152,24 +145,13 @@ def serve(
         text = f"the token of {revoke} is revoked, also where the service is running"
         answer({"name": revoke, "revoked": True}, text, json=json)
         return
-    if (certificate is None) != (key is None):
-        raise SottovoceError("--certificate and --key go together")
-    if certificate is None and not behind_proxy and not _loopback(host):
+    if not behind_proxy and not _loopback(host):
         raise SottovoceError(
-            f"{host} would be served unencrypted: give --certificate and --key, or --behind-proxy"
+            f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
+            "(deploy/nginx.conf), or say --behind-proxy"
         )
-    limits = Limits(waiting=waiting, per_second=per_second, burst=burst)
-    service = create_service(run, limits, open_to_all=open_, model=model)
-    config = configure(
-        service,
-        host=host,
-        port=port,
-        per_address=per_address,
-        certificate=certificate,
-        key=key,
-        behind_proxy=behind_proxy,
-    )
-    uvicorn.Server(config).run()
+    service = create_service(run, open_to_all=open_, model=model, hosts=[host])
+    uvicorn.Server(configured(service, host=host, port=port, waiting=waiting)).run()
 
 
 def onboard(

@@ -1,4 +1,4 @@
-"""The commands about a ledger: show what was spent, raise a budget, vouch for a copy."""
+"""The commands about a ledger: show what was spent, raise a budget, trust a copy."""
 
 from __future__ import annotations
 
@@ -60,6 +60,12 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
             "releases there is no finite ε",
             soft_wrap=True,
         )
+    if content["shared"]:
+        out.print(
+            f"{content['shared']} releases are parts of sums whose noise clients share: their ε holds while "
+            "cryptography holds and one helper is honest",
+            soft_wrap=True,
+        )
     for budget in content["budgets"]:
         said = "raised to" if budget["raised"] else "set to"
         out.print(f"budget {said} ε = {budget['epsilon']:g} at δ = {budget['delta']:g}, {budget['time']}")
@@ -97,7 +103,7 @@ def raise_(
 
 @app.command(epilog="Example: sottovoce ledger vouch my.ledger.sqlite")
 def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
-    """Take a ledger that was copied or restored for the true one.
+    """Trust this copy: take a ledger that was copied or restored for the true one.
 
     Only its owner can know that nothing was released after the copy was made. If something was, and is not
     in this ledger, it will never be counted.
@@ -105,30 +111,32 @@ def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
     from sottovoce.privacy.ledger import Ledger
 
     with Ledger.open(ledger, scope=None) as book:
-        if book.copied:
+        if book.past.copied:
             err.print("what left these records after this copy was made, if anything, will never be counted")
             confirm("is nothing missing in it?", yes=yes)
-            book.vouch()
+            book.trust_copy()
     answer({"ledger": str(ledger), "copied": False}, f"{ledger} is taken for the true one", json=json)
 
 
 def _content(book: Ledger) -> dict[str, Any]:
     held, counted = book.budget, book.allowed
     counts: dict[tuple[str, str], dict[str, int]] = {}
+    shared = 0
     for entry in book.charges():
         key = str(entry.charge.client), entry.charge.run.partition("/")[0]
         kinds = counts.setdefault(key, dict(NOTHING))
         kinds[entry.charge.kind] += 1
+        shared += entry.charge.place == "shared"
     runs: list[dict[str, Any]] = [
         {
             "client": total.client,
             "run": total.run,
             **counts.get((total.client, total.run), NOTHING),
             "at_server": total.server,
-            "lost": book.lost_in(total.run, total.client).releases,
+            "lost": book.past.lost_in(total.run, total.client).releases,
             "epsilon": counted.price(total.spent),
         }
-        for total in book.totals()
+        for total in book.past.totals()
     ]
     clients = [
         {
@@ -143,6 +151,7 @@ def _content(book: Ledger) -> dict[str, Any]:
     ]
     return {
         "ledger": str(book.path),
+        "shared": shared,
         "name": book.name,
         "about": _about(book.scope),
         "delta": counted.delta,
@@ -154,7 +163,7 @@ def _content(book: Ledger) -> dict[str, Any]:
         ],
         "clients": clients,
         "runs": runs,
-        "copied": book.copied,
+        "copied": book.past.copied,
     }
 
 

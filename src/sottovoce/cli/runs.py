@@ -116,6 +116,8 @@ def plan(
             f"{duration(costs['seconds_deployed'])}, at 6 to 10 s a round",
         },
     )
+    if costs["sharing"] is not None:
+        _show_sharing(costs["sharing"])
     show_clients(costs["clients"], costs["unit"])
     for doubt in costs["doubts"]:
         out.print(f"[dark_orange]•[/] {escape(doubt)}", soft_wrap=True, highlight=False)
@@ -130,6 +132,7 @@ def train(
     threads: int = THREADS,
     tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
     cache: bool = typer.Option(True, help="Keep computed features in the cache, for the next run."),
+    masks: bool = typer.Option(False, "--masks", help="noise=shared: mask shares, unmask sums; same result."),
     model: str = OWN_MODEL,
     features: str = OWN_FEATURES,
     json: bool = JSON,
@@ -148,7 +151,15 @@ def train(
     else:
         chosen = plan_of(settings, model, features)
     run_plan(
-        chosen, out, ledger, resume=resume, device=device, json=json, cache=cache, tensorboard=tensorboard
+        chosen,
+        out,
+        ledger,
+        resume=resume,
+        device=device,
+        json=json,
+        cache=cache,
+        masks=masks,
+        tensorboard=tensorboard,
     )
 
 
@@ -221,12 +232,35 @@ def _check_device(device: str) -> None:
         raise SottovoceError("--device cuda: this machine or this build of torch has no GPU, use cpu")
 
 
+def _show_sharing(shared: dict[str, Any]) -> None:
+    from sottovoce.report.table import Table
+
+    honest = shared["epsilon_by_honest"]
+    rows = [["true ε", *(epsilon(value) for value in honest.values())]]
+    out.print(Table(["honest clients in a sum", *map(str, honest)], rows).terminal())
+    out.print(
+        f"ε is stated for {shared['honest']}; 1 is what is left if all helpers, or all other clients, work "
+        "with the server. A helper holds no records; it answers once a round: "
+        f"{data_size(shared['helper_up_bytes'])} up, {data_size(shared['helper_down_bytes'])} down.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
 def _noise(costs: dict[str, Any]) -> str:
     contexts = f"{costs['sigma_context']:.6f} for contexts" if costs["releases_context"] else ""
     if costs["plan"]["noise"] == "client":
         own = sorted({site["sigma"] for site in costs["clients"] if site["sigma"] is not None})
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
         return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts)))
+    if costs["sharing"] is not None:
+        shared = costs["sharing"]
+        added = (
+            f"shared by clients: σ = {costs['sigma']:.6f} from {shared['honest']} of them in a round's sum "
+            f"(at least {shared['threshold']} of {shared['clients']} are in it, {shared['colluding']} may "
+            f"collude), {shared['sigma_total']:.6f} if all come"
+        )
+        return added + (f"; at the client: {contexts}" if contexts else "")
     once = (
         f"at the server: σ = {costs['sigma']:.6f} once a round for the sum of gradients, of which each "
         f"comes with {costs['sigma_carried']:.6f}, which protects nobody"
@@ -275,6 +309,7 @@ def run_plan(
     device: str = "cpu",
     json: bool,
     cache: bool = True,
+    masks: bool = False,
     tensorboard: Path | None = None,
 ) -> None:
     """Trains a plan with progress, writes its report and shows its result."""
@@ -297,6 +332,7 @@ def run_plan(
             resume=resume,
             device=device,
             cache=cache,
+            masks=masks,
             on_round=on_round,
             on_features=stack.enter_context(feature_progress()),
         )

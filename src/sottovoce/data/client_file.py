@@ -7,15 +7,19 @@ client's records would be an uncharged release.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from sottovoce.data import description
-from sottovoce.data.dataset import Records
+from sottovoce.data.arrays import without_unusable
+from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.encoding import read_site
 from sottovoce.data.facts import Facts
 from sottovoce.data.identity import of_records
-from sottovoce.data.own import DataError, read_npz
+from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import column_names
 
 
@@ -46,14 +50,27 @@ def read_client(
             what = "records" if agreed.unit is None else f"units ({agreed.unit})"
             raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")
         return records
-    own = read_npz(path, labels=labels, shape=facts.shape)
+    own = read_npz(path, labels=labels and limited, shape=facts.shape)
     if own.facts.shape != facts.shape:
         raise DataError(f"{path} holds records of shape {own.facts.shape}, the run is about {facts.shape}")
     if int(own.y.max()) >= facts.classes:
         raise DataError(f"{path} has label {int(own.y.max())}, the run knows 0 to {facts.classes - 1}")
     if len(own) < needed:
         raise DataError(f"{path} holds {len(own)} records: this run needs {needed}")
-    return Records(normalize(own.x), own.y, identity=of_records(own.x, own.y))
+    x, y = own.x, own.y
+    if labels and not limited:  # a label that nobody knows is that record's affair
+        x, y = _with_labels(own, facts.classes, read_arrays(path, ["y"]))
+    return Records(normalize(x), y, identity=of_records(x, y))
+
+
+def _with_labels(own: Dataset, classes: int, arrays: dict[str, npt.NDArray[Any]]) -> tuple[Tensor, Tensor]:
+    """Records with their labels; one whose label is none of the classes cannot be used."""
+    if "y" not in arrays or arrays["y"].shape != (len(own),):
+        raise DataError(f"{own.name} has no array 'y' of {len(own)} labels: give one label a record")
+    labels = whole_labels(own.name, arrays["y"])
+    known = (labels >= 0) & (labels < classes)
+    x, whole = without_unusable(own.x.numpy(), labels.numpy(), known.numpy())
+    return torch.from_numpy(x), torch.from_numpy(whole)
 
 
 def has_target(path: Path, facts: Facts) -> bool:

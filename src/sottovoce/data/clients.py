@@ -141,12 +141,12 @@ class FederatedDataset:
     future_names: tuple[str, ...]
 
 
-def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
+def divide(dataset: Dataset, plan: Plan, index: list[Tensor] | None = None) -> FederatedDataset:
     """The dataset's records in the hands of the plan's clients, everyone's context set fixed.
 
     The plan is complete (`run.prepare`). The last `future_clients` of the shuffled partition
     become the future clients, or those that the plan names. All sizes are checked here, so that nothing fails
-    in the middle of a run.
+    in the middle of a run. `index` is the division where it is known (`division`).
 
     >>> from sottovoce.data import load
     >>> clients = divide(load("mnist-small"), Plan.load(overrides={"context_records": 300}))
@@ -155,7 +155,7 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     ((400, 1, 28, 28), 100, 200)
     """
     dataset = identified(dataset, plan)
-    index, names = division(dataset, plan), client_names(dataset, plan)
+    index, names = index or division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
     turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
     seen = Clients(dataset, index[:first], split_participant, wanted, seeds[:first], turns[:first])

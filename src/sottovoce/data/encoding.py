@@ -48,11 +48,12 @@ def read_site(
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
     Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
-    stays at home is not `limited`: any number of records may be unusable.
+    stays at home is not `limited`: any number of records may be unusable. Nor is what an enrolled client
+    releases: a limit would let one record decide about all others.
     """
     findings = Findings(canonical(path.stem))
-    reader = _Reader(path, agreed, findings)
-    site = reader.site(target=target, unit=unit and agreed.unit is not None, limited=limited)
+    reader = _Reader(path, agreed, findings, limited=limited)
+    site = reader.site(target=target, unit=unit and agreed.unit is not None)
     if site is None or findings.problems:
         raise UnusableFile(findings)
     return site
@@ -87,11 +88,11 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
 class _Reader:
     """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
 
-    def __init__(self, path: Path, agreed: Description, findings: Findings) -> None:
-        self._path, self._agreed, self.findings = path, agreed, findings
+    def __init__(self, path: Path, agreed: Description, findings: Findings, *, limited: bool = True) -> None:
+        self._path, self._agreed, self.findings, self._limited = path, agreed, findings, limited
         self._x: Values = np.zeros(0)
 
-    def site(self, *, target: bool, unit: bool, limited: bool) -> Site | None:
+    def site(self, *, target: bool, unit: bool) -> Site | None:
         agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
@@ -111,7 +112,7 @@ class _Reader:
         units, identity = self._units(columns, agreed.unit) if unit and agreed.unit else (None, None)
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
-            if found.unreadable and found.missing + found.unreadable == columns.records:
+            if self._limited and found.unreadable and found.missing + found.unreadable == columns.records:
                 self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
         if x is None or findings.problems:
             return None
@@ -120,7 +121,7 @@ class _Reader:
             self._count_targets(y[usable])
         names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
         findings.unusable = int((~usable).sum())
-        if limited:
+        if self._limited:
             self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
         return Site(*without_unusable(x, y, usable), units, identity, findings)
 
@@ -212,7 +213,7 @@ class _Reader:
         values = numbers.values
         found = self._found(name, numbers)
         absent = np.isnan(values)
-        if numbers.unreadable and absent.all():
+        if self._limited and numbers.unreadable and absent.all():
             self._problem(
                 f"column '{name}' holds no number, though records.toml says so: correct one of them"
             )

@@ -100,7 +100,7 @@ def from_arrays(
     x = _checked_x(name, x, shape)
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"{name}: x has {len(x)} records but y has shape {y.shape}: give one label a record")
-    labels = _labels(name, y)
+    labels = whole_labels(name, y)
     known = int(labels.max()) + 1 if classes is None else _whole(name, classes)
     if labels.min() < 0 or labels.max() >= known:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
@@ -200,7 +200,8 @@ def _checked_x(name: str, x: Array, shape: tuple[int, ...] | None) -> Array:
     return np.ascontiguousarray(x)
 
 
-def _labels(name: str, y: Array) -> Tensor:
+def whole_labels(name: str, y: Array) -> Tensor:
+    """Labels (n,), int64: whole numbers, whichever."""
     if y.dtype.kind not in "iu":
         raise DataError(f"{name}: y is {y.dtype}: labels must be integers 0, 1, 2, …")
     return torch.from_numpy(y.astype(np.int64))

@@ -59,6 +59,10 @@ class Agreement:
                 f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
                 "own, set shift=none"
             )
+        if self.plan.place.shared:
+            raise AgreementError(
+                "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
+            )
         if not self.plan.private:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_log import shown
-from sottovoce.federation.handout import Handout
-from sottovoce.federation.intake import Implausible, Intake
+from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
+from sottovoce.phases import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
+from sottovoce.run.directory import round_line
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")
@@ -36,8 +36,8 @@ log = logging.getLogger("sottovoce.federation")
 Fields = dict[str, Any]
 """A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
 
-Phase = Literal["enrolment", "contexts", "round", "confusions", "over"]
-"""What is open: enrolment until the agreement is frozen, contexts, a round, confusions, or nothing."""
+Open = Phase | Literal["enrolment", "over"]
+"""What is open: enrolment until the agreement is frozen, a phase of participants, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Coordinator:
         self._refused: dict[int, str] = {}
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, bytes] = {}
-        self._phase: Phase = "enrolment"
+        self._phase: Open = "enrolment"
         self._deadline = time.monotonic() + self.options.patience
         self._freeze()
 
@@ -83,14 +83,14 @@ class Coordinator:
         self.blueprint = self.agreement.blueprint()
         self._digest = self.agreement.digest()
         self.server = Server(self.blueprint)
-        self._intake = Intake(self.blueprint, self._store, self._roster, self.options.bucket)
-        self._handout = Handout(self.server, self._store, self._roster)
+        self._decoder = Decoder(self.blueprint, self._store, self._roster, self.options.bucket)
+        self._delivery = ModelDelivery(self.server, self._store, self._roster)
         state = self._store.state()
         if state is not None:
             self.server.load_state(state)
             log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
         for participant, kind, round_number, message in self._store.waiting():
-            self._decoded[participant, kind] = self._intake.decode(participant, kind, round_number, message)
+            self._decoded[participant, kind] = self._decoder.decode(participant, kind, round_number, message)
         self._begin(self._phase_after(None))
 
     @property
@@ -111,7 +111,7 @@ class Coordinator:
     @property
     def closed(self) -> bool:
         """Whether everybody has their model, too, or patience with those who do not come is over."""
-        return self.done and (not self._handout.waiting() or time.monotonic() >= self._deadline)
+        return self.done and (not self._delivery.waiting() or time.monotonic() >= self._deadline)
 
     @property
     def enrolled(self) -> set[int]:
@@ -143,25 +143,23 @@ class Coordinator:
         """What is still to come from each participant, or go to it; asking again is always harmless."""
         if self._phase == "enrolment":
             return {}
-        if self.done:
-            return dict.fromkeys(self._handout.waiting(), MODEL)
+        if self._phase == "over":
+            return dict.fromkeys(self._delivery.waiting(), MODEL)
         return {
             participant: kind
-            for participant, kind in self._due().items()
+            for participant, kind in self._due(self._phase).items()
             if (participant, kind) not in self._decoded and (participant, kind) not in self._left_out
         }
 
-    def _due(self) -> dict[int, Kind]:
-        everyone = range(self.agreement.plan.participants)
-        if self._phase == "contexts":
-            return {participant: "context" for participant in everyone if self._lacks_context(participant)}
-        if self._phase == "confusions":
-            return {participant: "confusion" for participant in everyone if self.server.knows(participant)}
+    def _due(self, phase: Phase) -> dict[int, Kind]:
+        if phase.by != "called":
+            everyone, contexts = range(self.agreement.plan.participants), phase.kind == "context"
+            return {i: phase.kind for i in everyone if self._lacks_context(i) == contexts}
         # Who came too late for the contexts releases its own before its first gradient.
         return {
-            participant: "context" if self._lacks_context(participant) else "gradient"
+            participant: "context" if self._lacks_context(participant) else phase.kind
             for participant in self._coefficients
-            if (participant, "gradient") not in self._decoded
+            if (participant, phase.kind) not in self._decoded
         }
 
     def request(self, participant: int, kind: Kind | Literal["model"]) -> Fields:
@@ -172,7 +170,7 @@ class Coordinator:
         """
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
-            return {**self._handout.message(participant), **frozen}
+            return {**self._delivery.message(participant), **frozen}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
@@ -189,13 +187,10 @@ class Coordinator:
         }
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
-        elif (vector := self._model_of(kind)) is not None:
-            fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
+        for phase in self.blueprint.once:
+            if phase.kind == kind and (vector := self.server.model_of(phase)) is not None:
+                fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
-
-    def _model_of(self, kind: Kind) -> Tensor | None:
-        """The shared coefficients that contexts or confusions are made with, if any."""
-        return self.server.open_contexts() if kind == "context" else self.server.shared_coefficients()
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
@@ -216,7 +211,7 @@ class Coordinator:
         if self._phase == "enrolment":
             raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
-            self._handout.accept(participant, answer)
+            self._delivery.accept(participant, answer)
             return
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
@@ -234,13 +229,13 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        self._intake.check_size(participant, kind, body)
+        self._decoder.check_size(participant, kind, body)
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        decoded = self._intake.decode(participant, kind, round_number, body)
+        decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
-            self._intake.check_plausible(participant, kind, decoded)
+            self._decoder.check_plausible(participant, kind, decoded)
         except Implausible:
             self._left_out.add((participant, kind))
             raise
@@ -258,25 +253,21 @@ class Coordinator:
                 names = ", ".join(participant_name(participant) for participant in sorted(absent))
                 log.warning("nothing begins before all have declared their records: waiting for %s", names)
             return None
-        if self.done:
+        if self._phase == "over":
             return None
-        missing = self.missing()
+        phase, missing = self._phase, self.missing()
         if missing:
             if time.monotonic() < self._deadline:
                 return None
             names = ", ".join(participant_name(participant) for participant in missing)
-            what = f"{self._phase} of"
-            if self._phase == "round":
-                what = f"round {self.server.round + 1} without"
+            what = f"round {self.server.round + 1} without" if phase.by == "called" else f"{phase.kind}s of"
             log.warning("patience is over, continuing: %s %s", what, names)
-        line = self._close_round() if self._phase == "round" else None
-        for participant, context in sorted(self._released("context").items()):
-            self.server.receive_context(participant, context)
-        if self._phase == "contexts":
-            self.server.close_contexts()
-        for participant, confusion in sorted(self._released("confusion").items()):
-            self.server.receive_confusion(participant, confusion)
-        following = self._phase_after(self._phase)
+        line = self._close_round() if phase.by == "called" else None
+        for kind in ONCE:
+            for participant, release in sorted(self._released(kind).items()):
+                self.server.receive(kind, participant, release)
+        self.server.close(phase)
+        following = self._phase_after(phase)
         self._store.apply(self.server.state(), line, last=following == "over")
         self._decoded.clear()
         self._diagnostics.clear()
@@ -291,7 +282,7 @@ class Coordinator:
         releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
         effective = None
-        if self.agreement.plan.noise_at_server:
+        if self.agreement.plan.place.at_server:
             # Drawn here, durable with the state that it makes, and noted: before that nothing leaves, and
             # what a killed server had drawn and not stored nobody has seen.
             number = self.server.round + 1
@@ -299,38 +290,34 @@ class Coordinator:
             self.server.receive_update(self.server.add_up(releases, randomness))
         else:
             effective = self.server.receive_round(releases)
-        line: Fields = {
-            "round": self.server.round,
-            "clients": [participant_name(participant) for participant in sorted(releases)],
-            "downlink_bytes": sum(map(len, self._coefficients.values())),
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - self._started,
-        }
-        if self.options.diagnostics:
-            line["uncharged_diagnostics"] = dict(self._diagnostics)
-        return line
+        return round_line(
+            self.server.round,
+            [participant_name(participant) for participant in sorted(releases)],
+            downlink_bytes=sum(map(len, self._coefficients.values())),
+            gain=gain,
+            effective_gain=effective,
+            started=self._started,
+            **({"uncharged_diagnostics": dict(self._diagnostics)} if self.options.diagnostics else {}),
+        )
 
-    def _phase_after(self, closed: Phase | None) -> Phase:
-        """What comes next: contexts in the round before which they are due, rounds, confusions, nothing."""
-        current, plan = self.server.round, self.agreement.plan
-        if current < plan.rounds:
-            due = current == self.blueprint.contexts_after and self.server.contexts_due
-            return "contexts" if due and closed != "contexts" else "round"
-        confusions = plan.context_traits.predicted_for_future and not self.server.confused
-        return "confusions" if confusions and closed != "confusions" else "over"
+    def _phase_after(self, closed: Phase | None) -> Open:
+        """The next phase, after what was closed, whose releases of participants the server has not got."""
+        phases = self.blueprint.phases
+        left = phases if closed is None else phases[phases.index(closed) + 1 :]
+        mine = (phase for phase in left if phase.by != "future" and not self.server.has(phase))
+        return next(mine, "over")
 
-    def _begin(self, phase: Phase) -> None:
+    def _begin(self, phase: Open) -> None:
         """Opens a phase."""
         self._phase = phase
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
-        if phase == "round":
+        if isinstance(phase, Phase) and phase.by == "called":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
             messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
             self._coefficients = dict(zip(chosen, messages, strict=True))
-        elif phase != "contexts":
+        elif self.server.round == self.agreement.plan.rounds:
             self.server.finish()
 
     def _round_of(self, kind: Kind) -> int:
@@ -344,7 +331,7 @@ class Coordinator:
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
         # Under noise at the server neither norm nor length of a message may be known to anybody.
-        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        hidden = self.agreement.plan.place.at_server and kind == "gradient"
         if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),
@@ -357,5 +344,5 @@ def _known(what: str, releases: list[tuple[Kind, int]]) -> Fields:
     """The releases that the server has "received" or "asked" for, as a request states them."""
     return {
         f"{what}_rounds": [number for kind, number in releases if kind == "gradient"],
-        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ("context", "confusion")},
+        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ONCE},
     }

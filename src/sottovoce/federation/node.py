@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
@@ -40,16 +41,17 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
-from sottovoce.federation.own_ledger import LedgerBehind, OwnLedger
-from sottovoce.federation.recovery import Past
-from sottovoce.federation.rollback import Footprint, trace_file
+from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
 from sottovoce.files import PRIVATE, locked, write_atomically
 from sottovoce.modelfile import personal_model
 from sottovoce.models import MODELS
 from sottovoce.plan import Plan
+from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.rollback import Memory
+from sottovoce.privacy.terms import Price, Terms
+from sottovoce.release import spending
 from sottovoce.run.dry_run import dry_client
 
 
@@ -89,9 +91,8 @@ class Node:
         self._agreement = agreement
         self._wish = wish
         self._diagnostics = diagnostics
-        terms = terms or Terms()
-        self._own = OwnLedger(self._directory, self._records_file, terms)
-        self._trusts_server = terms.noise_at_server or simulated
+        self._terms = terms or Terms()
+        self._trusts_server = self._terms.noise_at_server or simulated
         self._simulated = simulated
         self._finish = finish
         self._client_log = ClientLog(self._directory / "client.log")
@@ -114,7 +115,7 @@ class Node:
             "agreement": self._agreement.digest(),
             "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
             "records": enrolment.records,
-            "name": self._own.client,
+            "name": self._account.client,
         }
 
     def refused(self, run: str, reason: str) -> None:
@@ -143,19 +144,20 @@ class Node:
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
             sent = unseal_downward(sealed, stream, agreed=agreed)
             coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
-            with self._own.open() as ledger:
-                budget, spent = self._own.budget(ledger), ledger.spent(OWN_RECORDS)
+            account = self._account
+            with opened(account, self._directory) as ledger:
+                budget, spent = account.budget(ledger), ledger.spent(OWN_RECORDS)
             model = personal_model(
                 blueprint,
                 coefficients,
                 run=enrolment.run,
-                client=self._own.client,
+                client=account.client,
                 epsilon=budget.price(spent),
                 delta=budget.delta,
                 accounting=budget.accounting,
                 division=_split_seed(blueprint.plan, enrolment.participant),
             )
-            path = self._own.model_file
+            path = account.model_file
             write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self._finish:
@@ -186,7 +188,8 @@ class Node:
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
-            with self._own.open() as ledger:
+            account = self._account
+            with opened(account, self._directory) as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     self._client_log.note(
                         f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
@@ -194,7 +197,7 @@ class Node:
                     raise EnrolmentError(
                         "this is not the ledger with which this client enrolled: put that one back"
                     )
-                past = Past(self._directory, self._lock_file, ledger, enrolment.run, self._client_log)
+                past = self._past(ledger, enrolment.run)
                 past.catch_up(blueprint, enrolment.participant, request)
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request)
@@ -202,7 +205,7 @@ class Node:
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
-                budget = self._own.budget(ledger)
+                budget = account.budget(ledger)
                 spent = f"{budget.price(ledger.spent(OWN_RECORDS)):.4f} of {budget}"
                 self._client_log.note(f"sends {what}, charged: these records have spent ε = {spent}")
                 return answer
@@ -216,7 +219,7 @@ class Node:
             coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            partial(self._records, enrolment.participant, blueprint),
+            partial(self._records, enrolment.participant, blueprint, enrolled=True),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -225,7 +228,7 @@ class Node:
             ),
             participant=enrolment.participant,
             account=OWN_RECORDS,
-            budget=self._own.budget(ledger),
+            budget=self._account.budget(ledger),
             seal=partial(
                 seal,
                 to=bytes(request["seal"]),
@@ -233,12 +236,11 @@ class Node:
                 bucket=int(request["bucket"]),
             ),
         )
-        if kind == "context":
-            if blueprint.plan.context_traits.uses_model and coefficients is None:
-                raise Declined("a context of this run needs the model's coefficients: nothing was released")
-            message = client.release_context(coefficients)
-        elif kind == "confusion" and coefficients is not None:
-            message = client.release_confusion(coefficients)
+        once = {phase.kind: phase.model for phase in blueprint.once}
+        if kind in once:
+            if once[kind] == "shared" and coefficients is None:
+                raise Declined(f"a {kind} of this run needs the model's coefficients: nothing was released")
+            message = client.release_once(kind, coefficients)
         else:
             if coefficients is None or self._not_chosen(blueprint, enrolment.participant, round_number):
                 raise Declined(f"this client is not due in round {round_number}: nothing was released")
@@ -266,10 +268,13 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int, blueprint: Blueprint) -> ClientRecords:
+    def _records(self, participant: int, blueprint: Blueprint, *, enrolled: bool = False) -> ClientRecords:
+        """What the client holds; once it has enrolled, however many of its records can be used."""
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
-        records = described_client(self._records_file, plan, blueprint.facts, needed=needed)
+        records = described_client(
+            self._records_file, plan, blueprint.facts, needed=needed, limited=not enrolled
+        )
         if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
             records = replace(records, identity=None)
         seed = _split_seed(plan, participant)
@@ -281,7 +286,7 @@ class Node:
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if mine.plan.noise_at_server and not self._trusts_server:
+        if mine.plan.place.at_server and not self._trusts_server:
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"
@@ -315,14 +320,15 @@ class Node:
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
         declared, blueprint = self._dry_run(participant)
-        with self._own.open() as ledger:
-            ledger.check_genuine()
-            price, name = self._own.price(ledger, blueprint, participant), ledger.name
+        with opened(self._account, self._directory) as ledger:
+            ledger.past.check()
+            price, name = self._price(ledger, blueprint, participant), ledger.name
             if not price.affordable:
                 self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
                     "this run would exceed the budget of this client: its own log says by how much"
                 )
+            self._past(ledger, run).note()
         private = new_key()
         secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
         enrolment = Enrolment(
@@ -335,7 +341,6 @@ class Node:
             ledger=name,
             records=declared,
         )
-        Footprint.of(self._lock_file, 0).write(trace_file(self._directory, run))
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
@@ -355,7 +360,7 @@ class Node:
                 declared = training_size(records.units)
                 agreement = agreement.alone(declared)
             blueprint = agreement.blueprint()
-            dry_client(self._own.client, self._records(participant, blueprint), blueprint, participant)
+            dry_client(self._account.client, self._records(participant, blueprint), blueprint, participant)
         except Exception as error:  # it may be about records
             why = str(error) if isinstance(error, SottovoceError) else repr(error)
             self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
@@ -363,10 +368,24 @@ class Node:
         return declared, blueprint
 
     def _released(self, run: str) -> bool:
-        if not self._own.exists:
+        if not Memory(self._account.path).begun and not any(self._directory.glob("trace-*")):
             return False
-        with self._own.open() as ledger:
-            return ledger.total_in(run).releases > 0
+        with opened(self._account, self._directory) as ledger:
+            return ledger.past.total_in(run).releases > 0
+
+    def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
+        """What a whole run costs a participant's records."""
+        calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+        counts = blueprint.participant_counts(int(calls[participant]))
+        cost = spending(blueprint.releases_of(participant), counts)
+        return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
+
+    def _past(self, ledger: Ledger, run: str) -> Recovery:
+        return Recovery(self._directory, self._lock_file, ledger, run, self._client_log)
+
+    @property
+    def _account(self) -> Account:
+        return Account.alone(self._records_file, self._terms, self._directory)
 
     @property
     def _lock_file(self) -> Path:

@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import card
+from sottovoce.gradients import gpu
 
 # Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
 _ROOM = 1.0 - 1e-12
@@ -53,8 +53,8 @@ def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:
     >>> sum_clipped([g], torch.zeros(1, 3), clip=1.0).round(decimals=6).tolist()
     [[0.9, 1.2]]
     """
-    if card.on_card(losses):
-        return _together(parts, torch.stack([card.squares(part, 1) for part in parts]).sum(0), losses, clip)
+    if gpu.on_gpu(losses):
+        return _together(parts, torch.stack([gpu.squares(part, 1) for part in parts]).sum(0), losses, clip)
     # In float64 a large part leaves a CPU's caches between two operations.
     blocks = [part[:, i : i + _ROWS] for part in parts for i in range(0, part.shape[1], _ROWS)]
     squares = torch.stack([block.to(torch.float64, copy=True).square_().sum(1) for block in blocks]).sum(0)
@@ -71,12 +71,12 @@ def sum_squared(gradients: Tensor, squares: Tensor, losses: Tensor, clip: float)
 
 def _together(parts: Sequence[Tensor], squares: Tensor, losses: Tensor, clip: float) -> Tensor:
     scales = clip_scales(squares.sqrt(), losses, clip)
-    return torch.cat([card.weighted_sum(part, scales) for part in parts], dim=1)
+    return torch.cat([gpu.weighted_sum(part, scales) for part in parts], dim=1)
 
 
 def blank(values: Tensor, scales: Tensor) -> Tensor:
     """`values` with zeros where the scale is zero, so that nothing non-finite meets a product."""
-    if not card.on_card(scales) and bool((scales > 0).all()):
+    if not gpu.on_gpu(scales) and bool((scales > 0).all()):
         return values  # asking would stall a GPU, and blanking costs a CPU a tenth of the whole
     return torch.where(scales > 0, values, 0.0)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sottovoce.gradients import card
+from sottovoce.gradients import gpu
 from sottovoce.gradients.clipping import blank, clip_scales
 from sottovoce.gradients.layers import Convolution, Linear, Parameters, by_client
 from sottovoce.gradients.stack import Capture
@@ -45,8 +45,8 @@ def clipped_sum(
         written[layer.weight] = _grouped(weight(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
-    if card.on_card(losses):
-        flat = _on_card(outer, written, losses, clip)
+    if gpu.on_gpu(losses):
+        flat = _on_gpu(outer, written, losses, clip)
     else:
         first = {} if known is None else {captures[0].layer.weight: known}
         flat = _in_blocks(outer, written, losses, clip, first)
@@ -73,21 +73,21 @@ class _Outer(NamedTuple):
         return {self.layer.weight: outer.flatten(1), **bias}
 
 
-def _on_card(
+def _on_gpu(
     outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float
 ) -> dict[str, Tensor]:
     """The sums (clients, size) by name: a GPU takes all records at once, and what it reads for itself."""
     total = torch.zeros_like(losses, dtype=torch.float64)
     for gradients in written.values():
-        total = total + card.squares(gradients, 2)
+        total = total + gpu.squares(gradients, 2)
     for one in outer:
-        total = total + one.squares(card.squares(one.deltas, 2), card.squares(one.inputs, 2))
+        total = total + one.squares(gpu.squares(one.deltas, 2), gpu.squares(one.inputs, 2))
     scales = clip_scales(total.sqrt(), losses, clip)
-    sums = {name: card.weighted_sum(gradients.mT, scales) for name, gradients in written.items()}
+    sums = {name: gpu.weighted_sum(gradients.mT, scales) for name, gradients in written.items()}
     scales = scales.unsqueeze(2)
     for one in outer:
-        rows = card.exact(one.deltas, scales) * scales
-        sums |= one.sums(rows, torch.bmm(rows.mT, card.exact(one.inputs, scales)))
+        rows = gpu.exact(one.deltas, scales) * scales
+        sums |= one.sums(rows, torch.bmm(rows.mT, gpu.exact(one.inputs, scales)))
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels behind `card`: each reads its input once, where torch's operations would copy it first.
+"""Triton kernels behind `gpu`: each reads its input once, where torch's operations would copy it first.
 
 Group sums are those of `Sums`, with every entry a product of two rows: a record's gradient of a linear layer
 is δ ⊗ x, and is never written out. Float32 goes in, squares and weighted sums are float64, and the order of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sottovoce.gradients import card
+from sottovoce.gradients import gpu
 from sottovoce.gradients.patches import Window
 
 Parameters = dict[str, Tensor]
@@ -30,7 +30,7 @@ class Plain:
     module: nn.Module
 
     def forward(self, h: Tensor) -> Tensor:
-        out: Tensor | None = card.pooled(self.module, h) if isinstance(self.module, nn.MaxPool2d) else None
+        out: Tensor | None = gpu.pooled(self.module, h) if isinstance(self.module, nn.MaxPool2d) else None
         return self.module(h) if out is None else out
 
 
@@ -68,11 +68,11 @@ class Convolution:
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         weight = parameters[self.weight]
         bias = None if self.bias is None else parameters[self.bias]
-        if len(weight) == 1 and not card.on_card(h):
+        if len(weight) == 1 and not gpu.on_gpu(h):
             return self._one_client(h, weight[0], None if bias is None else bias[0])
         taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
         each = taps.expand(-1, len(h) // len(weight), -1, -1).flatten(0, 1)  # a weight for every record
-        out = card.convolved(self.window, h, each)
+        out = gpu.convolved(self.window, h, each)
         if bias is not None:
             out = by_client(out, len(weight)) + bias[:, None, :, None, None]
             out = out.flatten(0, 1)
@@ -87,8 +87,8 @@ class Convolution:
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:
         """(n, taps·channels, filters) for input images, captured or sketched; filters last, as in δ."""
         n, by_position = len(images), deltas.flatten(2).transpose(1, 2)
-        if card.on_card(images):
-            return torch.bmm(card.patches(self.window, images), by_position)
+        if gpu.on_gpu(images):
+            return torch.bmm(gpu.patches(self.window, images), by_position)
         window = self.window.size
         out = deltas.new_empty(n, window[0] * window[1] * images.shape[1], deltas.shape[1])
         each = max(1, _IN_CACHE // (out.shape[1] * by_position.shape[1] * images.element_size()))

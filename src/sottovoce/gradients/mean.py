@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import card, identity, units, vmap
+from sottovoce.gradients import gpu, identity, units, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped, sum_squared
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
 from sottovoce.gradients.stack import capture, stack
@@ -24,7 +24,7 @@ from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 from sottovoce.tasks import Losses, cross_entropy
 
-# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the card. It
+# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the gpu. It
 # depends on nothing else, since the sum over chunks is rounded differently for chunks of another size.
 _CPU_BYTES, _GPU_BYTES = 60 * 2**20, 4 * 2**30
 # What a chunk must hold, or operations become too small.
@@ -102,7 +102,7 @@ def clipped_means(
         sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
-    on_cpu = not card.on_card(thetas)
+    on_cpu = not gpu.on_gpu(thetas)
     known = None
     if squares is not None and on_cpu and first.kind == "identity" and _linear_in_records(layers):
         known = squares()
@@ -199,9 +199,9 @@ def _floats_per_record(
         if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
             return None
         if isinstance(layer, Convolution):
-            patches = max(patches, card.patches(layer.window, h).numel() if card.on_card(h) else 0)
+            patches = max(patches, gpu.patches(layer.window, h).numel() if gpu.on_gpu(h) else 0)
             written += 6 * parameters[layer.weight].numel()
-        elif isinstance(layer, Linear) and card.on_card(h):
+        elif isinstance(layer, Linear) and gpu.on_gpu(h):
             written += 6 * h.numel()  # in float64
         h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
         outputs += h.numel()

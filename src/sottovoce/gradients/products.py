@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients import card
+from sottovoce.gradients import gpu
 from sottovoce.gradients.layers import Convolution, Linear, Parametric, Plain, record_last
 from sottovoce.gradients.stack import Capture, stack
 from sottovoce.models import places, trainable
@@ -48,7 +48,7 @@ class Products:
             for name, values in _written(seen):
                 start, mine = self.rows[name], record_last(values, count)
                 table[:, start : start + mine.shape[1], :records] = mine
-        kernels = card.kernels(table.device.type)
+        kernels = gpu.kernels(table.device.type)
         assert kernels is not None
         found: tuple[Tensor, Tensor] = kernels.group_sums(
             table,
@@ -79,7 +79,7 @@ def _written(seen: Capture) -> Iterator[tuple[str, Tensor]]:
 
 def products(module: nn.Module, bases: tuple[SignedPartition, ...], device: torch.device) -> Products | None:
     """The tables behind the clients' partitions; None where there is no kernel for them."""
-    if card.kernels(device.type) is None:
+    if gpu.kernels(device.type) is None:
         return None
     layers = tuple(layer for layer in stack(module) or () if not isinstance(layer, Plain))
     return _products(layers, tuple(p.shape for p in trainable(module)), tuple(places(module)), bases, device)

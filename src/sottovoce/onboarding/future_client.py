@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sottovoce.account import Account, called
+from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
@@ -109,9 +109,9 @@ def obtain_model(
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
     with account.open() as book:
-        book.check_genuine()
+        book.past.check()
         keys.reconcile(book, blueprint.releases.get("context"))
-        budget, entry, private = account.budget(book, terms), keys.entry(book), new_key()
+        budget, entry, private = account.budget(book), keys.entry(book), new_key()
         price = Price("this release", spending(blueprint.releases, blueprint.future_counts), 0.0, budget)
         if plan.releases_context:
             if book.stored(entry, account.name, "context", 0) is None:
@@ -140,7 +140,7 @@ def obtain_model(
         blueprint,
         coefficients,
         run=server.run,
-        client=called(source, terms),
+        client=account.client,
         epsilon=total,
         delta=budget.delta,
         accounting=budget.accounting,

@@ -33,6 +33,8 @@ from sottovoce.privacy.terms import Terms
 
 TRIES = 6
 TIMEOUT = 30.0
+BUSY = (429, 502, 503, 504)
+"""A proxy's answers while the service has too much to do or is being started again, and the service's own."""
 
 
 class OnboardingError(SottovoceError):
@@ -75,7 +77,7 @@ class Connection:
                     raise OnboardingError(f"the service sends more than {self.most} bytes: check the URL")
                 return body
             except urllib.error.HTTPError as error:
-                if error.code not in (429, 503) or attempt == TRIES - 1:
+                if error.code not in BUSY or attempt == TRIES - 1:
                     raise OnboardingError(f"the service refused ({error.code}): {_reason(error)}") from None
             except urllib.error.URLError as error:
                 if isinstance(error.reason, ssl.SSLCertVerificationError):

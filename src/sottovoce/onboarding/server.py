@@ -24,9 +24,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
 from sottovoce.federation.padding import pad, unpad
-from sottovoce.files import kept_secret
+from sottovoce.files import Database, kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
-from sottovoce.onboarding.contexts import Contexts
 from sottovoce.onboarding.specification import BUCKET, NAME, Specification
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.export import open_server
@@ -60,7 +59,7 @@ class FinishedRun:
         path = RunDirectory(directory).model_file
         file = GeneratorFile.read(path, model=module, features=features)
         plan = file.plan
-        if not plan.private or plan.traits.replays:
+        if not plan.private:
             raise SottovoceError(
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )
@@ -75,9 +74,8 @@ class FinishedRun:
 
     def context_model(self) -> Tensor | None:
         """The shared coefficients behind contexts that use a model, None for other statistics."""
-        if self.blueprint.plan.context_traits.predicted_for_future:
-            return self.server.shared_coefficients()
-        return self.server.open_contexts()
+        models = [self.server.model_of(phase) for phase in self.blueprint.future]
+        return models[0] if models else None
 
     @property
     def key(self) -> bytes:
@@ -104,6 +102,53 @@ class FinishedRun:
         """Coefficients (k,) for a client of this process."""
         released = self.blueprint.plan.releases_context
         return self.server.personalize(self.decode(public_key(private) + message) if released else None)
+
+
+class SecondContext(SottovoceError):
+    """The client has released another context before."""
+
+
+class Contexts(Database):
+    """The contexts that a service has received, in an SQLite file that only its owner can read.
+
+    There is one for each client, for ever. A retry with the same bytes is answered again from here and costs
+    nothing new. Other bytes from the same client are refused: a second context would be a second release, and
+    after a restored backup two encodings under one stream. Used by one thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _explain, threads=True)
+        self.query("PRAGMA journal_mode = WAL")
+        self.query(
+            "CREATE TABLE IF NOT EXISTS context"
+            " (client TEXT PRIMARY KEY, digest BLOB NOT NULL, vector BLOB NOT NULL) WITHOUT ROWID"
+        )
+        self.restrict()
+
+    def known(self, client: str, body: bytes) -> np.ndarray | None:
+        """The decoded context that these bytes gave before; None for a client that is new."""
+        rows = self.query("SELECT digest, vector FROM context WHERE client = ?", client)
+        if not rows:
+            return None
+        [(digest, vector)] = rows
+        if digest != _digest(body):
+            raise SecondContext(
+                "this client has sent another context before: send that one again, it costs nothing new"
+            )
+        return np.frombuffer(vector, np.float64).copy()
+
+    def remember(self, client: str, body: bytes, vector: np.ndarray) -> None:
+        """Keeps a context durably before it is answered."""
+        row = (client, _digest(body), vector.astype(np.float64).tobytes())
+        self.query("INSERT INTO context VALUES (?, ?, ?)", *row)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _explain(path: Path, error: Exception) -> SottovoceError:
+    return SottovoceError(f"{path} is damaged or not ours ({error}): restore a backup")
 
 
 class Request(NamedTuple):

@@ -1,17 +1,13 @@
-"""Who may onboard: tokens of which only the hash is kept, and how often each may ask.
+"""Who may onboard: tokens of which only the hash is kept.
 
 A token is shown once, when it is made. The file may change while a service runs: who was added may onboard,
-who was revoked may not. A token bucket per client or address sheds what comes faster than agreed, and
-remembers a bounded number of them.
+who was revoked may not. How often a token may be used is limited by nginx (`deploy/nginx.conf`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError, nearest
@@ -20,8 +16,6 @@ from sottovoce.files import PRIVATE, locked, write_atomically
 TOKENS_FILE = "tokens.txt"
 LOCK_FILE = "tokens.lock"
 TOKEN_BYTES = 32
-MOST_REMEMBERED = 10_000
-"""Clients or addresses whose rate is remembered; the longest silent is forgotten first."""
 
 
 def token_hash(token: str) -> str:
@@ -91,30 +85,3 @@ class Tokens:
         except FileNotFoundError:
             return "missing"
         return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-@dataclass
-class Rate:
-    """A token bucket for each client or address: `per_second` on average, `burst` at once.
-
-    >>> clock = iter([0.0, 0.0, 0.0, 0.5])
-    >>> rate = Rate(per_second=2.0, burst=2, clock=lambda: next(clock))
-    >>> [rate.admits("client") for _ in range(4)]
-    [True, True, False, True]
-    """
-
-    per_second: float
-    burst: int
-    clock: Callable[[], float] = time.monotonic
-    _levels: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def admits(self, client: str) -> bool:
-        """Whether this client may ask now."""
-        now = self.clock()
-        level, last = self._levels.pop(client, (float(self.burst), now))
-        if len(self._levels) >= MOST_REMEMBERED:
-            del self._levels[next(iter(self._levels))]
-        level = min(float(self.burst), level + (now - last) * self.per_second)
-        admitted = level >= 1.0
-        self._levels[client] = (level - 1.0 if admitted else level, now)
-        return admitted

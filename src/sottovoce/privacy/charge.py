@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
 
 Kind = Literal["context", "gradient", "confusion"]
-Place = Literal["client", "server"]
+Place = Literal["client", "server", "shared"]
 Client = int | str
 
 # Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
@@ -52,7 +53,7 @@ class Budget:
 class Charge:
     """One release: its stream (run, client, kind, round), its L2 sensitivity Δ and its noise scale σ.
 
-    With noise at the server Δ and σ are those of the sum, and hold for whoever reads no releases.
+    With noise in a sum Δ and σ are those of the sum, and hold for whoever reads no releases.
     Clients are compared as text: 3 and "3" are the same client, with one budget.
     """
 
@@ -63,7 +64,8 @@ class Charge:
     sensitivity: float
     sigma: float
     place: Place = "client"
-    """Where the noise is added: to the release itself, or by the server to the sum that it is part of."""
+    """Where the noise is added: to the release itself, by the server to the sum that it is part of, or by all
+    clients to their sum."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -71,7 +73,7 @@ class Charge:
                 f"unknown kind of release '{self.kind}': {nearest(self.kind, get_args(Kind))}"
             )
         if self.place not in get_args(Place):
-            raise SottovoceError(f"unknown place of noise '{self.place}': it is client or server")
+            raise SottovoceError(f"unknown place of noise '{self.place}': it is client, server or shared")
         for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
             if not (math.isfinite(value) and value > 0):
                 raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")
@@ -103,6 +105,21 @@ class Total:
     spent: float
     server: int = 0
     """How many of the releases have their noise at the server: whoever reads those has no finite ε."""
+
+    @classmethod
+    def of(cls, fact: Mapping[str, Any]) -> Self:
+        """From what is remembered of it; before there was noise at the server, nobody noted its place."""
+        numbers = int(fact["releases"]), float(fact["spent"]), int(fact.get("server", 0))
+        return cls(str(fact["client"]), str(fact["run"]), *numbers)
+
+    def beyond(self, other: Total) -> Total:
+        """What the other one lacks of it."""
+        return replace(
+            self,
+            releases=max(self.releases - other.releases, 0),
+            spent=max(self.spent - other.spent, 0.0),
+            server=max(self.server - other.server, 0),
+        )
 
     def exceeds(self, other: Total) -> bool:
         """Whether it holds more releases, of either place, or spending beyond the rounding of sums."""

@@ -5,7 +5,10 @@ only then may bytes leave. So a process killed at any moment has either charged 
 has charged once and resends the stored bytes. The ledger refuses a stream (run, client, kind, round) used
 twice, and a release after which the client's Σ (Δ/σ)² over all runs would exceed the budget (the paper's
 ε_i ≤ ε for every client i), the caller's or the one that the ledger's owner has set. Every opening compares
-the ledger with its witness: what the ledger has lost since is charged again, as a sum for each run.
+the ledger with what is remembered of its `past`: what it has lost is charged again, as a sum for each run.
+
+A budget is (ε, δ) under an accounting; spending is Σ (Δ/σ)², which knows no δ. So budgets and prices at
+different δ are compared by the spending that they allow, and nobody gains by stating a large δ.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from typing import Self
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.budgets import Budgets
 from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
 from sottovoce.privacy.ledger_file import (
     CLIENT,
@@ -30,8 +32,8 @@ from sottovoce.privacy.ledger_file import (
     other_scope,
     same_scope,
 )
-from sottovoce.privacy.past import Copied
-from sottovoce.privacy.witness import Witness
+from sottovoce.privacy.past import Copied, Past, Remembered
+from sottovoce.privacy.rollback import Memory
 
 __all__ = [
     "OWN_RECORDS",
@@ -51,6 +53,9 @@ __all__ = [
     "client_scope",
 ]
 
+EPSILON, DELTA, ACCOUNTING = 8.0, 1e-5, "exact"
+"""What a client is willing to spend if its owner says nothing."""
+LARGEST_DELTA = 1e-2
 _STREAM = "client = ? AND run = ? AND kind = ? AND round = ?"
 
 
@@ -71,7 +76,7 @@ def client_scope(name: str) -> str:
     return CLIENT + name
 
 
-class Ledger(Budgets):
+class Ledger:
     """An open ledger; several processes may have the same file open.
 
     >>> from tempfile import TemporaryDirectory
@@ -81,6 +86,15 @@ class Ledger(Budgets):
     ...     print(ledger.stored("run", 0, "context", 0), round(ledger.epsilon(0, 1e-5, "exact"), 3))
     b'message' 0.341
     """
+
+    def __init__(self, file: LedgerFile, memory: Memory) -> None:
+        self._file = file
+        self.past = Past(file, memory)
+        self.path = file.path
+        self.name = file.name
+        """The random word by which this ledger is told from every other."""
+        self.scope = file.scope
+        """Whose records it is about."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, scope: str | None) -> Self:
@@ -92,9 +106,8 @@ class Ledger(Budgets):
         ledger must be there.
         """
         path = Path(path)
-        witness = Witness(path)
-        known = witness.read()
-        if not path.exists() and known is None and witness.lock.exists():
+        memory, known = Memory(path), Remembered.beside(path)
+        if memory.lost:
             raise LedgerError(
                 f"the ledger {path} and its witness are gone, and a lock file shows that they were there: "
                 "restore both, because a new ledger would forget what was spent"
@@ -104,9 +117,12 @@ class Ledger(Budgets):
                 raise other_scope(path, known.scope, scope)
             scope = known.scope
         file = LedgerFile.open(path, scope, "" if known is None else known.ledger)
-        ledger = cls(file, witness)
+        ledger = cls(file, memory)
         try:
-            ledger.compare()
+            with file.transaction():  # or a budget that is raised meanwhile would be taken back
+                budget = ledger.past.compare()
+                if budget is not None:
+                    ledger._set(budget, raised=False)
         except BaseException:
             file.close()
             raise
@@ -136,7 +152,7 @@ class Ledger(Budgets):
         with self._file.transaction():
             for charge, message in releases:
                 self._append(charge, message, budget)
-        self._note(charge for charge, _ in releases)
+        self.past.note_charges(charge for charge, _ in releases)
 
     def recover(self, charges: Sequence[Charge], run: str) -> None:
         """Charges releases of a run that left before the ledger was restored, whatever the budget is.
@@ -146,27 +162,83 @@ class Ledger(Budgets):
         with self._file.transaction():
             for charge in charges:
                 self._append(charge, b"", None)
-                lost = self.lost_in(run, charge.client)
-                found = min(lost.releases, 1), min(lost.spent, charge.mu_squared)
-                known = min(lost.server, int(charge.place == "server"))
-                if any(found):
-                    self._lose(Total(lost.client, run, -found[0], -found[1], -known))
-        self._note(charges)
+                self.past.found(charge, run)
+        self.past.note_charges(charges)
+
+    def trust_copy(self) -> None:
+        """Takes the files as they are for the true ones, by the word of their owner."""
+        self.past.trust(self.budget)
 
     def count(self, client: Client, others: Mapping[Path, Client]) -> None:
-        """Counts what a client has spent in other ledgers, as far as they are there: see `count_in`.
+        """Charges a client, as a sum, with what it has spent in other ledgers, as far as they are there.
 
         `others` says what the client is called in each; this ledger itself is passed over.
         """
         with ExitStack() as stack:
-            books = dict[Ledger, Client]()
+            books = dict[Past, Client]()
             for path, there in others.items():
-                known = Witness(path).read()
-                if path.resolve() != self.path.resolve() and (known is not None or path.exists()):
-                    scope = None if known is None else known.scope
-                    books[stack.enter_context(Ledger.open(path, scope=scope))] = there
-            for book, there in books.items():
-                self.count_in(book, client, there, besides=[other for other in books if other is not book])
+                if path.resolve() != self.path.resolve() and Memory(path).begun:
+                    known = Remembered.beside(path)
+                    book = Ledger.open(path, scope=None if known is None else known.scope)
+                    books[stack.enter_context(book).past] = there
+            for past, there in books.items():
+                self.past.count_in(past, client, there, besides=books.keys() - {past})
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget that holds: the strictest since it was last raised; None if none was ever set."""
+        rows = self._file.query(
+            "SELECT epsilon, delta, accounting FROM budget"
+            " WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"
+        )
+        return min((Budget(*row) for row in rows), key=lambda budget: budget.mu_squared, default=None)
+
+    @property
+    def allowed(self) -> Budget:
+        """The budget that holds, or ε = 8 at δ = 10⁻⁵ where none was ever set."""
+        return self.budget or Budget(EPSILON, DELTA, ACCOUNTING)
+
+    def willing(self, epsilon: float | None = None, delta: float | None = None) -> Budget:
+        """Sets what the owner is willing to spend, and returns what holds: the strictest ever set.
+
+        What is not said is as it was set before, or ε = 8 at δ = 10⁻⁵.
+        """
+        return self._set(self._wanted(epsilon, delta), raised=False)
+
+    def raise_budget(self, epsilon: float, delta: float | None = None) -> Budget:
+        """Sets a budget in place of a stricter one, as only the ledger's owner may decide."""
+        return self._set(self._wanted(epsilon, delta), raised=True)
+
+    def budgets(self) -> list[tuple[Budget, bool, datetime]]:
+        """Every budget that was set, whether it was a raise, and when."""
+        rows = self._file.query("SELECT epsilon, delta, accounting, raised, time FROM budget ORDER BY id")
+        return [(Budget(*row[:3]), bool(row[3]), datetime.fromisoformat(row[4])) for row in rows]
+
+    def _wanted(self, epsilon: float | None, delta: float | None) -> Budget:
+        held = self.allowed
+        return Budget(
+            held.epsilon if epsilon is None else float(epsilon),
+            held.delta if delta is None else float(delta),
+            held.accounting,
+        )
+
+    def _set(self, budget: Budget, *, raised: bool) -> Budget:
+        if not budget.delta <= LARGEST_DELTA:
+            raise SottovoceError(
+                f"delta = {budget.delta:g} promises little: take one well below 1/records, like 1e-5"
+            )
+        allowed = budget.mu_squared  # refuses what is no budget
+        with self._file.transaction():
+            held = self.budget
+            if held is not None and not raised and allowed >= held.mu_squared:
+                return held
+            self._file.query(
+                "INSERT INTO budget (epsilon, delta, accounting, raised, time) VALUES (?, ?, ?, ?, ?)",
+                *(budget.epsilon, budget.delta, budget.accounting, int(raised)),
+                datetime.now(UTC).isoformat(),
+            )
+            self.past.note([], budget)
+        return budget
 
     def _append(self, charge: Charge, message: bytes, budget: Budget | None) -> None:
         stream = (str(charge.client), charge.run, charge.kind, int(charge.round))
@@ -245,11 +317,6 @@ class Ledger(Budgets):
     def epsilon(self, client: Client, delta: float, accounting: str) -> float:
         """ε that the client's records have spent at `delta`."""
         return epsilon(self.spent(client), delta, accounting)
-
-    def worst(self, delta: float, accounting: str) -> float:
-        """ε of the client that has spent most; 0 for an empty ledger."""
-        totals = self._file.query("SELECT TOTAL(spent) FROM spending GROUP BY client")
-        return epsilon(max((total for (total,) in totals), default=0.0), delta, accounting)
 
     def releases(self, client: Client, *, run: str | None = None) -> int:
         """How many releases the client was ever charged for, in all runs, or one by one in one run.

@@ -172,7 +172,7 @@ def _rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, An
         if plan.private:
             book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, prepared.dataset)))
         updates = None
-        if plan.noise_at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
+        if plan.place.at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
             folder = Path(stack.enter_context(TemporaryDirectory()))
             updates = Updates(folder / "updates", {"run": run}, DrawnRounds.begin(folder / "run", run))
         server = Server(blueprint)

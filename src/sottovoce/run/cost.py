@@ -19,8 +19,9 @@ from sottovoce import data
 from sottovoce.blueprint import Blueprint
 from sottovoce.data.description import random_records
 from sottovoce.plan import Plan
-from sottovoce.privacy import schedule
+from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.accounting import mu_squared
+from sottovoce.release import spending
 from sottovoce.run import prepare
 from sottovoce.run.result import protected_unit, site_rows
 from sottovoce.tasks import open_task
@@ -55,6 +56,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "releases_context": resolved.releases_context,
+        "sharing": _sharing(blueprint),
         "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
         "releases": releases,
         "releases_min": int(counts.min()),
@@ -94,7 +96,12 @@ def doubts(blueprint: Blueprint) -> list[str]:
             f"ε = {plan.epsilon:g} promises little: "
             f"a guess about a record may be right {right:.1f} times in 100"
         )
-    if sigma > plan.clip and not plan.noise_at_server:
+    if blueprint.sharing is not None and blueprint.sharing.honest == 1:
+        said.append(
+            "threshold − colluding = 1: the noise of one client is all that protects, and nothing is gained "
+            "over noise=client"
+        )
+    if sigma > plan.clip and not plan.place.summed:
         said.append(
             f"σ = {sigma:.3g} is above the clip bound {plan.clip:g}: a release is nearly all noise; "
             "more records, a larger ε or fewer rounds help"
@@ -107,7 +114,14 @@ def promise(blueprint: Blueprint) -> str:
     plan, unit = blueprint.plan, protected_unit(blueprint.facts)
     if not plan.private:
         return "none: nothing gets noise, and nobody is protected"
-    if plan.noise_at_server:
+    if plan.place.shared:
+        others = f", {plan.helpers - 1} of {plan.helpers} helpers" if plan.helpers > 1 else ""
+        return (
+            f"who sees every sum of a round, generator and model (the server{others} and {plan.may_collude} "
+            f"clients of a round together) learns almost the same if one {unit} were another (ε = "
+            f"{plan.epsilon:g}, δ = {plan.delta:g}), while cryptography holds and one helper is honest"
+        )
+    if plan.place.at_server:
         who = "every generator and model, but no release, which the server alone may see,"
     else:
         who = "every release, generator and model"
@@ -115,6 +129,34 @@ def promise(blueprint: Blueprint) -> str:
         f"who sees {who} learns almost the same if one {unit} were another "
         f"(ε = {plan.epsilon:g}, δ = {plan.delta:g})"
     )
+
+
+def _sharing(blueprint: Blueprint) -> dict[str, Any] | None:
+    """What shared noise rests on, what a helper does, and ε where fewer are honest than planned."""
+    sharing, plan = blueprint.sharing, blueprint.plan
+    if sharing is None:
+        return None
+    counts = blueprint.participant_counts(blueprint.releases_max)
+    once = spending(blueprint.releases_of(0), {**counts, "gradient": 0})
+    few = {max(1, round(sharing.honest * share)) for share in (0.75, 0.5, 0.25)}
+    honest = sorted({sharing.clients, sharing.threshold, sharing.honest, *few, 1}, reverse=True)
+    return {
+        "clients": sharing.clients,
+        "threshold": sharing.threshold,
+        "colluding": sharing.colluding,
+        "honest": sharing.honest,
+        "helpers": plan.helpers,
+        "word": sharing.word,
+        "sigma_total": sharing.total,
+        "helper_up_bytes": sharing.size * sharing.word // 8,
+        "helper_down_bytes": 32 * sharing.clients,  # the keys with which their messages begin
+        "epsilon_by_honest": {
+            count: accounting.epsilon(
+                once + blueprint.releases_max * sharing.weakened(count), plan.delta, plan.accounting
+            )
+            for count in honest
+        },
+    }
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:

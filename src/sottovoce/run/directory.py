@@ -2,9 +2,9 @@
 
 `plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a line
 a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (with noise at the server also `updates/`
-and `run.witness`, the rounds whose noise was drawn), `model.safetensors` and `result.json` when it is done,
-`report.html`. Files are replaced atomically and rounds appended, so a run that is killed at any moment can be
-resumed, by one process at a time (`run.lock`).
+and `run.witness`, the rounds whose noise was drawn), `helpers/` where shares have masks, `model.safetensors`
+and `result.json` when it is done, `report.html`. Files are replaced atomically and rounds appended, so a run
+that is killed at any moment can be resumed, by one process at a time (`run.lock`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,31 @@ from sottovoce.plan import Plan
 
 class RunError(SottovoceError):
     """A run directory that cannot be used as asked."""
+
+
+def round_line(
+    number: int,
+    clients: Sequence[str],
+    *,
+    downlink_bytes: int,
+    gain: float,
+    effective_gain: float | None,
+    started: float,
+    **observed: Any,
+) -> dict[str, Any]:
+    """A round's line of rounds.jsonl: what every engine knows of a round, and what this one has `observed`.
+
+    `started` is what `time.perf_counter` said when the round began.
+    """
+    return {
+        "round": number,
+        "clients": list(clients),
+        "downlink_bytes": downlink_bytes,
+        "gain": gain,
+        "effective_gain": effective_gain,
+        "seconds": time.perf_counter() - started,
+        **observed,
+    }
 
 
 class RunDirectory:
@@ -40,6 +66,8 @@ class RunDirectory:
         self.result_file = self.path / "result.json"
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
+        self.helpers_folder = self.path / "helpers"
+        self.lock_file = self.path / "run.lock"
         self.drawn = self.path / "run"
         """Beside which rounds with drawn noise are noted."""
 
@@ -57,7 +85,8 @@ class RunDirectory:
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from training here."""
         busy = f"another process is training in {self.path}: wait until it has ended"
-        return locked(self.path / "run.lock", patience=0.0, busy=busy)
+        # Whoever only asks whether it is held (`status`) has it for a moment.
+        return locked(self.lock_file, patience=1.0, busy=busy)
 
     def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
         """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
@@ -122,19 +122,21 @@ def prepare(
     cache: bool = True,
     progress: Progress = lambda done, of: None,
     shared: Shared | None = None,
+    index: list[Tensor] | None = None,
 ) -> Prepared:
     """Prepares a run of `plan` on the records that it names, or on `dataset` in their stead.
 
     `module` (itself, or by name) and `features` (by name) are code that the caller vouches for; with
     `trusted` so is the code that the plan names. `progress` is called with numbers of records described, done
-    and of all. `shared` keeps what the next preparation may need too.
+    and of all. `shared` keeps what the next preparation may need too; `index` says who holds which record
+    where that is known.
     """
     shared = shared or Shared()
     records = shared.loaded(plan.dataset) if dataset is None else dataset
     plan = _settled(_about(plan, dataset, module), records)
     local = plan.features if trusted and features is None else features
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
-    federation = shared.divided(seen, plan)
+    federation = shared.divided(seen, plan) if index is None else data.divide(seen, plan, index)
     trained = _trained(federation.participants.sizes)
     plan, vouched = resolve(plan, trained), plan.model if trusted and module is None else module
     blueprint = shared.drawn(plan, federation.facts, vouched, trained)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,15 +17,20 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
-from sottovoce.client import Asked, Client, release_together
+from sottovoce.client import Asked, Client, Seal, release_together, unsealed
 from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.phases import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
+from sottovoce.run.directory import round_line
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
+
+if TYPE_CHECKING:
+    from sottovoce.run.masks import Masks  # needs `cryptography`, which a simulation without masks does not
 
 TOGETHER = 64
 """Clients that release, or are evaluated, side by side; what they make is in memory at once."""
@@ -43,13 +48,28 @@ class Round:
     downlink_bytes: int
     started: float
 
+    def line(self, gain: float, effective_gain: float | None, **observed: float | None) -> dict[str, Any]:
+        """Its line of rounds.jsonl, with what only a simulator sees; accuracies come later, if at all."""
+        return round_line(
+            self.number,
+            [client.name for client in self.clients],
+            downlink_bytes=self.downlink_bytes,
+            gain=gain,
+            effective_gain=effective_gain,
+            started=self.started,
+            context_bytes=self.context_bytes,
+            **observed,
+            seen=None,
+            future=None,
+        )
+
 
 @dataclass(frozen=True)
 class Made:
-    """A release that a client has made: the bytes that left and, if wanted, what they say."""
+    """A release that a client has made: the message that left and, if wanted, what it says."""
 
     client: Client
-    bytes: int
+    message: bytes
     decoded: np.ndarray | None
 
 
@@ -66,6 +86,7 @@ class Simulation:
         run: str,
         master: bytes,
         updates: Updates | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.federation = federation
@@ -74,6 +95,7 @@ class Simulation:
         self._run = run
         self._master = master
         self._updates = updates
+        self._masks = masks
         self._future_contexts: np.ndarray | None = None
         self.confusion_bytes = 0
         """Sent after the last round."""
@@ -87,9 +109,9 @@ class Simulation:
         return self.close_round(self.open_round())
 
     def open_round(self) -> Round:
-        """Contexts if they are due, then the round's clients with their coefficients."""
+        """What is released before the round, then its clients with their coefficients."""
         started = time.perf_counter()
-        context_bytes = self._release_contexts() if self.server.contexts_due else 0
+        context_bytes = self._release_due()
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
         coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.coefficients(chosen))
         return Round(
@@ -109,15 +131,20 @@ class Simulation:
         """
         gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
-        summed = self.blueprint.plan.noise_at_server
+        shares: dict[int, bytes] = {}
+        summed, shared = self.blueprint.plan.place.summed, self.blueprint.plan.place.shared
+        if self._masks is not None:
+            self._masks.begin()
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
         asked = [
             client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
             for i, client in enumerate(opened.clients)
         ]
-        for made in self._released(asked, decoded=drawn is None):
-            sent += made.bytes
+        for made in self._released(asked, decoded=drawn is None and not shared):
+            sent += len(made.message)
             client = made.client
+            if shared and client.participant is not None:
+                shares[client.participant] = made.message
             if made.decoded is None or client.participant is None:
                 continue
             releases[client.participant] = made.decoded
@@ -127,24 +154,22 @@ class Simulation:
         effective = None
         if not summed:
             effective = self.server.receive_round(releases)
+        elif shared:
+            total = self._total(opened.number, shares)
+            self.server.receive_update(self.server.share_out(total, list(shares)))
         else:
             self.server.receive_update(drawn or self._draw(releases))
         # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
-        counted = {} if summed and len(opened.clients) == 1 else {"bytes": sent}
-        return {
-            "round": opened.number,
-            "clients": [client.name for client in opened.clients],
-            **counted,
-            "context_bytes": opened.context_bytes,
-            "downlink_bytes": opened.downlink_bytes,
-            "signal_norm": float(np.mean(signals)) if signals else None,
-            "noise_norm": float(np.mean(noises)) if noises else None,
-            "gain": gain,
-            "effective_gain": effective,
-            "seconds": time.perf_counter() - opened.started,
-            "seen": None,
-            "future": None,
-        }
+        counted = {} if summed and not shared and len(opened.clients) == 1 else {"bytes": sent}
+        signal_norm, noise_norm = (float(np.mean(norms)) if norms else None for norms in (signals, noises))
+        return opened.line(gain, effective, **counted, signal_norm=signal_norm, noise_norm=noise_norm)
+
+    def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
+        """The sum of the shares of a round, unmasked if they have masks."""
+        if self._masks is not None:
+            return self._masks.total(number, shares)
+        assert self.blueprint.sharing is not None
+        return self.blueprint.sharing.added(shares.values())
 
     def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
         """The noised sum of the next round, durable before anything is made from it."""
@@ -188,39 +213,40 @@ class Simulation:
             self._future_contexts = state["future_contexts"].numpy()
             self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
 
-    def _release_contexts(self) -> int:
-        """All participants' contexts, and the future clients' where they release the same; bytes sent."""
-        model = self.server.open_contexts()
-        total = 0
-        participants = map(self._participant, range(self.blueprint.plan.participants))
-        for made in self._released(client.context(model) for client in participants):
-            assert made.client.participant is not None
-            assert made.decoded is not None
-            total += made.bytes
-            self.server.receive_context(made.client.participant, made.decoded)
-        self.server.close_contexts()
-        if not self.blueprint.plan.context_traits.predicted_for_future:
-            self._release_future(model)
-        return total
-
     def finish(self) -> None:
         """After the last round: the final generator and, where the plan has them, the last releases."""
         self.server.finish()
-        if self.blueprint.plan.context_traits.predicted_for_future and self._future_contexts is None:
-            model = self.server.shared_coefficients()
-            participants = map(self._participant, range(self.blueprint.plan.participants))
-            for made in self._released(client.confusion(model) for client in participants):
-                assert made.client.participant is not None
-                assert made.decoded is not None
-                self.confusion_bytes += made.bytes
-                self.server.receive_confusion(made.client.participant, made.decoded)
-            self._release_future(model)
+        self.confusion_bytes += self._release_due()
 
-    def _release_future(self, model: Tensor | None) -> None:
+    def _release_due(self) -> int:
+        """Walks the phases between the last round and the next; bytes that participants sent."""
+        due = (phase for phase in self.blueprint.phases if phase.after == self.server.round)
+        return sum(self._release_once(phase) for phase in due if phase.by != "called")
+
+    def _release_once(self, phase: Phase) -> int:
+        """What all clients of a role release once, if it is not known yet; bytes that participants sent."""
+        if phase.by == "future":
+            if self._future_contexts is None:
+                self._release_future(phase)
+            return 0
+        if self.server.has(phase):
+            return 0
+        model, total = self.server.model_of(phase), 0
+        participants = map(self._participant, range(self.blueprint.plan.participants))
+        for made in self._released(client.once(phase.kind, model) for client in participants):
+            assert made.client.participant is not None
+            assert made.decoded is not None
+            total += len(made.message)
+            self.server.receive(phase.kind, made.client.participant, made.decoded)
+        self.server.close(phase)
+        return total
+
+    def _release_future(self, phase: Phase) -> None:
         """The contexts of the future clients, who are at hand here."""
-        clients = map(self._future, range(len(self.federation.future)))
-        decoded = [made.decoded for made in self._released(client.context(model) for client in clients)]
-        size = self.blueprint.releases["context"].size
+        model, clients = self.server.model_of(phase), map(self._future, range(len(self.federation.future)))
+        asked = (client.once(phase.kind, model) for client in clients)
+        decoded = [made.decoded for made in self._released(asked)]
+        size = self.blueprint.releases[phase.kind].size
         self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
     def _participant(self, index: int) -> Client:
@@ -239,7 +265,12 @@ class Simulation:
             run=self._run,
             secret=secret,
             participant=participant,
+            seal=self._seal(participant),
         )
+
+    def _seal(self, participant: int | None) -> Seal:
+        """What is put on a client's messages before they are stored: masks, where its shares have any."""
+        return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
     def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
         """What clients are asked for, some of them at a time: released, and decoded if wanted."""
@@ -249,7 +280,7 @@ class Simulation:
             if decoded:
                 vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
             for one, message, vector in zip(block, messages, vectors, strict=True):
-                yield Made(one.client, len(message), vector)
+                yield Made(one.client, message, vector)
 
     def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
         asked, message = received

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sottovoce import data
-from sottovoce.account import ledgers_of
+from sottovoce.account import count_clients, folder_ledger
 from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset
-from sottovoce.data.folder import LEDGER
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.privacy.terms import Terms
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
@@ -73,12 +71,17 @@ class Session:
         *,
         ledger: str | Path | None = None,
         resume: bool = False,
+        masks: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        opened: Callable[[Blueprint, str], Server] = Server,
+        named: str = "",
     ) -> Self:
-        """Starts a run in the directory `out`, or continues from its last checkpoint."""
+        """Starts a run in the directory `out`, or continues from its last checkpoint, masks included.
+
+        A study may bring a server of its own (`opened`), and what a seeded run is called in its streams.
+        """
         plan, records = prepared.plan, prepared.dataset
         blueprint, federation = prepared.blueprint, prepared.federation
-        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
         with ExitStack() as stack:
@@ -93,27 +96,36 @@ class Session:
                 stack.enter_context(directory.locked())
                 directory.reserve()  # another process may have been faster
                 # A seeded simulation repeats, streams included; any other run has a name of its own.
-                run = plan.digest() if plan.seeded else secrets.token_hex(8)
-                given = given or shared_ledger(plan, records)
+                run = (named or plan.digest()) if plan.seeded else secrets.token_hex(8)
+                given = given or folder_ledger(plan, records)
                 path = given or directory.ledger_file
             book = None
             if plan.private:
                 book = stack.enter_context(cls.open_ledger(path, scope=data.scope(plan, records)))
-                _check_past(book, plan, run)
-                _count_own_ledgers(book, plan, records)
+                if not plan.seeded:  # a seeded simulation makes the same bytes again
+                    book.past.check(run)
+                count_clients(book, plan, records)
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             updates = None
-            if plan.noise_at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
+            if plan.place.at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
                 drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
                 identity = {"run": run, "reference": blueprint.reference_digest}
                 updates = Updates(directory.updates_folder, identity, drawn)
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
-            server = Server(blueprint, str(blueprint.model.reference.device), gains)
+            server = opened(blueprint, str(blueprint.model.reference.device))
+            masked = None
+            if masks or directory.helpers_folder.exists():
+                if not plan.place.shared:
+                    raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
+                from sottovoce.run.masks import Masks
+
+                helpers = directory.helpers_folder
+                masked = Masks(blueprint, run, federation.names, master, helpers, stack)
             simulation = cls.simulated(
-                blueprint, federation, server, book, run=run, master=master, updates=updates
+                blueprint, federation, server, book, run=run, master=master, updates=updates, masks=masked
             )
             session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
             if resume:
@@ -166,6 +178,8 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
+        if blueprint.plan.place.shared:
+            result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
@@ -177,26 +191,6 @@ class Session:
         self._held.close()
 
 
-def shared_ledger(plan: Plan, records: Dataset) -> Path | None:
-    """The ledger of all runs on a folder of clients; None where every run has one of its own.
-
-    A seeded simulation protects nobody: what it spends is not added to what real runs have spent.
-    """
-    return None if records.home is None or plan.seeded else records.home / LEDGER
-
-
-def recorded_gains(path: str, rounds: int) -> list[float]:
-    """‖h_t‖² of every round of another run, for `method=replay`."""
-    try:
-        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-        gains = [float(line["gain"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"replay_gains={path} is not the rounds.jsonl of a run: {error}") from None
-    if len(gains) < rounds:
-        raise PlanError(f"replay_gains={path} holds {len(gains)} rounds, fewer than rounds={rounds}")
-    return gains
-
-
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
     """A run continues with the ledger it was started with: a new one would forget what was spent."""
     if given is not None and given.absolute() != path.absolute():
@@ -205,26 +199,6 @@ def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
         raise RunError(
             f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
         )
-
-
-def _check_past(book: Ledger, plan: Plan, run: str) -> None:
-    """Refuses a ledger that lacks, or may lack, what left; a seeded simulation makes the same bytes again."""
-    if plan.seeded:
-        return
-    book.check_genuine()
-    if any(book.lost_in(run, total.client).releases for total in book.totals() if total.run == run):
-        raise RunError(
-            f"{book.path} has lost releases of this run, so that a stream might be used twice: they are "
-            "charged; start a new run with another --out and this --ledger"
-        )
-
-
-def _count_own_ledgers(book: Ledger, plan: Plan, records: Dataset) -> None:
-    """Counts in a folder's ledger what clients have spent in ledgers of their own, beside their records."""
-    shared = shared_ledger(plan, records)
-    if records.home is not None and shared is not None and shared.absolute() == book.path.absolute():
-        for name, path in data.client_files(records.home).items():
-            book.count(name, ledgers_of(path, Terms()))
 
 
 def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ def train(
     module: nn.Module | None = None,
     device: str = "cpu",
     cache: bool = True,
+    masks: bool = False,
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def train(
     `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
     the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
     `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
-    releases as if nothing had happened; a finished run is left as it is.
+    releases as if nothing had happened; a finished run is left as it is. `masks` puts masks on the shares of
+    `noise=shared`, and takes them off the sums: the same result, by way of what a federation sends.
     """
     directory = RunDirectory(out)
     # The plan is the word of whoever trains: the code that it names is their own.
@@ -60,7 +62,7 @@ def train(
     if resume and directory.result_file.exists():
         directory.check_same_plan(prepared.plan)
         return directory.result()
-    with closing(Session.open(prepared, out, ledger=ledger, resume=resume)) as session:
+    with closing(Session.open(prepared, out, ledger=ledger, resume=resume, masks=masks)) as session:
         try:
             while not session.simulation.done:
                 line = session.simulation.step()

@@ -61,10 +61,10 @@ def server_app(agreement_file: Path) -> ServerApp:
         store = Store.open(directory / "server.sqlite", agreement)
         try:
             coordinator = Coordinator(agreement, store, options)
-            conductor = Conductor(grid, coordinator, retry=float(config["retry"]))
-            conductor.conduct()
+            driver = Driver(grid, coordinator, retry=float(config["retry"]))
+            driver.drive()
             write_run(directory, coordinator, store)
-            conductor.hand_out()
+            driver.deliver_models()
         finally:
             store.close()
 
@@ -98,7 +98,7 @@ class Pause:
     seconds: float = 0.0
 
 
-class Conductor:
+class Driver:
     """Carries messages for a coordinator until its last round is closed and everybody has their model."""
 
     def __init__(self, grid: Grid, coordinator: Coordinator, *, retry: float) -> None:
@@ -111,7 +111,7 @@ class Conductor:
         self._online: set[int] = set()
         self._looked = -NODES_SECONDS
 
-    def conduct(self) -> None:
+    def drive(self) -> None:
         """Trains to the end."""
         while not self._coordinator.done:
             self._exchange()
@@ -121,7 +121,7 @@ class Conductor:
             elif not self._coordinator.done:
                 time.sleep(POLL_SECONDS)
 
-    def hand_out(self) -> None:
+    def deliver_models(self) -> None:
         """Brings their models to all who trained, also to those who come back while there is patience."""
         while not self._coordinator.closed:
             self._exchange()

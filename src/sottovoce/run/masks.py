@@ -1,0 +1,101 @@
+"""Masks of a simulated run: all clients' keys and all helpers' stores in one place, everything else as it is.
+
+A simulation has no need of them, since all records lie on one machine; with them it does what a federation
+does, byte for byte of its messages, and its result says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from sottovoce.blueprint import Blueprint, client_secret
+from sottovoce.channel.wire import Stream
+from sottovoce.client import Seal
+from sottovoce.files import private_folder
+from sottovoce.helper import Helper
+from sottovoce.masking import (
+    KIND,
+    HelperKeys,
+    MaskTerms,
+    RoundKey,
+    ephemeral_of,
+    masked,
+    public_hex,
+    unmasked,
+)
+
+
+class Masks:
+    """The helpers of a simulated run, whose stores lie in `folder`; `stack` closes them."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        run: str,
+        names: Sequence[str],
+        master: bytes,
+        folder: Path,
+        stack: ExitStack,
+    ) -> None:
+        plan, sharing = blueprint.plan, blueprint.sharing
+        assert sharing is not None
+        self._clients = [_exchange(master, f"site {name}") for name in names]
+        helpers = [f"helper-{number + 1}" for number in range(plan.helpers)]
+        keys = [(_exchange(master, name), _signing(master, name)) for name in helpers]
+        self._terms = MaskTerms(
+            run=run,
+            size=sharing.size,
+            word=sharing.word,
+            threshold=sharing.threshold,
+            colluding=sharing.colluding,
+            clients=tuple(map(public_hex, self._clients)),
+            helpers=tuple(
+                HelperKeys(name, public_hex(exchange), public_hex(signing))
+                for name, (exchange, signing) in zip(helpers, keys, strict=True)
+            ),
+            schedule=tuple(tuple(map(int, planned)) for planned in blueprint.schedule),
+            rest=f"{plan.digest()} {sharing}",
+        )
+        private_folder(folder)
+        self._helpers = [
+            stack.enter_context(Helper.open(folder / f"{name}.sqlite", self._terms, *pair))
+            for name, pair in zip(helpers, keys, strict=True)
+        ]
+        self._keys: list[RoundKey] = []
+
+    def begin(self) -> None:
+        """Before a round: its helpers' keys, which all clients get."""
+        self._keys = [key for helper in self._helpers if (key := helper.key()) is not None]
+
+    def seal(self, participant: int) -> Seal:
+        """What puts this client's masks on its shares, and nothing on other messages."""
+
+        def put(message: bytes, stream: Stream) -> bytes:
+            _, _, kind, number = stream
+            if kind != KIND:
+                return message
+            share = self._terms.words(message).astype(np.int64)
+            return masked(self._terms, self._clients[participant], int(number), self._keys, share)
+
+        return put
+
+    def total(self, number: int, messages: Mapping[int, bytes]) -> np.ndarray:
+        """The sum of a round's shares: every helper answers, once."""
+        told = {participant: ephemeral_of(message) for participant, message in messages.items()}
+        run = self._terms.run
+        answers = [helper.answer(run, KIND, number, told).masks for helper in self._helpers]
+        return unmasked(self._terms, messages, answers)
+
+
+def _exchange(master: bytes, name: str) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(client_secret(master, f"masks of {name}"))
+
+
+def _signing(master: bytes, name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(client_secret(master, f"signatures of {name}"))

@@ -1,0 +1,72 @@
+"""Files through whole commands: `train`, `personalize`, `onboard`, and a federation, each in its process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+from sottovoce.audit.leaving import Leaving
+from sottovoce.audit.neighbours import Table, family
+from sottovoce.onboarding.service import create_service
+from sottovoce.plan import Plan
+from tests.onboarding.live import live
+
+from .spy import Notes
+from .worlds import World
+
+COMMANDS = ("train", "personalize", "onboard", "federation")
+Launch = Callable[[Path, list[str]], str]
+"""Runs a command under the spy, with its notes; why it was refused, or nothing."""
+
+
+def process(notes: Path, command: list[str]) -> str:
+    """The command in a process of its own."""
+    spied = [sys.executable, "-m", "tests.neighbours.spy", str(notes), *command]
+    ended = subprocess.run(spied, capture_output=True, text=True, check=False)
+    if ended.returncode not in (0, 1, 2):
+        raise RuntimeError(ended.stderr)
+    return "" if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+
+
+def through(
+    world: World, command: str, at: Path, random: Random, count: int, launch: Launch = process
+) -> Iterator[Leaving | str]:
+    """What a command lets out of `count` files that differ in one unit."""
+    at.mkdir()
+    client = "west" if command in ("personalize", "onboard") else "north"
+    file = world.file(client)
+    settings = [f"{key}={value}" for key, value in world.case.plan.items()]
+    with ExitStack() as stack:
+        place = ""
+        if command in ("personalize", "onboard"):
+            shutil.copytree(world.source, at / "sites")
+            trained = ["train", f"dataset={at / 'sites'}", *settings, "future_clients=0"]
+            assert not launch(at / "notes.npz", [*trained, "--out", str(at / "run")])
+            place = str(at / "run")
+            if command == "onboard":
+                place = stack.enter_context(live(create_service(at / "run", open_to_all=True)))
+        for number, variant in enumerate(family(Table.read(file), world.agreed, random, count)):
+            here = at / str(number)
+            here.mkdir()
+            out = str(here / "out")
+            if command in ("personalize", "onboard"):
+                variant.write(here / file.name)
+                words = [command, place, "--data", str(here / file.name), "--out", out, "--yes"]
+            else:
+                folder = here / "sites"
+                shutil.copytree(world.source, folder)
+                variant.write(folder / file.name)
+                words = ["train", f"dataset={folder}", *settings, "--out", out]
+                if command == "federation":
+                    fields = {**world.case.plan, "dataset": "records.toml", "future_clients": 0}
+                    plan = Plan.load(overrides={**fields, "participants": 3, "clients_per_round": 3})
+                    (folder / "plan.toml").write_text(plan.to_toml(), encoding="utf-8")
+                    words = ["federation", str(folder), out]
+            refused = launch(here / "notes.npz", words)
+            yield refused or Notes.read(here / "notes.npz").leaving(command)
+            shutil.rmtree(here)

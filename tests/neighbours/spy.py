@@ -1,0 +1,130 @@
+"""Runs one of our commands, and notes what its clients are about to release: `python -m tests.neighbours.spy
+NOTES train …`. `federation FOLDER` stands for a federation whose nodes hold the files of a folder.
+
+Clients are made to see the same coefficients in the same round, whatever was released before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from sottovoce.audit.leaving import Leaving, What, weight
+from sottovoce.cli import main
+from sottovoce.client import Asked, Client
+from sottovoce.data import Description
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.node import Node
+from sottovoce.federation.store import Store
+from sottovoce.plan import Plan
+from sottovoce.run.prepare import complete
+
+
+class Notes:
+    """Statistics before noise, in parts of their charge, and what everybody sees of each release."""
+
+    def __init__(self) -> None:
+        self.vectors: list[np.ndarray] = []
+        self.seen: list[dict[str, Any]] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[Notes]:
+        """Notes all releases that are made in the block."""
+        statistic, draft = Client.statistic, Client._draft
+
+        def noted(client: Client, asked: Asked) -> torch.Tensor:
+            given = asked.coefficients
+            if given is not None:
+                generator = torch.Generator().manual_seed(asked.round)
+                given = 2.0 * torch.randn(given.shape, generator=generator)
+            vector = statistic(client, replace(asked, coefficients=given))
+            release = client._release(asked)
+            part = weight(client._blueprint, client.participant, release) / release.sensitivity
+            self.vectors.append(vector.numpy() * part)
+            self.seen.append(
+                {
+                    "client": client.name,
+                    "kind": asked.kind,
+                    "place": release.place,
+                    "round": asked.round,
+                    "charged": release.sensitivity,
+                    "sigma": release.sigma,
+                }
+            )
+            return vector
+
+        def measured(client: Client, asked: Asked) -> bytes:
+            message = draft(client, asked)
+            for one in self.seen:
+                if (one["client"], one["kind"], one["round"]) == (client.name, asked.kind, asked.round):
+                    one["bytes"] = len(message)
+            return message
+
+        with patch.object(Client, "statistic", noted), patch.object(Client, "_draft", measured):
+            yield self
+
+    def write(self, path: Path) -> None:
+        np.savez(path, *self.vectors, seen=json.dumps(self.seen))
+
+    @classmethod
+    def read(cls, path: Path) -> Notes:
+        notes = cls()
+        with np.load(path) as file:
+            notes.seen = json.loads(str(file["seen"]))
+            notes.vectors = [file[f"arr_{i}"] for i in range(len(notes.seen))]
+        return notes
+
+    def leaving(self, command: str) -> Leaving:
+        """What a command lets out: its releases, and in public their numbers, lengths and noise."""
+        names = [
+            What(one["client"], f"{one['kind']} ({command})", one["place"], one["round"]) for one in self.seen
+        ]
+        pairs = sorted(zip(names, self.vectors, self.seen, strict=True), key=lambda pair: repr(pair[0]))
+        return Leaving(
+            {what: vector for what, vector, _ in pairs},
+            {what: one["charged"] for what, _, one in pairs},
+            {"which releases happen, their noise and lengths": [one for _, _, one in pairs]},
+        )
+
+
+def federation(folder: Path, state: Path) -> None:
+    """A federation of the files in a folder, nodes and coordinator in this process, to its end."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".parquet", ".npz"))
+    plan = Plan.load(folder / "plan.toml")
+    agreed = Agreement(*complete(plan, Description.load(folder / "records.toml").facts()))
+    state.mkdir()
+    coordinator = Coordinator(agreed, Store.open(state / "server.sqlite", agreed, patience=0.0))
+    nodes = [Node(state / path.stem, path, agreed, wish=i) for i, path in enumerate(files)]
+    for i, node in enumerate(nodes):
+        coordinator.enrol(node.enrol(coordinator.offer()), str(i))
+    coordinator.advance()
+    while not coordinator.done:
+        for who, kind in list(coordinator.missing().items()):
+            coordinator.accept(who, nodes[who].release(coordinator.request(who, kind)))
+        coordinator.advance()
+
+
+def run(notes: Path, command: list[str]) -> None:
+    with Notes().taken() as taken:
+        try:
+            if command[0] == "federation":
+                federation(Path(command[1]), Path(command[2]))
+            else:
+                sys.argv = ["sottovoce", *command]
+                main()
+        finally:
+            taken.write(notes)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,77 @@
+"""One unit of a file becomes another: no statistic moves further than its charge, nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sottovoce import data
+from sottovoce.audit.leaving import Largest, coefficients, leaving, opened
+from sottovoce.audit.neighbours import Table, family
+from sottovoce.plan import PlanError
+
+from .worlds import Case, cases, neighbours, routes, world
+
+CASES = cases()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(case=st.sampled_from(CASES), route=st.integers(0, 3), random=st.randoms(use_true_random=False))
+def test_one_unit_moves_every_statistic_by_at_most_its_charge(
+    place: Path, case: Case, route: int, random: Random
+) -> None:
+    ways = routes(case)
+    seen = Largest()
+    seen.compare(list(neighbours(world(case, place), ways[route % len(ways)], random, 4)))
+    assert seen.faults == []
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("route", ["personalize", "node"])
+def test_one_target_more_that_is_missing_decides_about_no_other_record(
+    place: Path, route: str, unit: bool
+) -> None:
+    """Files at the edge of what may be unusable, all of them beyond it and back."""
+    for context in ("moments", "shares"):
+        edge = Case(".csv", "classes", unit, context, edge=True)
+        seen = Largest()
+        for seed in range(4):
+            way = "node" if route == "node" else "personalize"
+            seen.compare(list(neighbours(world(edge, place), way, Random(seed), 6)))
+        assert seen.faults == []
+        assert seen.pairs > 30
+        assert not seen.refused
+
+
+def test_records_of_units_are_refused_rather_than_dealt(place: Path) -> None:
+    here = world(Case(".csv", "classes", True, "public"), place)
+    plan = here.plan.replace(partition="iid", participants=3, future_clients=0, future_names="")
+    given_file = here.file("north").read_bytes()
+
+    def dealt() -> list[str]:
+        seen, files = Largest(), []
+        for variant in family(Table.read(here.file("north")), here.agreed, Random(3), 6):
+            variant.write(here.file("north"))
+            files.append(leaving(*opened(plan, data.load(here.source)), coefficients(here.blueprint, 0)))
+        seen.compare(files)
+        return seen.faults
+
+    try:
+        with pytest.raises(PlanError, match="split units"):
+            pytest.fail(f"dealt, and so: {dealt()}")
+    finally:
+        here.file("north").write_bytes(given_file)

@@ -1,0 +1,226 @@
+"""Small runs of every kind on files of every kind, and the four ways from a file to a release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+from unittest.mock import Mock
+
+import numpy as np
+
+from sottovoce import data
+from sottovoce.audit.leaving import Leaving, coefficients, leaving, leaving_alone, opened
+from sottovoce.audit.neighbours import Table, family
+from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import PLACES
+from sottovoce.data import Description, training_size
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.node import Node
+from sottovoce.onboarding.future_client import divided, future_records
+from sottovoce.plan import Plan
+
+Route = Literal["train", "future", "personalize", "node"]
+ROUTES: tuple[Route, ...] = ("train", "future", "personalize", "node")
+"""A participant of `train`, a future client of it, one of `personalize` and `onboard`, an enrolled node."""
+
+TABLE = """
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+missing = "middle"
+
+[columns.dose]
+kind = "number"
+low = -5
+high = 5
+
+[columns.sex]
+kind = "category"
+values = ["f", "m"]
+"""
+TARGETS = {
+    "classes": 'column = "ill"\nvalues = ["no", "maybe", "yes"]\n',
+    "labels": 'columns = ["ill", "old"]\n',
+    "number": 'column = "ill"\nlow = 0\nhigh = 10\n',
+}
+ARRAYS = {"picture": "[1, 8, 8]", "series": "[6, 2]"}
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "moments": {"context_share": 0.1},
+    "standardized": {"method": "factorized", "context_noise": 0.5, "learning_rate": 0.1},
+    "labels": {"context_share": 0.1},
+    "predictions": {"method": "factorized", "context_round": 2, "learning_rate": 0.1},
+    "public": {"method": "direct", "prior": "none"},
+    "shares": {"context_share": 0.1, "confusion_share": 0.1, "prior": "context"},
+}
+UNITS = {"north": 20, "south": 17, "west": 16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of run on one kind of file."""
+
+    suffix: str
+    task: str
+    unit: bool
+    context: str
+    noise: str = "client"
+    array: str = ""
+    features: str = "none"
+    edge: bool = False
+    """Half of all targets are missing, as many as may be: one more, and the file is refused."""
+    fewer: bool = False
+    """Rounds are of fewer units than train."""
+    model: str = "linear"
+    bare: bool = False
+    """An npz with a column of clients, and no records.toml."""
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        chosen = {"preset": "best", "rounds": 3, "channel": "direct", "clip": 0.5, "method": "blend"}
+        chosen |= {"partition": "client", "participants": 0, "future_clients": "west", "clients_per_round": 0}
+        chosen |= {"records_per_client": 0, "context_records": 8, "gradient_records": 9 if self.fewer else 0}
+        chosen |= {"context": self.context, "noise": self.noise, "model": self.model, "coefficients": 0}
+        chosen |= {"features": self.features, "feature_size": 24, "evaluate_every": 0}
+        return {**chosen, **CONTEXTS[self.context]}
+
+
+def cases() -> list[Case]:
+    """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
+    found = []
+    for suffix, task, unit, context, noise in product(
+        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, PLACES
+    ):
+        shares = context in ("labels", "predictions", "shares")
+        bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
+        if (shares and task != "classes") or (noise != "client" and not bounded):
+            continue
+        plain = Case(suffix, task, unit, context, noise)
+        found += [plain, replace(plain, edge=True, fewer=True)]
+        if suffix == ".csv":
+            found.append(replace(plain, model="mlp", fewer=True))
+    for array, unit, noise in product(ARRAYS, (False, True), PLACES):
+        plain = Case(".npz", "classes", unit, "shares", noise, array)
+        found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
+        if array == "picture":
+            found.append(replace(plain, features="patterns", fewer=True))
+    found += [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
+    return found
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder of three clients, or one npz of them, its plan and its agreement."""
+
+    case: Case
+    source: Path
+    plan: Plan
+    agreed: Description | None
+    blueprint: Blueprint
+
+    def file(self, client: str) -> Path:
+        return self.source if self.case.bare else self.source / f"{client}{self.case.suffix}"
+
+
+@cache
+def world(case: Case, at: Path) -> World:
+    """A world in a folder of its own."""
+    folder = at / f"world-{abs(hash(case))}"
+    folder.mkdir()
+    rng = np.random.default_rng(len(str(case)))
+    if case.bare:
+        owners = [name for name, size in UNITS.items() for _ in range(size)]
+        columns = {**_records(case, rng, len(owners)), "client": owners}
+        constants = {"classes": 3}
+        source = folder / "all.npz"
+        Table({"x": columns["x"], "y": columns["y"], "client": owners}, ".npz", constants).write(source)
+    else:
+        source = folder
+        (folder / "records.toml").write_text(_agreement(case), encoding="utf-8")
+        for name, units in UNITS.items():
+            _write(case, folder / f"{name}{case.suffix}", rng, units)
+    plan = Plan.load(overrides={**case.plan, "dataset": str(source)})
+    agreed = None if case.bare else Description.load(folder / "records.toml")
+    return World(case, source, plan, agreed, opened(plan, data.load(source))[0])
+
+
+def neighbours(world: World, route: Route, random: Random, count: int) -> Iterator[Leaving | str]:
+    """What would leave of `count` files that differ in one unit; or why one of them was refused."""
+    client = "north" if route in ("train", "node") else "west"
+    file = world.file(client)
+    given = file.read_bytes()
+    at = coefficients(world.blueprint, random.getrandbits(32))
+    table = Table.read(file)
+    try:
+        for variant in family(table, world.agreed, random, count):
+            variant.write(file)
+            try:
+                yield _left(world, route, file, at)
+            except SottovoceError as error:
+                yield str(error)
+    finally:
+        file.write_bytes(given)
+
+
+def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
+    blueprint = world.blueprint
+    if route in ("train", "future"):
+        return leaving(*opened(world.plan, data.load(world.source)), at)
+    if route == "personalize":
+        mine = divided(future_records(file, blueprint), blueprint)
+        return leaving_alone(blueprint, "west", mine, None, at)
+    node = Mock(_records_file=file, _simulated=False)
+    mine = Node._records(node, 0, blueprint, enrolled=True)
+    units = training_size(mine.train.units + mine.held_out.units)
+    return replace(leaving_alone(blueprint, "north", mine, 0, at), public={"declared": units})
+
+
+def routes(case: Case) -> tuple[Route, ...]:
+    """An npz of all clients is nobody's own file."""
+    return ("train", "future") if case.bare else ROUTES
+
+
+def _agreement(case: Case) -> str:
+    shape = f"\n[array]\nshape = {ARRAYS[case.array]}\nmean = 0.5\nstd = 0.5\n" if case.array else TABLE
+    unit = 'unit = "patient"\n' if case.unit else ""
+    return f'task = "{case.task}"\nunusable = 0.5\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
+
+
+def _write(case: Case, path: Path, rng: np.random.Generator, units: int) -> None:
+    columns: dict[str, list[Any]] = {}
+    if case.unit:
+        ids = [unit for unit in range(units) for _ in range(1 + unit % 3)]
+        rng.shuffle(ids)
+        columns = {"patient": ids if case.suffix == ".parquet" else [f"p{number}" for number in ids]}
+    records = len(columns["patient"]) if case.unit else units
+    columns |= _records(case, rng, records)
+    if case.edge:
+        for place in range(records // 2):
+            columns["ill"][place] = None if case.suffix != ".npz" or case.task == "number" else ""
+    Table(columns, case.suffix, {}).write(path)
+
+
+def _records(case: Case, rng: np.random.Generator, records: int) -> dict[str, list[Any]]:
+    level = rng.integers(0, 3, records)
+    targets: dict[str, list[Any]] = {
+        "classes": {"ill": [("no", "maybe", "yes")[place] for place in level]},
+        "labels": {"ill": (level > 0).astype(int).tolist(), "old": (level > 1).astype(int).tolist()},
+        "number": {"ill": (3.0 * level).tolist()},
+    }[case.task]
+    if case.array == "picture":
+        x = rng.integers(0, 90, (records, 1, 8, 8)) + 80 * level[:, None, None, None]
+        return {"x": list(x.astype(np.uint8)), **targets}
+    if case.array == "series":
+        x = rng.normal(size=(records, 6, 2)) + level[:, None, None]
+        return {"x": list(x.astype(np.float32)), "y": level.tolist(), **targets}
+    return {
+        "age": rng.integers(0, 100, records).tolist(),
+        "dose": rng.normal(size=records).round(3).tolist(),
+        "sex": [("f", "m")[place] for place in rng.integers(0, 2, records)],
+        **targets,
+    }

@@ -1,0 +1,180 @@
+"""What a run is said to be doing: running as long as a process trains in it, failed when that was ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.status import EXIT_CODES, Status, read_status
+from sottovoce.run.training import train
+from tests.small import small_plan
+
+TRAIN = """
+import sys
+from sottovoce.run.training import train
+from tests.small import small_plan
+train(small_plan(rounds=int(sys.argv[2]), seeded=False), sys.argv[1], resume=len(sys.argv) > 3)
+"""
+
+
+@contextmanager
+def training(out: Path, rounds: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that trains."""
+    with subprocess.Popen([sys.executable, "-c", TRAIN, str(out), str(rounds), *options]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def waited(out: Path, process: subprocess.Popen[bytes], rounds: int) -> Status:
+    """The status once so many rounds are over."""
+    while (found := read_status(out)).round < rounds:
+        assert process.poll() is None
+        time.sleep(0.05)
+    return found
+
+
+def test_a_run_is_running_while_a_process_trains_failed_when_it_was_killed_and_finished_at_its_end(
+    tmp_path: Path,
+) -> None:
+    out, rounds = tmp_path / "run", 2_000
+    assert read_status(out).state == "unknown"
+    with training(out, rounds) as process:
+        found = waited(out, process, 3)
+        assert (found.state, found.phase, found.rounds) == ("running", "rounds", rounds)
+        assert found.seconds_left is not None
+        assert found.seconds_left > 0
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    found = read_status(out)
+    assert (found.state, found.exit_code) == ("failed", 1)
+    assert f"--resume --out {out}" in found.why
+    assert found.seconds_left is None
+    with training(out, rounds, "resume") as process:
+        assert waited(out, process, found.round + 1).state == "running"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("status") / "run"
+    train(small_plan(seeded=False, context="labels"), out)
+    return out
+
+
+def test_a_finished_run_says_what_it_has_spent_and_sent(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    found = read_status(finished)
+    assert (found.state, found.exit_code, found.phase) == ("finished", 0, "finished")
+    assert (found.round, found.rounds) == (4, 4)
+    assert found.bytes_up == result["uplink"]["total_bytes"]
+    assert found.bytes_down == result["downlink"]["bytes"]
+    assert found.epsilon["target"] == result["epsilon"]["target"]
+    assert found.epsilon["spent"] == pytest.approx(result["epsilon"]["spent_max"])
+    spent = found.epsilon["spent"]
+    for kind in ("context", "gradient"):
+        assert 0 < (found.epsilon[kind] or 0) < (spent or 0)
+    assert found.accuracy["round"] == 4
+    last = json.loads((finished / "rounds.jsonl").read_text().splitlines()[-1])
+    assert found.accuracy["seen"] == last["seen"]
+    assert [line["round"] for line in found.history] == [1, 2, 3, 4]
+    assert "clients" not in found.history[0]  # nothing about a single one
+    assert "history" not in found.fields(history=False)
+    assert json.loads(json.dumps(found.fields(history=True)))["history"][0]["bytes_up"] > 0
+
+
+def test_asking_changes_nothing_and_keeps_nobody_from_training(finished: Path) -> None:
+    def content() -> dict[str, tuple[int, bytes]]:
+        return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in finished.iterdir() if p.is_file()}
+
+    before = content()
+    with RunDirectory(finished).locked():
+        assert read_status(finished).state == "running"
+    assert read_status(finished).state == "finished"
+    assert content() == before
+
+
+def test_whoever_begins_to_train_waits_for_those_who_only_ask(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.lock_file.touch()
+    with directory.lock_file.open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.3, fcntl.flock, [asking, fcntl.LOCK_UN]).start()
+        with directory.locked():
+            assert read_status(tmp_path).state == "unknown"  # there is no plan yet
+
+
+def test_of_a_run_without_privacy_no_epsilon_is_said(tmp_path: Path) -> None:
+    train(small_plan(epsilon=float("inf"), rounds=1), tmp_path / "run")
+    assert read_status(tmp_path / "run").epsilon == {"target": None}
+
+
+def damage(run: Path, name: str, text: str | None) -> None:
+    if text is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("plan.toml", None, "holds no run"),
+        ("plan.toml", "nonsense = 1\n", "nonsense"),
+        ("plan.toml", "x =", "plan.toml"),
+        ("result.json", "{", "damaged"),
+        ("result.json", "{}", "another version"),
+        ("rounds.jsonl", "what\n", "damaged"),
+        ("run.json", "[]", "damaged"),
+    ],
+)
+def test_what_cannot_be_read_is_unknown_and_the_reason_is_one_line(
+    finished: Path, tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    damage(run, name, text)
+    found = read_status(run)
+    assert (found.state, found.exit_code) == ("unknown", 2)
+    assert said in found.why
+    assert "\n" not in found.why
+
+
+def test_a_file_and_a_federation_in_progress_are_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "not a directory" in read_status(tmp_path / "file").why
+    (tmp_path / "server.sqlite").touch()
+    assert "federation" in read_status(tmp_path).why
+
+
+def test_a_ledger_that_cannot_be_read_leaves_the_rest_known(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "run.json").write_text(json.dumps({"run": "x", "ledger": str(tmp_path / "none.sqlite")}))
+    found = read_status(run)
+    assert found.state == "finished"
+    assert found.epsilon["spent"] == pytest.approx(read_status(finished).epsilon["spent"])
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_a_ledger_is_read_while_its_owner_writes(finished: Path) -> None:
+    with sqlite3.connect(finished / "ledger.sqlite", isolation_level=None) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert read_status(finished).epsilon["spent"]
+        writer.execute("ROLLBACK")
+
+
+def test_every_state_has_an_exit_code_of_its_own() -> None:
+    assert EXIT_CODES == {"finished": 0, "failed": 1, "unknown": 2, "running": 3, "waiting": 4}
