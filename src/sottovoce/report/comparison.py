@@ -10,8 +10,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.report import page
-from sottovoce.report.axis import linear, logarithmic
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Chart, linear, logarithmic, svg
 from sottovoce.report.figures import Series, Span, line_of, reaches, spans, trend
 from sottovoce.report.markup import tag
 from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
