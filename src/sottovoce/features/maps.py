@@ -17,6 +17,7 @@ from sottovoce.catalog import FEATURES
 from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
+from sottovoce.features.patterns import channels as by_channel
 from sottovoce.features.scattering import Scattering, mirrored
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
@@ -171,7 +172,7 @@ def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part
     centre = shipped()["patterns"].to(device)
 
     def describe(x: Tensor) -> Tensor:
-        return centred(channels(patterns(x), patterns.channels), centre)
+        return centred(by_channel(patterns(x), patterns.channels), centre)
 
     def part(x: Tensor, mirror: bool) -> Tensor:
         return describe(x) + describe(x.flip(-1)) if mirror else describe(x)

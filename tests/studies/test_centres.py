@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from studies.images import generate
 
-from sottovoce.features.images import generate
 from sottovoce.features.patterns import (
     Network,
     Patterns,
