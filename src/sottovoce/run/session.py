@@ -191,8 +191,6 @@ class Session:
         self._held.close()
 
 
-
-
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
     """A run continues with the ledger it was started with: a new one would forget what was spent."""
     if given is not None and given.absolute() != path.absolute():
