@@ -31,7 +31,7 @@ from studies.memory import MemoryLedger
 
 def has_law(plan: Plan) -> bool:
     """Whether a run may be simulated so: it is seeded, and the law of its releases is a Gaussian's."""
-    return plan.seeded and (plan.channel == "direct" or plan.noise_shared)
+    return plan.seeded and (plan.channel == "direct" or plan.place.shared)
 
 
 class LawSimulation(Simulation):
@@ -46,7 +46,7 @@ class LawSimulation(Simulation):
         released = [self.blueprint.releases_of(i)["gradient"] for i in opened.participants]
         noise = self._noise(opened, clipped)
         releases = clipped + noise
-        if plan.noise_in_sum:
+        if plan.place.summed:
             self.server.receive_update(self._noised_sum(opened, releases))
             return opened.line(gain, None, bytes=_bytes(released), signal_norm=None, noise_norm=None)
         norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])

@@ -167,7 +167,7 @@ def test_noise_at_the_server_is_refused_where_nothing_bounds_it(changes: dict[st
 @pytest.mark.parametrize("method", ["blend", "direct", "global"])
 def test_methods_whose_step_is_bounded_take_noise_at_the_server(method: str) -> None:
     plan = Plan.load(overrides={"noise": "server", "context": "public", "method": method})
-    assert plan.noise_at_server
+    assert plan.place.at_server
     assert plan.weighting == 1.0
 
 
@@ -217,9 +217,9 @@ def test_nine_tenths_of_a_round_must_come_and_a_tenth_may_collude_unless_a_plan_
 def test_shared_noise_brings_what_it_goes_with() -> None:
     plan = Plan.load(overrides={"noise": "shared", "dataset": "mnist-small"})
     assert (plan.channel, plan.weighting, plan.individual, plan.generated) == ("integers", 1.0, 0.0, 0.0)
-    assert plan.noise_in_sum
-    assert plan.noise_shared
-    assert not plan.noise_at_server
+    assert plan.place.summed
+    assert plan.place.shared
+    assert not plan.place.at_server
     central, shared = (Plan.load(overrides={**SHARED, "preset": name}) for name in ("central", "shared"))
     assert shared == central.replace(preset="shared", noise="shared", channel="integers")
     assert Plan.load(overrides=shared.digested()).digest() == shared.digest()

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from sottovoce.data import Dataset
 from sottovoce.data.clients import NAMED
 from sottovoce.data.columns import canonical
@@ -165,6 +163,9 @@ class KeptKey:
     @property
     def entry(self) -> str:
         """What the context is called in a ledger that has lost it: a name made of its key."""
+        # A simulation on a machine without `cryptography` has no such keys.
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         private = X25519PrivateKey.from_private_bytes(self.content[:_KEY])
         return f"{self.run}/{private.public_key().public_bytes_raw().hex()[:16]}"
 
@@ -242,7 +243,8 @@ def _known(ledger: Path, client: str) -> str:
             names.update(book.clients())
     if client not in names:
         raise SottovoceError(
-            f"{ledger} is the ledger of several clients, and '{client}' is none of them: say --client NAME, "
-            f"{nearest(client, sorted(names))}"
+            f"{ledger} is the ledger of several clients, and '{client}' is none of them: name the client, "
+            f"{nearest(client, sorted(names))}",
+            "client",
         )
     return client

@@ -242,6 +242,25 @@ class Optimizer:
 
 OPTIMIZERS = {"sgd": Optimizer("sottovoce.optimizers:Descent", momentum=True)}
 
+
+@dataclass(frozen=True)
+class Place:
+    """Where the noise of gradients is added (`noise`)."""
+
+    summed: bool = False
+    """To the sum of a round, once: a release is not private by itself, and only sums move the generator."""
+    at_server: bool = False
+    """By the server, which sees releases that nothing protects, and is trusted with them."""
+    shared: bool = False
+    """By the clients of a round together; all but their sum is hidden."""
+
+
+PLACES = {
+    "client": Place(),
+    "server": Place(summed=True, at_server=True),
+    "shared": Place(summed=True, shared=True),
+}
+
 ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = {
@@ -252,7 +271,6 @@ ACCOUNTINGS = {
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-NOISES = ("client", "server", "shared")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 

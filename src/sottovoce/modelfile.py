@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import ACCOUNTINGS, NOISES
+from sottovoce.catalog import ACCOUNTINGS, PLACES
 from sottovoce.data import Facts, description
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import weights_digest
@@ -163,7 +163,7 @@ class Origin:
             raise ValueError("epsilon is not a number")
         if not _within(origin.delta, 0.0, 1.0) or type(origin.seeded) is not bool:
             raise ValueError("delta or seeded is not what it must be")
-        if origin.accounting not in ACCOUNTINGS or origin.noise not in (*NOISES, "nowhere"):
+        if origin.accounting not in ACCOUNTINGS or origin.noise not in (*PLACES, "nowhere"):
             raise ValueError("accounting or noise is of no known kind")
         return origin
 
@@ -304,7 +304,8 @@ def _loaded(
     if wanted != {name: (value.shape, value.dtype) for name, value in state.items()}:
         raise ModelFileError(
             f"{path} does not hold the parameters of model={plan.model} for records of shape {facts.shape}: "
-            "ask for the file again, or name the model it was trained with (--model)"
+            "ask for the file again, or name the model it was trained with",
+            "model",
         )
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise ModelFileError(f"{path} is damaged: a parameter is not finite")

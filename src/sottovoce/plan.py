@@ -25,9 +25,9 @@ from sottovoce.catalog import (
     FEATURES,
     LATTICES,
     METHODS,
-    NOISES,
     OPTIMIZERS,
     PARTITIONS,
+    PLACES,
     PRIORS,
     SCHEDULES,
     SHIFTS,
@@ -286,7 +286,7 @@ class Plan:
         "client",
         "client: every release is private; server: noise in a round's sum; shared: clients add it",
         "accounting",
-        among=NOISES,
+        among=PLACES,
         since="0.2",
     )
     optimizer: str = key(
@@ -434,19 +434,9 @@ class Plan:
         return math.isfinite(self.epsilon)
 
     @property
-    def noise_at_server(self) -> bool:
-        """Whether the server adds the noise of gradient releases, to their sum."""
-        return self.noise == "server"
-
-    @property
-    def noise_shared(self) -> bool:
-        """Whether the clients of a round share the noise of its sum, which is all that anybody sees."""
-        return self.noise == "shared"
-
-    @property
-    def noise_in_sum(self) -> bool:
-        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
-        return self.noise != "client"
+    def place(self) -> catalog.Place:
+        """Where the noise of gradients is added."""
+        return catalog.PLACES[self.noise]
 
     @property
     def in_every_sum(self) -> int:

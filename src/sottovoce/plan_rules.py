@@ -85,9 +85,9 @@ def check(plan: Plan) -> None:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
-    if plan.noise_in_sum:
+    if plan.place.summed:
         _check_noise_in_sum(plan)
-    if plan.noise_shared:
+    if plan.place.shared:
         _check_noise_shared(plan)
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
@@ -106,7 +106,7 @@ def _check_noise_in_sum(plan: Plan) -> None:
         raise PlanError(
             f"noise={plan.noise} counts clients by their records: set weighting=1, not {plan.weighting}"
         )
-    if plan.noise_at_server and catalog.CHANNELS[plan.channel].private_messages:
+    if plan.place.at_server and catalog.CHANNELS[plan.channel].private_messages:
         raise PlanError(
             f"channel={plan.channel} has noise that protects, and noise=server counts none of it: "
             "set another channel, or noise=client"

@@ -233,7 +233,7 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
-        if plan.noise_in_sum:
+        if plan.place.summed:
             raise SottovoceError(f"releases under noise={plan.noise} are not private: add them up first")
         order = sorted(releases)
         effective = None
@@ -277,7 +277,7 @@ class Server:
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
         h = self._bounded.columns(self.inputs(participants), participants).double()
-        return h, self._pooled(participants)
+        return h, self._weights_in_sum(participants)
 
     @one_core()
     def receive_update(self, update: Update) -> None:
@@ -286,7 +286,7 @@ class Server:
             raise SottovoceError(f"the sum is that of round {update.round}, not of round {self.round + 1}")
         if update.participants:
             self._descent.zero()
-            weights = self._pooled(update.participants).tolist()
+            weights = self._weights_in_sum(update.participants).tolist()
             self._bounded.apply_update(update.columns.to(self._device), update.participants, weights)
             self._descent.step()
         self._count_round()
@@ -296,9 +296,9 @@ class Server:
         assert isinstance(self.generator, BoundedGenerator)
         return self.generator
 
-    def _pooled(self, participants: Sequence[int]) -> np.ndarray:
-        assert self.blueprint.pool is not None
-        return self.blueprint.pool.weights([self.blueprint.counted[i] for i in participants])
+    def _weights_in_sum(self, participants: Sequence[int]) -> np.ndarray:
+        assert self.blueprint.round_sum is not None
+        return self.blueprint.round_sum.weights([self.blueprint.counted[i] for i in participants])
 
     def _count_round(self) -> None:
         self.round += 1

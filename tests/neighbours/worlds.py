@@ -17,7 +17,7 @@ from sottovoce import data
 from sottovoce.audit.leaving import Leaving, coefficients, leaving, leaving_alone, opened
 from sottovoce.audit.neighbours import Table, family
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import NOISES
+from sottovoce.catalog import PLACES
 from sottovoce.data import Description, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.node import Node
@@ -94,7 +94,7 @@ def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, NOISES
+        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
@@ -104,7 +104,7 @@ def cases() -> list[Case]:
         found += [plain, replace(plain, edge=True, fewer=True)]
         if suffix == ".csv":
             found.append(replace(plain, model="mlp", fewer=True))
-    for array, unit, noise in product(ARRAYS, (False, True), NOISES):
+    for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
         if array == "picture":

@@ -59,7 +59,7 @@ class Agreement:
                 f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
                 "own, set shift=none"
             )
-        if self.plan.noise_shared:
+        if self.plan.place.shared:
             raise AgreementError(
                 "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
             )

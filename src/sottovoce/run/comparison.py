@@ -68,7 +68,7 @@ def compare(
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
     folder = Path(out)
     if (folder / RESULT).exists():
-        raise SottovoceError(f"{folder} already holds a comparison: choose another --out")
+        raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
@@ -99,7 +99,7 @@ def _rehearse(
         if plan.private:
             book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, prepared.dataset)))
         updates = None
-        if plan.noise_at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
+        if plan.place.at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
             folder = Path(stack.enter_context(TemporaryDirectory()))
             updates = Updates(folder / "updates", {"run": run}, DrawnRounds.begin(folder / "run", run))
         server = Server(blueprint)

@@ -101,7 +101,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
             "threshold − colluding = 1: the noise of one client is all that protects, and nothing is gained "
             "over noise=client"
         )
-    if sigma > plan.clip and not plan.noise_in_sum:
+    if sigma > plan.clip and not plan.place.summed:
         said.append(
             f"σ = {sigma:.3g} is above the clip bound {plan.clip:g}: a release is nearly all noise; "
             "more records, a larger ε or fewer rounds help"
@@ -114,14 +114,14 @@ def promise(blueprint: Blueprint) -> str:
     plan, unit = blueprint.plan, protected_unit(blueprint.facts)
     if not plan.private:
         return "none: nothing gets noise, and nobody is protected"
-    if plan.noise_shared:
+    if plan.place.shared:
         others = f", {plan.helpers - 1} of {plan.helpers} helpers" if plan.helpers > 1 else ""
         return (
             f"who sees every sum of a round, generator and model (the server{others} and {plan.may_collude} "
             f"clients of a round together) learns almost the same if one {unit} were another (ε = "
             f"{plan.epsilon:g}, δ = {plan.delta:g}), while cryptography holds and one helper is honest"
         )
-    if plan.noise_at_server:
+    if plan.place.at_server:
         who = "every generator and model, but no release, which the server alone may see,"
     else:
         who = "every release, generator and model"

@@ -108,7 +108,7 @@ class Session:
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             updates = None
-            if plan.noise_at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
+            if plan.place.at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
                 drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
                 identity = {"run": run, "reference": blueprint.reference_digest}
                 updates = Updates(directory.updates_folder, identity, drawn)
@@ -118,7 +118,7 @@ class Session:
             server = opened(blueprint, str(blueprint.model.reference.device))
             masked = None
             if masks or directory.helpers_folder.exists():
-                if not plan.noise_shared:
+                if not plan.place.shared:
                     raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
                 from sottovoce.run.masks import Masks
 
@@ -178,7 +178,7 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
-        if blueprint.plan.noise_shared:
+        if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
@@ -194,7 +194,7 @@ class Session:
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
     """A run continues with the ledger it was started with: a new one would forget what was spent."""
     if given is not None and given.absolute() != path.absolute():
-        raise RunError(f"the run was started with the ledger {path}: omit --ledger, or name that one")
+        raise RunError(f"the run was started with the ledger {path}: name none, or that one", "ledger")
     if plan.private and not path.exists():
         raise RunError(
             f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"
