@@ -1,4 +1,4 @@
-"""Patterns: a small residual network that has seen nothing but noise processes (`images.py`).
+"""Patterns: a small residual network that has seen nothing but noise processes (`studies/images.py`).
 
 Its last map, averaged to 4×4, describes a picture. It runs on raw pictures in [0, 1]: three channels are read
 as colors, any other number as so many gray pictures. The batch normalization of its training is folded into
@@ -6,8 +6,8 @@ the convolutions that are shipped.
 
 Centres: what the description of a generated picture is on average, and descriptions measured from there.
 
-A description is standardized over all its numbers, less its average over generated pictures (`images.py`),
-scaled to unit norm. What all pictures have in common would use up most of the norm and separate none of them.
+A description is standardized over all its numbers, less its average over generated pictures, scaled to unit
+norm. What all pictures have in common would use up most of the norm and separate none of them.
 The averages are public constants, one for each wavelet path and each channel of the network, the same at
 every place. `pretrain.py` measures them.
 """

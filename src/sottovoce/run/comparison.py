@@ -107,7 +107,7 @@ def compare(
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
     folder = Path(out)
     if (folder / RESULT).exists():
-        raise SottovoceError(f"{folder} already holds a comparison: choose another folder")
+        raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
