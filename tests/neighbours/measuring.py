@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tempfile
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,7 @@ from sottovoce.cores import available
 from .commands import through
 from .worlds import Case, cases, neighbours, routes, world
 
-FILES, PAIRS = 30, 100_000
+FILES, PAIRS = 32, 100_000
 THROUGH = {
     "train": Case(".csv", "classes", True, "shares", "server"),
     "personalize": Case(".csv", "classes", False, "shares", edge=True),
@@ -77,9 +78,10 @@ def from_file_to_statistic() -> Largest:
 def through_commands() -> Largest:
     commands, turn = Largest(), 0
     while commands.pairs < PAIRS_OF_COMMANDS:
-        for command in THROUGH:
-            commands.add(of_command((command, turn)))
-            print(f"{commands.pairs:,} pairs through commands", file=sys.stderr)
+        with ThreadPool(available()) as pool:  # each waits for processes of its own
+            for found in pool.imap_unordered(of_command, [(command, turn) for command in THROUGH]):
+                commands.add(found)
+                print(f"{commands.pairs:,} pairs through commands", file=sys.stderr)
         turn += 1
     return commands
 

@@ -87,7 +87,8 @@ class Case:
         chosen |= {"records_per_client": 0, "context_records": 8, "gradient_records": 9 if self.fewer else 0}
         chosen |= {"context": self.context, "noise": self.noise, "model": self.model, "coefficients": 0}
         chosen |= {"features": self.features, "feature_size": 24, "evaluate_every": 0}
-        return {**chosen, **CONTEXTS[self.context]}
+        shared = {"channel": "integers", "individual": 0, "generated": 0} if self.noise == "shared" else {}
+        return {**chosen, **CONTEXTS[self.context], **shared}
 
 
 def cases() -> list[Case]:
@@ -101,9 +102,12 @@ def cases() -> list[Case]:
         if (shares and task != "classes") or (noise != "client" and not bounded):
             continue
         plain = Case(suffix, task, unit, context, noise)
-        found += [plain, replace(plain, edge=True, fewer=True)]
-        if suffix == ".csv":
-            found.append(replace(plain, model="mlp", fewer=True))
+        kinds = plain, replace(plain, edge=True, fewer=True), replace(plain, model="mlp", fewer=True)
+        found += (
+            [kinds[len(found) % 3], kinds[(len(found) + 1) % 3]]
+            if suffix == ".csv"
+            else [kinds[len(found) % 2]]
+        )
     for array, unit, noise in product(ARRAYS, (False, True), NOISES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
@@ -170,7 +174,8 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
 def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
     blueprint = world.blueprint
     if route in ("train", "future"):
-        return leaving(*opened(world.plan, data.load(world.source)), at)
+        looked_at = {"south", "north" if route == "train" else "west"}
+        return leaving(*opened(world.plan, data.load(world.source)), at, looked_at)
     if route == "personalize":
         mine = divided(future_records(file, blueprint), blueprint)
         return leaving_alone(blueprint, "west", mine, None, at)
