@@ -28,9 +28,10 @@ from torch import Tensor
 from benchmarks.contest import contest
 from benchmarks.peers.turns import Turns
 from sottovoce.cores import side_by_side
-from sottovoce.data import Dataset, Facts, divide
+from sottovoce.data import Dataset, Facts
 from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
 
@@ -129,21 +130,15 @@ def _session(
     x = torch.randn(clients * held, features, generator=generator)
     x = torch.nn.functional.normalize(x, dim=1).half()  # as features are kept
     y = torch.randint(CLASSES, (len(x),), generator=generator)
-    dataset = Dataset("made up", x, y, Facts((features,), CLASSES), public=True)
+    dataset = Dataset("cifar10", x, y, Facts((features,), CLASSES), public=True)
     given = {"preset": "best", "dataset": "cifar10", "features": "none", "feature_size": 0, "mirror": False}
     given |= {"prior": "none", "context": "public", "context_share": 0.0, "individual": 0.1}
     given |= {"coefficients": 0, "partition": "iid", "participants": clients, "records_per_client": held}
     given |= {"future_clients": 0, "clients_per_round": releasing or clients, "evaluate_every": 0}
     plan = Plan.load(overrides={**given, "rounds": rounds, "seeded": False, **changes})
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(
-            plan,
-            Path(folder, "run"),
-            records=dataset,
-            federation=divide(dataset, plan),
-            checkpoint_seconds=float("inf"),
-        )
-        with closing(session):
+        prepared = prepare(plan, dataset)
+        with closing(Session.open(prepared, Path(folder, "run"), checkpoint_seconds=float("inf"))) as session:
             yield session
 
 

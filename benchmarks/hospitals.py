@@ -17,18 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sottovoce import data
-from sottovoce.blueprint import draw
 from sottovoce.data import Dataset, Facts
 from sottovoce.models import logits
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 from sottovoce.server import Server
 from sottovoce.tasks import open_task
 
@@ -99,11 +98,8 @@ def accuracies(sites: Judged, settings: Mapping[str, Any], seed: int) -> np.ndar
     """Percent of each participant's fresh records that its final model gets right."""
     given = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0}
     plan = Plan.load(overrides={"preset": "best", **given, "dataset": "hospitals", "seed": seed, **settings})
-    plan = data.settle(plan, sites.records)
-    federation = data.divide(sites.records, plan)
-    plan = data.resolve(plan, federation.participants.sizes)
-    trained = [data.training_size(size) for size in federation.participants.sizes]
-    blueprint = draw(plan, federation.facts, plan.model, trained)
+    prepared = prepare(plan, replace(sites.records, name="hospitals"))
+    plan, federation, blueprint = prepared.plan, prepared.federation, prepared.blueprint
     server, everyone = Server(blueprint), list(range(plan.participants))
     noise = torch.Generator().manual_seed(seed)
     sigmas = [blueprint.releases_of(i)["gradient"].sigma for i in everyone]

@@ -25,8 +25,8 @@ from benchmarks.hospitals import Judged, accuracies, hospitals, judged
 from sottovoce import blending, data
 from sottovoce.data import Dataset, Facts
 from sottovoce.data.partitions import partition
-from sottovoce.features.kept import described
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 DRIFTS, OWN_DRIFTS = (1.4, 2.0, 2.5, 2.8, 4.0), (0.25, 0.5, 1.0)
 DEFAULT = (blending.DRIFT, blending.OWN_DRIFT)
@@ -85,7 +85,7 @@ def pictures(name: str) -> Callable[[int], Judged]:
         chosen = np.random.default_rng(0).permutation(10_000)[:8_000]
         loaded = data.load(name)
         few = Dataset(name, loaded.x[chosen], loaded.y[chosen], loaded.facts, public=True)
-        seen = described(few, Plan.load(overrides=given))
+        seen = prepare(Plan.load(overrides=given), few).dataset
         x = seen.x.float().numpy()
         return _pooled(name, x, seen.y.numpy(), clients=20, alpha=0.5, seed=seed, scale=1.0)
 

@@ -35,7 +35,7 @@ class Cell:
 
     `published` has the keys `seen_mean`, `seen_std`, `future_mean`, `future_std`, `uplink_mb`, … that the
     paper gives; a row that it does not have stands `beside` one of its rows. `replays` is the cell whose
-    gains a `replay` run repeats.
+    gains a replay repeats.
     """
 
     experiment: str
@@ -62,12 +62,10 @@ class Cell:
             parts.append(f"epsilon={self.settings['epsilon']:g}")
         return "/".join([*parts, "quick"] if self.quick else parts)
 
-    def plan(self, seed: int, replay_gains: str = "") -> Plan:
+    def plan(self, seed: int) -> Plan:
         """The plan of this cell's run with a seed; a seeded simulation."""
         # Tables need the final accuracy only, and evaluating on the way takes a tenth of a run.
         given = {**self.settings, "dataset": self.dataset, "seed": seed, "seeded": True, "evaluate_every": 0}
-        if replay_gains:
-            given["replay_gains"] = replay_gains
         plan = Plan.load(overrides=given)
         if not self.quick:
             return plan

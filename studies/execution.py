@@ -57,7 +57,7 @@ def pending(root: Path, runs: Sequence[CellRun], known: frozenset[str] = frozens
 
     A replay needs its source's directory, so a known source that does not lie here is made again.
     """
-    todo = [run for run in runs if run.plan.digest() not in known and not finished(root, run)]
+    todo = [run for run in runs if run.digest not in known and not finished(root, run)]
     sources = {run.source.name for run in todo if run.source is not None and not finished(root, run.source)}
     wanted = {run.name for run in todo} | sources
     return [run for run in runs if run.name in wanted]

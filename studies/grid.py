@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sottovoce.plan import Plan
+from studies import replay
 from studies.cells import Cell
 
 NATIVE = ("direct", "direct-q12", "integers")
@@ -33,9 +34,19 @@ class CellRun:
     def name(self) -> str:
         """Name of its directory: readable, and unique by the plan's digest."""
         plan = self.plan
-        what = f"{plan.dataset}-{plan.preset}-{plan.method}-{plan.context}-{plan.channel}"
+        what = f"{plan.dataset}-{plan.preset}-{self.method}-{plan.context}-{plan.channel}"
         where = f"k{plan.coefficients}-e{plan.epsilon:g}-a{plan.alpha:g}-s{plan.seed}"
-        return re.sub(r"[^a-z0-9.]+", "-", f"{what}-{where}-{plan.digest()}".lower())
+        return re.sub(r"[^a-z0-9.]+", "-", f"{what}-{where}-{self.digest}".lower())
+
+    @property
+    def method(self) -> str:
+        """What is learned, in the words of the tables."""
+        return self.plan.method if self.source is None else replay.METHOD
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of the plan, and of what it replays."""
+        return self.plan.digest() if self.source is None else replay.digest(self.plan, self.source.name)
 
     def law(self) -> Plan:
         """The plan with the channel's decoded law (statistic + Gaussian noise) instead of its code.
@@ -51,8 +62,7 @@ def run_of(cell: Cell, seed: int) -> CellRun:
     """The run of a cell with a seed."""
     if cell.replays is None:
         return CellRun(cell, cell.plan(seed))
-    source = run_of(cell.replays, seed)
-    return CellRun(cell, cell.plan(seed, f"{source.name}/rounds.jsonl"), source)
+    return CellRun(cell, cell.plan(seed), run_of(cell.replays, seed))
 
 
 def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[CellRun]:
@@ -63,7 +73,7 @@ def runs_of(cells: Iterable[Cell], seeds: Sequence[int]) -> list[CellRun]:
             run = run_of(cell, seed)
             for needed in (run.source, run):
                 if needed is not None:
-                    found.setdefault(needed.plan.digest(), needed)
+                    found.setdefault(needed.digest, needed)
     return list(found.values())
 
 

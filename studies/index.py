@@ -48,8 +48,8 @@ def build_index(
     known = united(summaries)
     index = []
     for cell in cells:
-        plans = {seed: run_of(cell, seed).plan for seed in seeds}
-        found = {seed: known[plan.digest()] for seed, plan in plans.items() if plan.digest() in known}
+        digests = {seed: run_of(cell, seed).digest for seed in seeds}
+        found = {seed: known[digest] for seed, digest in digests.items() if digest in known}
         if found:
             index.append(_object(cell, found, events or {}))
     return index
@@ -96,7 +96,8 @@ def _object(
 ) -> dict[str, Any]:
     seeds = sorted(found)
     lines = [found[seed] for seed in seeds]
-    plan = run_of(cell, seeds[0]).plan
+    run = run_of(cell, seeds[0])
+    plan = run.plan
     last = max(lines, key=lambda line: str(line["time"]))
     devices = sorted({line["device"] for line in lines})
     private = math.isfinite(plan.epsilon)
@@ -107,7 +108,7 @@ def _object(
         "label": cell.label,
         "beside": cell.beside,
         "dataset": cell.dataset,
-        "method": plan.method,
+        "method": run.method,
         "preset": plan.preset,
         "context": plan.context,
         "channel": plan.channel,

@@ -1,9 +1,10 @@
 """Gradient releases by their law: what messages would decode to, drawn where the clipped means lie.
 
 A message of channel `direct` decodes to the statistic plus N(0, σ²I), so a seeded simulation may draw that
-sum itself, with the generator of the device: nothing is encoded, nothing leaves, and nobody is protected.
-Charges are those of the messages, all of a round in one transaction, and bytes are counted as `direct` sends
-them. What a run draws follows from its plan and the round alone, whichever runs are trained beside it.
+sum itself, with the generator of the device: nothing is encoded, nothing leaves, and nobody is protected. The
+sum of shares of noise has that law too, up to less than 10⁻⁹ in a run, with the variance of all shares in it.
+Charges are those of the messages, all of a round in one transaction, and bytes are counted as they are sent.
+What a run draws follows from its plan and the round alone, whichever runs are trained beside it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from sottovoce.client import Client
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import StreamReused
+from sottovoce.release import Release
 from sottovoce.run.rounds import Round, Simulation
 from sottovoce.run.session import Session
+from sottovoce.shared import Shares
 from studies.memory import MemoryLedger
 
 
 def has_law(plan: Plan) -> bool:
-    """Whether a run may be simulated so: it is seeded, and its channel's law is a Gaussian's and no other."""
-    return plan.seeded and plan.channel == "direct"
+    """Whether a run may be simulated so: it is seeded, and the law of its releases is a Gaussian's."""
+    return plan.seeded and (plan.channel == "direct" or plan.place.shared)
 
 
 class LawSimulation(Simulation):
@@ -41,19 +44,16 @@ class LawSimulation(Simulation):
         plan, gain = self.blueprint.plan, self.server.gain(opened.participants)
         self._charge(opened)
         released = [self.blueprint.releases_of(i)["gradient"] for i in opened.participants]
-        sigmas = clipped.new_tensor([release.channel.sigma for release in released])
-        noise = self._normal("gradient", opened.number, clipped) * sigmas[:, None]
+        noise = self._noise(opened, clipped)
         releases = clipped + noise
-        signal_norm = noise_norm = effective = None
-        if plan.noise_at_server:
+        if plan.place.summed:
             self.server.receive_update(self._noised_sum(opened, releases))
-        else:
-            norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])
-            decoded = dict(zip(opened.participants, releases.float(), strict=True))
-            effective = self.server.receive_round(decoded)
-            signal_norm, noise_norm = norms.tolist()
-        envelope = HEADER_BYTES if plan.private else 0
-        sent = {"bytes": sum(4 * release.size + envelope for release in released)}
+            return opened.line(gain, None, bytes=_bytes(released), signal_norm=None, noise_norm=None)
+        norms = torch.stack([clipped.norm(dim=1).mean(), noise.norm(dim=1).mean()])
+        decoded = dict(zip(opened.participants, releases.float(), strict=True))
+        effective = self.server.receive_round(decoded)
+        signal_norm, noise_norm = norms.tolist()
+        sent = {"bytes": _bytes(released)}
         return opened.line(gain, effective, **sent, signal_norm=signal_norm, noise_norm=noise_norm)
 
     def _charge(self, opened: Round) -> None:
@@ -76,11 +76,19 @@ class LawSimulation(Simulation):
         ]
         self._ledger.commit_many(charges, self.blueprint.budget)
 
+    def _noise(self, opened: Round, clipped: Tensor) -> Tensor:
+        """The noise of the channels of a round's releases; that of shares is in their sum."""
+        if self.blueprint.sharing is not None:
+            return torch.zeros_like(clipped)
+        sigmas = [self.blueprint.releases_of(i)["gradient"].channel.sigma for i in opened.participants]
+        return self._normal("gradient", opened.number, clipped) * clipped.new_tensor(sigmas)[:, None]
+
     def _noised_sum(self, opened: Round, releases: Tensor) -> Update:
         """The noised sum, drawn where the releases are."""
+        sharing, sigma = self.blueprint.sharing, self.blueprint.sigma
         h, weights = self.server.counted(opened.participants)
         like = releases.new_empty((releases.shape[1], h.shape[1]))
-        noise = self.blueprint.sigma * self._normal("update", opened.number, like)
+        noise = (sigma if sharing is None else sharing.total) * self._normal("update", opened.number, like)
         total = noised_sum(releases, h, releases.new_tensor(weights), noise)
         return Update(opened.number, tuple(opened.participants), total.float())
 
@@ -93,6 +101,16 @@ class LawSimulation(Simulation):
         seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big") >> 1
         generator = torch.Generator(like.device).manual_seed(seed)
         return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _bytes(released: Sequence[Release]) -> int:
+    """What the messages would have taken."""
+    return sum(
+        release.size * release.channel.sharing.word // 8
+        if isinstance(release.channel, Shares)
+        else 4 * release.size + (HEADER_BYTES if release.place != "nowhere" else 0)
+        for release in released
+    )
 
 
 def session_of(plan: Plan) -> type[Session]:

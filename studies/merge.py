@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def merge(summaries: Sequence[Path], into: Path, docs: Path) -> str:
     """Adds the summaries, writes index and tables, and says in one line what there is now."""
     cells = [cell for experiment in EXPERIMENTS for cell in open_cells(experiment)]
-    wanted = {run.plan.digest(): run for run in runs_of(cells, SEEDS)}
+    wanted = {run.digest: run for run in runs_of(cells, SEEDS)}
     kept = into / "runs.jsonl"
     lines = united(read_lines([*([kept] if kept.exists() else []), *summaries]))
     current = [lines[digest] for digest in wanted if digest in lines]

@@ -30,7 +30,7 @@ def summarize(run: CellRun, directory: RunDirectory, device: str, *, law: bool) 
     accuracy, uplink = result["accuracy"], result["uplink"]
     law = law and run.law() != run.plan
     return {
-        "run": run.plan.digest(),
+        "run": run.digest,
         "cell": run.cell.id,
         "seed": run.plan.seed,
         "seeded": result["seeded"],

@@ -10,57 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sottovoce import data
-from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
+from sottovoce.run.prepare import Shared, prepare
 from sottovoce.run.rounds import Round
 from sottovoce.run.session import Session
+from studies import replay
 from studies.law import LawSession, session_of
-
-SHAPE = (
-    "dataset",
-    "model",
-    "method",
-    "basis",
-    "coefficients",
-    "gradient_records",
-    "clip",
-    "rounds",
-    "clients_per_round",
-    "features",
-    "feature_size",
-    "mirror",
-    "shift",
-)
-"""Plan keys in which runs of a batch must agree."""
 
 # A batch writes many checkpoints at once, and its runs are short: what a crash costs is a few minutes.
 CHECKPOINT_SECONDS = 180.0
-KEPT = 2
-"""Datasets that a process keeps on its device between batches."""
+_shared = Shared(resident=True)
+"""What a process keeps on its device between batches."""
+
+
+SHAPE = ("records", "features", "module")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made: its plan and its directory."""
+    """A run to be made: its plan, its directory, and for a replay the run whose gains it repeats."""
 
     plan: Plan
     out: Path
+    source: Path | None = None
 
 
 def shape(plan: Plan) -> tuple[Any, ...]:
-    """Runs with equal shapes can be trained in one batch."""
-    return tuple(getattr(plan, key) for key in SHAPE)
+    """Runs with equal shapes can be trained in one batch: a round computes the same of the same records."""
+    return tuple(plan.shaping(*SHAPE).values())
 
 
 def run_batch(
@@ -77,7 +65,7 @@ def run_batch(
     `dataset` replaces what the plans name; with `law` releases are drawn by their law where they have one.
     """
     if len({shape(job.plan) for job in jobs}) > 1:
-        raise SottovoceError("runs of one batch must agree in " + ", ".join(SHAPE))
+        raise SottovoceError("runs of one batch must agree in " + ", ".join(jobs[0].plan.shaping(*SHAPE)))
     open_jobs = []
     for job in jobs:
         directory = RunDirectory(job.out)
@@ -87,17 +75,21 @@ def run_batch(
             open_jobs.append(job)
     if not open_jobs:
         return
-    plan = jobs[0].plan
-    records = _on_device(dataset if dataset is not None else data.load(plan.dataset), plan, device)
-    federations: dict[tuple[Any, ...], FederatedDataset] = {}
+    ready = [prepare(job.plan, dataset, trusted=True, device=device, shared=_shared) for job in open_jobs]
+    sizes = {prepared.plan.gradient_records for prepared in ready}
+    if len(sizes) > 1 or 0 in sizes:
+        raise SottovoceError("runs of one batch need clients of one size: set gradient_records")
     with ExitStack() as stack:
         sessions = []
-        for job in open_jobs:
-            session = _open(job, records, federations, device, law)
-            stack.enter_context(closing(session))
-            sessions.append(session)
-        if len({session.simulation.blueprint.plan.gradient_records for session in sessions}) > 1:
-            raise SottovoceError("runs of one batch need clients of one size: set gradient_records")
+        for job, prepared in zip(open_jobs, ready, strict=True):
+            session = (session_of(job.plan) if law else Session).open(
+                prepared,
+                job.out,
+                resume=RunDirectory(job.out).plan_file.exists(),
+                checkpoint_seconds=CHECKPOINT_SECONDS,
+                **_replaying(job),
+            )
+            sessions.append(stack.enter_context(closing(session)))
         _train(sessions, on_round)
         for job, session in zip(open_jobs, sessions, strict=True):
             on_run(job, session.finish())
@@ -105,27 +97,20 @@ def run_batch(
         torch.cuda.empty_cache()  # other processes share the GPU
 
 
-_last: list[tuple[Dataset, tuple[Any, ...], Dataset]] = []
-
-
-def _on_device(records: Dataset, plan: Plan, device: str) -> Dataset:
-    """Records as the plan's models see them, on the device; those of the last batches are kept."""
-    wanted = (plan.features, plan.feature_size, plan.mirror, plan.shift, device)
-    for source, how, found in _last:
-        if source is records and how == wanted:
-            return found
-    found = described(records, plan, device=device).to(device)
-    _last[:] = [*_last[1 - KEPT :], (records, wanted, found)]
-    return found
+def _replaying(job: Job) -> dict[str, Any]:
+    """How the session of a replay is opened; its streams are not those of the direct run with its plan."""
+    if job.source is None:
+        return {}
+    gains = replay.recorded_gains(RunDirectory(job.source).rounds_file, job.plan.rounds)
+    named = replay.digest(job.plan, job.source.name)
+    return {"opened": partial(replay.ReplayServer, gains=gains), "named": named}
 
 
 def _train(sessions: Sequence[Session], on_round: Callable[[int], None]) -> None:
     """Rounds in lockstep; a run that was resumed waits for those behind it."""
-    while True:
-        number = min(session.simulation.server.round for session in sessions)
-        due = [session for session in sessions if session.simulation.server.round == number]
-        if due[0].simulation.done:
-            return
+    while left := [session for session in sessions if not session.simulation.done]:
+        number = min(session.simulation.server.round for session in left)
+        due = [session for session in left if session.simulation.server.round == number]
         rounds = [session.simulation.open_round() for session in due]
         start = 0
         means = _clipped(due, rounds)
@@ -162,35 +147,4 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
         clip=blueprint.plan.clip,
         denominator=blueprint.plan.gradient_records,
         loss=blueprint.model.losses,
-    )
-
-
-def _open(
-    job: Job,
-    records: Dataset,
-    federations: dict[tuple[Any, ...], FederatedDataset],
-    device: str,
-    law: bool,
-) -> Session:
-    plan = job.plan
-    divided = (
-        plan.partition,
-        plan.alpha,
-        plan.participants,
-        plan.future_clients,
-        plan.records_per_client,
-        plan.context_records,
-        plan.seed,
-        plan.shift,
-    )
-    if divided not in federations:
-        federations[divided] = data.divide(records, plan)
-    return (session_of(plan) if law else Session).open(
-        plan,
-        job.out,
-        records=records,
-        federation=federations[divided],
-        resume=RunDirectory(job.out).plan_file.exists(),
-        device=device,
-        checkpoint_seconds=CHECKPOINT_SECONDS,
     )

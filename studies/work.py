@@ -16,7 +16,6 @@ import torch
 
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import train
 from studies.grid import CellRun
@@ -104,14 +103,14 @@ def _train(
 ) -> None:
     device = device_name(setting.device)
     runs = {run.name: run for run in batch}
-    jobs = [Job(_placed(root, run, setting), root / run.name) for run in batch]
+    jobs = [_job(root, run, setting) for run in batch]
     dataset = load(jobs[0].plan.dataset)
 
     def finish(job: Job, result: dict[str, Any]) -> None:
         write_summary(root, runs[job.out.name], device, law=setting.law)
         say(Finished(runs[job.out.name]))
 
-    if setting.device != "cpu" or len(batch) > 1 or setting.law:
+    if setting.device != "cpu" or len(batch) > 1 or setting.law or jobs[0].source is not None:
         run_batch(
             jobs,
             setting.device,
@@ -132,10 +131,9 @@ def _train(
     finish(job, result)
 
 
-def _placed(root: Path, run: CellRun, setting: Setting) -> Plan:
-    """The plan that is carried out: it names the file whose gains are replayed by its place here."""
-    plan = run.law() if setting.law else run.plan
-    return plan.replace(replay_gains=str(root / plan.replay_gains)) if plan.replay_gains else plan
+def _job(root: Path, run: CellRun, setting: Setting) -> Job:
+    source = None if run.source is None else root / run.source.name
+    return Job(run.law() if setting.law else run.plan, root / run.name, source)
 
 
 def device_name(device: str) -> str:

@@ -316,3 +316,32 @@ def test_a_folder_of_links_counts_what_was_spent_where_they_lead(tmp_path: Path)
                 links / "ledger.sqlite",
                 pytest.approx(here + 0.25 + 0.36),
             )
+
+
+@pytest.mark.parametrize("form", [COMPOSED, DECOMPOSED])
+def test_a_context_that_only_its_key_remembers_is_charged_whoever_opens_the_ledger(
+    place: Path, tmp_path: Path, form: str
+) -> None:
+    """A node, or a run on the folder, knows of it as onboarding does."""
+    records = tmp_path / f"{form}.csv"
+    shutil.copy(place / "sites" / "north.csv", records)
+    price, server = context_price(place), FinishedRun.load(place / "run")
+    obtain_model(server, records, tmp_path / "model", Terms(client=None))
+    for file in tmp_path.glob("*.ledger.sqlite*"):
+        if file.suffix != ".key":
+            file.unlink()
+    for _ in range(2):
+        with Account.alone(records, Terms()).open() as book:
+            assert book.spent(OWN_RECORDS) == pytest.approx(price)
+
+
+def test_a_run_on_a_folder_counts_contexts_that_only_their_keys_remember(place: Path) -> None:
+    before = spent(place, "north")
+    ask(place, "north")
+    both = spent(place, "north")
+    for end in ("", "-wal", "-shm", ".witness", ".lock"):
+        Path(f"{shared(place)}{end}").unlink(missing_ok=True)
+    train(planned(place / "sites", epsilon=1, budget=20), place / "again")
+    with Ledger.open(shared(place), scope=NAMED) as book:
+        contexts = [entry.charge for entry in book.charges("north") if "/" in entry.charge.run]
+        assert [charge.mu_squared for charge in contexts] == [pytest.approx(both - before)]

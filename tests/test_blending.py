@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce import data
 from sottovoce.blending import SUMMED_STEP, blending
 from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
 from sottovoce.generator import Blend
 from sottovoce.plan import Plan, PlanError
+from sottovoce.run.prepare import resolve
 from sottovoce.run.training import train
 
 BLEND = {
@@ -156,7 +156,7 @@ def test_a_resumed_blend_gives_the_same_numbers(tmp_path, sites) -> None:
         train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, on_round=stop)
     resumed = train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, resume=True)
     assert resumed["accuracy"] == whole["accuracy"]
-    assert data.resolve(site_plan(), [400, 200, 100]).gradient_records == 0
+    assert resolve(site_plan(), [320, 160, 80]).gradient_records == 0
 
 
 def test_with_noise_at_the_server_own_parts_get_shorter_steps_not_smaller_shares() -> None:

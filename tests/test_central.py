@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.central import CARRIED, AlreadyDrawn, DrawnRounds, Pool, Update
+from sottovoce.central import CARRIED, AlreadyDrawn, DrawnRounds, RoundSum, Update
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
@@ -153,19 +153,19 @@ def test_a_release_alone_moves_nothing_and_a_sum_its_round_only() -> None:
 
 def test_the_channels_noise_is_a_tenth_of_the_variance_and_not_counted() -> None:
     made = blueprint(individual=0.0, generated=0.0, context="public")
-    assert made.pool is not None
-    release, weights = made.releases_of(0)["gradient"], made.pool.weights(SIZES)
+    assert made.round_sum is not None
+    release, weights = made.releases_of(0)["gradient"], made.round_sum.weights(SIZES)
     carried = release.channel.sigma**2 * float(np.square(weights).sum())
     assert carried / (carried + release.sigma**2) == pytest.approx(CARRIED)
-    assert made.pool.total(release.sigma) == pytest.approx((carried + release.sigma**2) ** 0.5)
+    assert made.round_sum.total(release.sigma) == pytest.approx((carried + release.sigma**2) ** 0.5)
     assert release.mu_squared == pytest.approx((release.sensitivity / made.sigma) ** 2)
 
 
 def test_weights_are_those_of_the_smallest_planned_round() -> None:
-    pool = Pool.of(np.array([[0, 1], [2, 3]]), (100, 300, 50, 150))
-    assert pool.records == 200
-    assert pool.weights((300, 50)).tolist() == [1.5, 0.25]
-    assert pool.squares == pytest.approx(0.5**2 + 1.5**2)
+    planned = RoundSum.of(np.array([[0, 1], [2, 3]]), (100, 300, 50, 150))
+    assert planned.records == 200
+    assert planned.weights((300, 50)).tolist() == [1.5, 0.25]
+    assert planned.squares == pytest.approx(0.5**2 + 1.5**2)
 
 
 def recovered_error(made: Server, participant: int, rounds: int) -> float:
@@ -201,7 +201,7 @@ def test_solving_successive_generators_for_a_release_leaves_the_noise_in_it(part
     """48,000 samples: below 0.98 by chance less than once in 10⁹; the seed is fixed all the same."""
     assert recovered_error(server(), participant, rounds=60) >= 0.98
     halved = server()
-    halved.blueprint.releases_of(5)["gradient"].__dict__["server_sigma"] /= 2
+    halved.blueprint.releases_of(5)["gradient"].__dict__["sum_sigma"] /= 2
     assert recovered_error(halved, participant, rounds=60) < 0.98
 
 
@@ -241,7 +241,7 @@ def test_the_best_test_between_neighbours_finds_no_more_than_the_promise(partici
     assert promised / plan.rounds**0.5 > 2
     made = server(**changes)
     assert 0.98 * promised < distinguished(made, participant) <= 1.02 * promised
-    made.blueprint.releases_of(5)["gradient"].__dict__["server_sigma"] /= 2
+    made.blueprint.releases_of(5)["gradient"].__dict__["sum_sigma"] /= 2
     assert distinguished(made, participant) > 1.02 * promised
 
 

@@ -11,6 +11,7 @@ CLONE = TESTS.parent
 SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
+    "audit/test_guessing.py": "game",
     "channel/test_channel.py": "base direct dithers elias lrsuq noiseless reproducible tables",
     "channel/polar/test_codec.py": "model offsets rotation screen surprises vector",
     "gradients/test_mean.py": "identity layers patches stack structured unstructured vmap",

@@ -74,9 +74,8 @@ def test_any_change_of_a_key_changes_the_digest() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
-    gains = {"replay_gains": "rounds.jsonl"} if method == "replay" else {}
-    plan = small_plan(method=method, **gains)
-    assert (plan.context == "public") == (method in ("global", "direct", "radial", "replay"))
+    plan = small_plan(method=method)
+    assert (plan.context == "public") == (method in ("global", "direct", "radial"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,6 @@ def test_every_method_has_a_plan_without_naming_a_context(method: str) -> None:
         ("budget=inf", "finite"),
         ("rounds", "neither a plan file nor key=value"),
         ("context=predictions", "context_round"),
-        ("method=replay", "replay_gains"),
     ],
 )
 def test_bad_settings_get_one_line_that_says_what_to_do(pair: str, hint: str) -> None:
@@ -151,14 +149,6 @@ def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() ->
     assert len(draws) == 3
 
 
-def test_a_replay_is_digested_by_the_run_that_it_names_and_not_by_its_place() -> None:
-    places = ("run-1/rounds.jsonl", "/elsewhere/run-1/rounds.jsonl", "run-2/rounds.jsonl")
-    changes = {"method": "replay", "context": "public"}
-    first, moved, other = (small_plan(**changes, replay_gains=place).digest() for place in places)
-    assert first == moved
-    assert first != other
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -177,7 +167,7 @@ def test_noise_at_the_server_is_refused_where_nothing_bounds_it(changes: dict[st
 @pytest.mark.parametrize("method", ["blend", "direct", "global"])
 def test_methods_whose_step_is_bounded_take_noise_at_the_server(method: str) -> None:
     plan = Plan.load(overrides={"noise": "server", "context": "public", "method": method})
-    assert plan.noise_at_server
+    assert plan.place.at_server
     assert plan.weighting == 1.0
 
 
@@ -227,9 +217,9 @@ def test_nine_tenths_of_a_round_must_come_and_a_tenth_may_collude_unless_a_plan_
 def test_shared_noise_brings_what_it_goes_with() -> None:
     plan = Plan.load(overrides={"noise": "shared", "dataset": "mnist-small"})
     assert (plan.channel, plan.weighting, plan.individual, plan.generated) == ("integers", 1.0, 0.0, 0.0)
-    assert plan.noise_in_sum
-    assert plan.noise_shared
-    assert not plan.noise_at_server
+    assert plan.place.summed
+    assert plan.place.shared
+    assert not plan.place.at_server
     central, shared = (Plan.load(overrides={**SHARED, "preset": name}) for name in ("central", "shared"))
     assert shared == central.replace(preset="shared", noise="shared", channel="integers")
     assert Plan.load(overrides=shared.digested()).digest() == shared.digest()
@@ -243,3 +233,10 @@ def test_the_digest_of_a_plan_with_noise_at_the_client_is_what_it_was() -> None:
 def test_a_folder_of_sites_takes_the_preset_that_needs_no_tuning_unless_one_is_named(tmp_path: Path) -> None:
     assert Plan.load(overrides={"dataset": str(tmp_path)}).preset == "best"
     assert Plan.load(overrides={"dataset": str(tmp_path), "preset": "tuned"}).preset == "tuned"
+
+
+def test_a_file_of_version_0_1_may_say_the_default_of_a_key_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(small_plan().to_toml() + 'replay_gains = ""\n', encoding="utf-8")
+    assert Plan.load(tmp_path / "plan.toml").digest() == small_plan().digest()
+    with pytest.raises(PlanError, match="unknown plan key 'replay_gains'"):
+        small_plan(replay_gains="run/rounds.jsonl")

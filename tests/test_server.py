@@ -159,11 +159,3 @@ def test_averaging_ends_at_the_mean_of_the_last_generators() -> None:
         seen.append(made.generator.weight.detach().clone())
     made.finish()
     assert torch.allclose(made.generator.weight.detach(), (seen[2] + seen[3]) / 2, atol=1e-6)
-
-
-def test_replayed_gains_scale_the_step_of_their_round() -> None:
-    plan = {"method": "direct"}
-    plain, replayed = server(**plan), Server(server(**plan).blueprint, gains=[3.0] * 4)
-    given = releases(plain, 0)
-    assert replayed.receive_round(given) == pytest.approx(3.0 * plain.receive_round(given))
-    assert torch.allclose(replayed.coefficients([0]), 3.0 * plain.coefficients([0]), rtol=1e-5)

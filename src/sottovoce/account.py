@@ -5,17 +5,27 @@ the folder's ledger, under their names, because simulations on the folder charge
 itself, and one that takes part in a federation, has a ledger of its own beside its records. Where there are
 several, each counts what the others know.
 
+A ledger's own memory lies beside it (`privacy.past`). So do the keys of contexts that left when somebody was
+onboarded: one whose context the ledger does not know tells that the ledger was deleted or restored, even if
+nothing else does, and the context is charged, whoever opens the account.
+
 A name is the same in every Unicode form: macOS and Linux write `Zürich.csv` in different bytes. A link is the
 file that it leads to, whose ledger is charged; what was ever charged where the link lies counts too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+import logging
+import math
+import struct
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.data import Dataset
 from sottovoce.data.clients import NAMED
@@ -23,13 +33,17 @@ from sottovoce.data.columns import canonical
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import LEDGER, client_files, described
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import locked
+from sottovoce.files import PRIVATE, locked
 from sottovoce.plan import Plan
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Ledger, client_scope
+from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, client_scope
 from sottovoce.privacy.past import Remembered
 from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Terms
 
+log = logging.getLogger("sottovoce.account")
+
+_KEY = 32
+PRICE = struct.Struct("<d")
 OWN = ".ledger.sqlite"
 """How the ledger of one client ends; what comes before is the name of its file of records."""
 
@@ -85,6 +99,7 @@ class Account:
         """The ledger, locked, and charged for what the client has spent in any other."""
         lock = self.path.with_name(f"{self.path.name}.lock")
         with Ledger.open(self.path, scope=self.scope) as ledger, locked(lock):
+            charge_kept(ledger, [self.name])
             ledger.count(self.name, ledgers_of(self.records, self.terms))
             yield ledger
 
@@ -130,8 +145,66 @@ def count_clients(ledger: Ledger, plan: Plan, records: Dataset) -> None:
     """Counts in a folder's ledger what its clients have spent in others, like those beside their records."""
     shared = folder_ledger(plan, records)
     if records.home is not None and shared is not None and shared.absolute() == ledger.path.absolute():
-        for name, path in client_files(records.home).items():
+        clients = client_files(records.home)
+        charge_kept(ledger, clients)
+        for name, path in clients.items():
             ledger.count(name, ledgers_of(path, but=shared.resolve()))
+
+
+@dataclass(frozen=True)
+class KeptKey:
+    """A future client's key, the server's, and the price of the context that left with it.
+
+    Version 0.1 kept the first alone, or the first two.
+    """
+
+    run: str
+    account: str
+    content: bytes
+
+    @property
+    def entry(self) -> str:
+        """What the context is called in a ledger that has lost it: a name made of its key."""
+        private = X25519PrivateKey.from_private_bytes(self.content[:_KEY])
+        return f"{self.run}/{private.public_key().public_bytes_raw().hex()[:16]}"
+
+    @property
+    def price(self) -> float | None:
+        """(Δ/σ)² of the context, if it is known."""
+        price = self.content[2 * _KEY :]
+        return float(PRICE.unpack(price)[0]) if len(price) == PRICE.size else None
+
+    def lost(self, ledger: Ledger) -> bool:
+        """Whether the ledger does not know the context."""
+        known = [self.entry, onboarding_entry(self.run)]
+        if len(self.content) <= 2 * _KEY:
+            known.append(self.run)  # as version 0.1 called it
+        return not any(ledger.releases(self.account, run=entry) for entry in known)
+
+
+def onboarding_entry(run: str) -> str:
+    """What the context of a future client is called in its ledger, which may hold the run's training too."""
+    return f"{run}/onboarding"
+
+
+def kept_keys(ledger: Path, accounts: Collection[str]) -> Iterator[KeptKey]:
+    """The keys beside a ledger, of these accounts in it."""
+    for path in sorted(ledger.parent.glob(f"{glob.escape(ledger.name)}.*.key")):
+        # A run's name has no dots; in a ledger of several a client's name follows.
+        run, _, client = path.name[len(ledger.name) + 1 : -len(".key")].partition(".")
+        key = KeptKey(run, canonical(client) or OWN_RECORDS, path.read_bytes())
+        if key.account in accounts:
+            path.chmod(PRIVATE)  # a restored file may have come back readable by all
+            yield key
+
+
+def charge_kept(ledger: Ledger, accounts: Collection[str]) -> None:
+    """Charges contexts whose keys are kept and which the ledger does not know, as far as their price is."""
+    for key in kept_keys(ledger.path, accounts):
+        if key.price is not None and key.lost(ledger):
+            charge = Charge(key.entry, key.account, "context", 0, math.sqrt(key.price), 1.0)
+            ledger.recover([charge], key.run)
+            log.warning("%s was restored from a backup: charged for a context that left", ledger.path)
 
 
 def _beside(records: Path) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending, counted_sizes
 from sottovoce.catalog import TASKS
-from sottovoce.central import Pool
+from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.data import Facts
 from sottovoce.downlink import FLOAT_BITS, Downlink
@@ -96,7 +96,7 @@ class Blueprint:
                 gradients=self.releases_max,
                 context_records=sizes[1],
                 once=self.once,
-                pool=self.pool,
+                round_sum=self.round_sum,
                 counted=self.counted[self.sizes.index(records)],
                 largest=max(self.sizes),
             )
@@ -116,17 +116,17 @@ class Blueprint:
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
         task = TASKS[self.facts.task]
-        if self.pool is not None:
-            own = (self.sigma / self.pool.weights(self.counted)).tolist()
-            total = self.pool.total(self.sigma) if self.sharing is None else self.sharing.total
+        if self.round_sum is not None:
+            own = (self.sigma / self.round_sum.weights(self.counted)).tolist()
+            total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
             return blending(self.plan, self.counted, own, self.releases_max, total, task)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
 
     @cached_property
-    def pool(self) -> Pool | None:
+    def round_sum(self) -> RoundSum | None:
         """The public numbers of noise in a sum; None where each release has its own."""
-        return Pool.of(self.schedule, self.counted) if self.plan.noise_in_sum else None
+        return RoundSum.of(self.schedule, self.counted) if self.plan.place.summed else None
 
     @cached_property
     def sharing(self) -> Sharing | None:

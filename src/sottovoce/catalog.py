@@ -25,8 +25,6 @@ class Method:
     """Whether a private context reaches the model."""
     whole_model: bool = False
     """Every parameter adapts, instead of k coefficients."""
-    replays: bool = False
-    """Repeats the gains of another run on the same records: a simulation only."""
     individual: bool = False
     """Clients that train have a part of their own, which future clients lack."""
     bounded: bool = False
@@ -55,11 +53,6 @@ METHODS = {
     ),
     "direct": Method(phrase="one vector of coefficients for all", context="never", bounded=True),
     "radial": Method(phrase="coefficients of a fixed direction, whose length evolves", context="never"),
-    "replay": Method(
-        phrase="one vector of coefficients for all, with the gains of another run",
-        context="never",
-        replays=True,
-    ),
     "blend": Method(
         phrase="a part that all share, a part from the context and each participant’s own part",
         context="optional",
@@ -249,6 +242,25 @@ class Optimizer:
 
 OPTIMIZERS = {"sgd": Optimizer("sottovoce.optimizers:Descent", momentum=True)}
 
+
+@dataclass(frozen=True)
+class Place:
+    """Where the noise of gradients is added (`noise`)."""
+
+    summed: bool = False
+    """To the sum of a round, once: a release is not private by itself, and only sums move the generator."""
+    at_server: bool = False
+    """By the server, which sees releases that nothing protects, and is trusted with them."""
+    shared: bool = False
+    """By the clients of a round together; all but their sum is hidden."""
+
+
+PLACES = {
+    "client": Place(),
+    "server": Place(summed=True, at_server=True),
+    "shared": Place(summed=True, shared=True),
+}
+
 ACTIVATIONS = ("tanh", "relu")
 LATTICES = ("Z4", "D4", "E8")
 ACCOUNTINGS = {
@@ -259,7 +271,6 @@ ACCOUNTINGS = {
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-NOISES = ("client", "server", "shared")
 FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
 
 

@@ -33,11 +33,11 @@ CARRIED = 0.1
 
 
 @dataclass(frozen=True)
-class Pool:
+class RoundSum:
     """The public numbers behind noise in a sum: Σm of the smallest planned round, the largest Σ w_i².
 
-    >>> pool = Pool.of(np.array([[0, 1], [1, 2]]), (300, 100, 200))
-    >>> pool.records, pool.weights((300, 100)).round(2).tolist()
+    >>> round_sum = RoundSum.of(np.array([[0, 1], [1, 2]]), (300, 100, 200))
+    >>> round_sum.records, round_sum.weights((300, 100)).round(2).tolist()
     (300, [1.0, 0.33])
     """
 
@@ -49,7 +49,7 @@ class Pool:
     """Planned for a round."""
 
     @classmethod
-    def of(cls, schedule: np.ndarray, sizes: Sequence[int]) -> Pool:
+    def of(cls, schedule: np.ndarray, sizes: Sequence[int]) -> RoundSum:
         """From who is planned in which round (rounds, clients) and the records behind a release of each."""
         planned = np.asarray(sizes, dtype=np.int64)[schedule]
         records, most = int(planned.sum(axis=1).min()), int(planned.sum(axis=1).max())
@@ -61,13 +61,13 @@ class Pool:
         weights: np.ndarray = np.asarray(sizes, dtype=np.float64) / self.records
         return weights
 
-    def carrier(self, sigma: float) -> float:
+    def channel_sigma(self, sigma: float) -> float:
         """σ of the channels that carry releases to a server that adds `sigma`."""
         return sigma * math.sqrt(CARRIED / (1 - CARRIED) / self.squares)
 
     def total(self, sigma: float) -> float:
         """The most noise that a client's coefficients see in a round: the server's and the channels'."""
-        return math.hypot(sigma, self.carrier(sigma) * math.sqrt(self.squares))
+        return math.hypot(sigma, self.channel_sigma(sigma) * math.sqrt(self.squares))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from torch import nn
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.models import MODELS, model_options
-from sottovoce.plan import Plan
+from sottovoce.plan import LARGEST, RETIRED, Plan
 
 MOST_BYTES = 2**26
 """Memory that a stranger's description may make us use: 64 MB."""
@@ -36,29 +36,6 @@ MOST_MOMENTS = MOST_BYTES // 4
 MOST_PICTURE = 2**18
 """Numbers of a picture that a feature map describes."""
 
-LARGEST = {
-    "participants": 10**6,
-    "future_clients": 10**6,
-    "clients_per_round": 10**6,
-    "rounds": 10**6,
-    "context_round": 10**6,
-    "evaluate_every": 2**31,
-    "records_per_client": 2**31,
-    "context_records": 2**31,
-    "gradient_records": 2**31,
-    "counted_records": 2**31,
-    "coefficients": 2**24,
-    "hidden": 2**14,
-    "trunk_layers": 64,
-    "context_groups": 2**10,
-    "seed": 2**63 - 1,
-    "repeat": 2**31,
-    "downlink_bits": 32,
-    "feature_size": 2**14,
-    "threshold": 10**6,
-    "colluding": 10**6,
-    "helpers": 10**3,
-}
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e9
 """Of the numbers of a plan that are not whole; 0 is allowed, and ε = inf, which is refused elsewhere."""
 
@@ -83,6 +60,7 @@ one: if you trust that code, name it yourself (--model, or model="…" in the no
     if not isinstance(values, Mapping):
         raise ForeignError("that holds no plan: ask for the file again")
     fields = {field.name: field.default for field in dataclasses.fields(Plan)}
+    values = {name: value for name, value in values.items() if (name, value) not in RETIRED.items()}
     for name, value in values.items():
         if name not in fields:
             raise ForeignError(
@@ -100,6 +78,8 @@ one: if you trust that code, name it yourself (--model, or model="…" in the no
             f"a plan from elsewhere names model={plan.model}, which is no built-in one: if you trust that "
             'code, name it yourself (--model, or model="…" in the node config)'
         )
+    if plan.features == "auto":
+        raise ForeignError("a plan from elsewhere says features=auto, which its author completes: ask again")
     if ":" in plan.features and plan.features != features:
         raise ForeignError(
             f"a plan from elsewhere names features={plan.features}, which is no built-in map: if you trust "

@@ -285,7 +285,6 @@ AnyGenerator = Generator | BoundedGenerator | MeanRegularized
 GENERATORS: dict[str, Callable[[Tensor, int, int, int, Blending | None], AnyGenerator]] = {
     "global": _shared,
     "direct": _shared,
-    "replay": _shared,
     "deep-linear": _linear,
     "full": _factorized,
     "factorized": _factorized,

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import ACCOUNTINGS, NOISES
+from sottovoce.catalog import ACCOUNTINGS, PLACES
 from sottovoce.data import Facts, description
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import chosen, weights_digest
+from sottovoce.features.kept import weights_digest
 from sottovoce.files import write_atomically
 from sottovoce.foreign import MOST_LETTERS, check_model, check_sizes, foreign_name, foreign_plan
 from sottovoce.models import MODELS, import_model, model_options, state_dict_at
@@ -163,13 +163,9 @@ class Origin:
             raise ValueError("epsilon is not a number")
         if not _within(origin.delta, 0.0, 1.0) or type(origin.seeded) is not bool:
             raise ValueError("delta or seeded is not what it must be")
-        if origin.accounting not in ACCOUNTINGS or origin.noise not in (*NOISES, "nowhere"):
+        if origin.accounting not in ACCOUNTINGS or origin.noise not in (*PLACES, "nowhere"):
             raise ValueError("accounting or noise is of no known kind")
         return origin
-
-
-_SEEN = ("features", "feature_size", "mirror")
-"""Plan keys that decide what the model sees of a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +204,7 @@ class PersonalModel:
         plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
         described = facts.source or facts
         description.of(described)  # refuses columns that contradict the facts
-        if (chosen(plan, facts) == "none") != (facts.source is None):
+        if (plan.features == "none") != (facts.source is None):
             raise ModelFileError(f"{path} contradicts itself about its features: ask for the file again")
         if plan.features != "none" and metadata.get("map") != weights_digest():
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")
@@ -258,7 +254,7 @@ def personal_model(
         seeded=plan.seeded,
         created=datetime.now(UTC).date().isoformat() if created is None else created,
     )
-    kept = {"model": plan.model, **model_options(plan), **{name: getattr(plan, name) for name in _SEEN}}
+    kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
     metadata = {
         "model": json.dumps(kept),
         "origin": json.dumps(dataclasses.asdict(origin)),
@@ -278,7 +274,7 @@ def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> 
     """
     state = state_dict_at(model.module, theta)
     plan = model.plan
-    kept = {"model": plan.model, **model_options(plan), **{name: getattr(plan, name) for name in _SEEN}}
+    kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
     metadata = {
         HOME: json.dumps(dict(told)),
         "model": json.dumps(kept),

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -130,13 +131,19 @@ def _refuse_given(name: str) -> None:
 
 MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp}
 """Built-in models by name."""
-OPTIONS: dict[str, tuple[str, ...]] = {"mlp": ("mlp_sizes", "mlp_activation")}
-"""Plan keys that a built-in model takes beside the shape of a record and the number of outputs."""
 
 
 def model_options(plan: Plan) -> dict[str, Any]:
-    """What a plan says about the inside of its model."""
-    return {name: getattr(plan, name) for name in OPTIONS.get(plan.model, ())}
+    """What a plan says about the inside of its model: the keys that a built-in one takes as options.
+
+    >>> model_options(Plan(model="mlp"))
+    {'mlp_sizes': '64', 'mlp_activation': 'tanh'}
+    """
+    made = MODELS.get(plan.model)
+    if made is None:
+        return {}
+    taken = signature(made).parameters.values()
+    return {option.name: getattr(plan, option.name) for option in taken if option.default is not option.empty}
 
 
 def open_model(

@@ -10,13 +10,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sottovoce import catalog
-from sottovoce.catalog import CONTEXTS, METHODS
+from sottovoce.catalog import (
+    ACCOUNTINGS,
+    ACTIVATIONS,
+    BASES,
+    CHANNELS,
+    CONTEXTS,
+    FEATURES,
+    LATTICES,
+    METHODS,
+    OPTIMIZERS,
+    PARTITIONS,
+    PLACES,
+    PRIORS,
+    SCHEDULES,
+    SHIFTS,
+)
 from sottovoce.errors import nearest
 from sottovoce.plan_rules import check
 from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
@@ -28,13 +43,36 @@ PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
 
 
-def key(default: Any, text: str, since: str = "0.1") -> Any:
+RETIRED = {"replay_gains": ""}
+"""Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
+
+SHAPES = ("records", "features", "division", "sets", "module", "accounting")
+"""What a key may shape: which records there are, what a model sees of them, who holds which, which of a
+client's serve for what, what a round computes of one, and what is charged. A key that shapes nothing of this
+is for the server, which makes something of releases, or for display."""
+
+
+def key(
+    default: Any,
+    text: str,
+    shapes: str = "",
+    *,
+    among: Collection[str] = (),
+    positive: bool = False,
+    natural: bool = False,
+    most: int | None = None,
+    since: str = "0.1",
+) -> Any:
     """A plan field with the sentence that `sottovoce plan --keys` and the docs show for it.
 
-    `since` is the version that brought it: a digest omits later keys at their default, so that the digests
-    of plans written before them stay valid.
+    It says which of `SHAPES` it shapes, and what its value may be: a name `among` some, a number that is
+    `positive` or `natural` (0 or more, as every whole number is); `most` bounds what a plan of another party
+    may say. `since` is the version that brought it: a digest omits later keys at their default, so that the
+    digests of plans written before them stay valid.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "since": since})
+    told = {"help": text, "shapes": frozenset(shapes.split()), "since": since, "among": among}
+    bounds = {"positive": positive, "natural": natural or type(default) is int, "most": most}
+    return dataclasses.field(default=default, metadata={**told, **bounds})
 
 
 @dataclass(frozen=True)
@@ -49,97 +87,230 @@ class Plan:
     preset: str = key(
         "best",
         "best: what serves best; central, shared: that, by place of noise; tuned and paper: the paper's",
+        among=PRESETS,
     )
-    dataset: str = key("mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file")
+    dataset: str = key(
+        "mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file", "records"
+    )
     partition: str = key(
-        "dirichlet", "how records fall to clients: dirichlet over labels, iid, or client column"
+        "dirichlet",
+        "how records fall to clients: dirichlet over labels, iid, or client column",
+        "division",
+        among=PARTITIONS,
     )
-    alpha: float = key(0.5, "concentration of the Dirichlet partition; smaller is more heterogeneous")
-    participants: int = key(40, "clients that train; 0: all that the records name and do not join later")
+    alpha: float = key(
+        0.5,
+        "concentration of the Dirichlet partition; smaller is more heterogeneous",
+        "division",
+        positive=True,
+    )
+    participants: int = key(
+        40,
+        "clients that train; 0: all that the records name and do not join later",
+        "division accounting",
+        most=10**6,
+    )
     future_clients: int = key(
         10,
         "clients that join after training: so many by the seed, or by name (west,east; or 3,)",
+        "division",
+        most=10**6,
     )
-    records_per_client: int = key(0, "records of each client; 0: as many as the dataset gives")
-    model: str = key("lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)")
-    method: str = key("factorized", "what is learned and released; see the table of methods")
+    records_per_client: int = key(
+        0, "records of each client; 0: as many as the dataset gives", "division", most=2**31
+    )
+    model: str = key(
+        "lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)", "module"
+    )
+    method: str = key(
+        "factorized",
+        "what is learned and released; see the table of methods",
+        "module accounting",
+        among=METHODS,
+    )
     coefficients: int = key(
-        16384, "k, dimension of the adaptation subspace and of every gradient release; 0: all parameters"
+        16384,
+        "k, dimension of the adaptation subspace and of every gradient release; 0: all parameters",
+        "module",
+        most=2**24,
     )
-    basis: str = key("structured", "signed partition of the parameters: structured by layer, or unstructured")
-    hidden: int = key(100, "r, width of the generator")
-    trunk_layers: int = key(1, "layers of h_ψ, the generator before W, each with a ReLU")
-    context: str = key("moments", "statistic that a client releases once, or public: none is released")
-    context_groups: int = key(1, "moments: g×g spatial blocks per channel are the groups; 1: whole channels")
-    context_records: int = key(333, "m_c, records (or units) behind a context; 0: all that each trains on")
-    context_round: int = key(0, "predictions: the round before which the contexts are released")
-    context_noise: float = key(1.0, "noise scale of the context as a multiple of the gradients'")
-    gradient_records: int = key(0, "m_g, records (units) of a gradient release; 0: all that each trains on")
-    clip: float = key(1.0, "C_g, bound on the norm of a record's coefficient gradient")
-    rounds: int = key(500, "communication rounds")
-    clients_per_round: int = key(2, "participants that release in a round; 0: all of them")
-    schedule: str = key("balanced", "who releases when, fixed before data are seen")
-    learning_rate: float = key(0.2, "server step size; 0 with blend, direct, global: from the noise")
+    basis: str = key(
+        "structured",
+        "signed partition of the parameters: structured by layer, or unstructured",
+        "module",
+        among=BASES,
+    )
+    hidden: int = key(100, "r, width of the generator", positive=True, most=2**14)
+    trunk_layers: int = key(
+        1, "layers of h_ψ, the generator before W, each with a ReLU", positive=True, most=64
+    )
+    context: str = key(
+        "moments",
+        "statistic that a client releases once, or public: none is released",
+        "sets accounting",
+        among=CONTEXTS,
+    )
+    context_groups: int = key(
+        1,
+        "moments: g×g spatial blocks per channel are the groups; 1: whole channels",
+        positive=True,
+        most=2**10,
+    )
+    context_records: int = key(
+        333,
+        "m_c, records (or units) behind a context; 0: all that each trains on",
+        "sets accounting",
+        most=2**31,
+    )
+    context_round: int = key(0, "predictions: the round before which the contexts are released", most=10**6)
+    context_noise: float = key(
+        1.0, "noise scale of the context as a multiple of the gradients'", "accounting", positive=True
+    )
+    gradient_records: int = key(
+        0,
+        "m_g, records (units) of a gradient release; 0: all that each trains on",
+        "module accounting",
+        most=2**31,
+    )
+    clip: float = key(
+        1.0, "C_g, bound on the norm of a record's coefficient gradient", "module accounting", positive=True
+    )
+    rounds: int = key(500, "communication rounds", "accounting", positive=True, most=10**6)
+    clients_per_round: int = key(
+        2, "participants that release in a round; 0: all of them", "accounting", most=10**6
+    )
+    schedule: str = key(
+        "balanced", "who releases when, fixed before data are seen", "accounting", among=SCHEDULES
+    )
+    learning_rate: float = key(
+        0.2, "server step size; 0 with blend, direct, global: from the noise", natural=True
+    )
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
-    replay_gains: str = key("", "replay: rounds.jsonl of the factorized run whose gains are replayed")
-    channel: str = key("polar", "how a release becomes bytes")
-    lattice: str = key("Z4", "lattice of the lrsuq channel")
-    epsilon: float = key(8.0, "target of the worst client; inf: no noise and no privacy, for ablations")
-    delta: float = key(1e-5, "δ of (ε, δ) differential privacy, below one over a client's records")
-    accounting: str = key("exact", "exact: Gaussian composition; rdp: the paper's closed form")
-    budget: float = key(0.0, "most that a client may have spent over all runs of its ledger; 0: epsilon")
-    seed: int = key(41, "public seed of partition, schedule, reference, basis and generator")
+    channel: str = key("polar", "how a release becomes bytes", among=CHANNELS)
+    lattice: str = key("Z4", "lattice of the lrsuq channel", among=LATTICES)
+    epsilon: float = key(
+        8.0, "target of the worst client; inf: no noise and no privacy, for ablations", "accounting"
+    )
+    delta: float = key(
+        1e-5, "δ of (ε, δ) differential privacy, below one over a client's records", "accounting"
+    )
+    accounting: str = key(
+        "exact", "exact: Gaussian composition; rdp: the paper's closed form", "accounting", among=ACCOUNTINGS
+    )
+    budget: float = key(
+        0.0,
+        "most that a client may have spent over all runs of its ledger; 0: epsilon",
+        "accounting",
+        natural=True,
+    )
+    seed: int = key(
+        41,
+        "public seed of partition, schedule, reference, basis and generator",
+        "division accounting",
+        most=2**63 - 1,
+    )
     seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
-    evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end")
-    repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", since="0.2")
+    evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end", most=2**31)
+    repeat: int = key(
+        0, "which of several noise draws of one seeded simulation; 0: the first", most=2**31, since="0.2"
+    )
     individual: float = key(
         -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size", since="0.2"
     )
-    generated: float = key(0.0, "blend: share of the part that the context generates", since="0.2")
-    weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", since="0.2")
+    generated: float = key(
+        0.0, "blend: share of the part that the context generates", natural=True, since="0.2"
+    )
+    weighting: float = key(
+        0.0, "releases count by (records of the client)^weighting; 0: alike", natural=True, since="0.2"
+    )
     counted_records: int = key(
-        0, "most records that a client counts for in weights; 0: ten times the median client's", since="0.2"
+        0,
+        "most records that a client counts for in weights; 0: ten times the median client's",
+        most=2**31,
+        since="0.2",
     )
     features: str = key(
         "none",
         "public map that the model sees instead of a record; or 'package.module:function' of yours",
+        "features",
+        among=FEATURES,
         since="0.2",
     )
-    feature_size: int = key(0, "features: project to so many numbers; 0: as many as the map has", since="0.2")
-    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", since="0.2")
+    feature_size: int = key(
+        0,
+        "features: project to so many numbers; 0: as many as the map has",
+        "features",
+        most=2**14,
+        since="0.2",
+    )
+    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", "features", since="0.2")
     context_share: float = key(
-        0.0, "share of the budget (of μ²) that contexts get; 0: context_noise decides", since="0.2"
+        0.0,
+        "share of the budget (of μ²) that contexts get; 0: context_noise decides",
+        "accounting",
+        since="0.2",
     )
     confusion_share: float = key(
-        0.02, "shares: share of the budget for the confusion of classes, released at the end", since="0.2"
+        0.02,
+        "shares: share of the budget for the confusion of classes, released at the end",
+        "accounting",
+        since="0.2",
     )
-    future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", since="0.2")
+    future_names: str = key(
+        "", "names of the future clients; set by future_clients=NAME,…", "division", since="0.2"
+    )
     attraction: float = key(
-        0.01, "mean-regularized: λ that draws every client's own model to their mean", since="0.2"
+        0.01,
+        "mean-regularized: λ that draws every client's own model to their mean",
+        natural=True,
+        since="0.2",
     )
     shift: str = key(
-        "none", "turns: a simulated client sees its pictures by a quarter turn of its own", since="0.2"
+        "none",
+        "turns: a simulated client sees its pictures by a quarter turn of its own",
+        "features sets",
+        among=SHIFTS,
+        since="0.2",
     )
-    prior: str = key("none", "context: log class shares of a released context on the last bias", since="0.2")
+    prior: str = key(
+        "none", "context: log class shares of a released context on the last bias", among=PRIORS, since="0.2"
+    )
     downlink_bits: int = key(
-        32, "most bits a coefficient takes on its way to a client in a round; 32: float32", since="0.2"
+        32,
+        "most bits a coefficient takes on its way to a client in a round; 32: float32",
+        most=32,
+        since="0.2",
     )
     noise: str = key(
         "client",
         "client: every release is private; server: noise in a round's sum; shared: clients add it",
+        "accounting",
+        among=PLACES,
         since="0.2",
     )
-    optimizer: str = key("sgd", "how the server steps along what was released (post-processing)", since="0.2")
-    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", since="0.2")
-    mlp_activation: str = key("tanh", "mlp: tanh or relu", since="0.2")
+    optimizer: str = key(
+        "sgd", "how the server steps along what was released (post-processing)", among=OPTIMIZERS, since="0.2"
+    )
+    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
     threshold: int = key(
-        0, "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's", since="0.2"
+        0,
+        "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's",
+        "accounting",
+        most=10**6,
+        since="0.2",
     )
     colluding: int = key(
-        0, "shared: those of them who may tell others their noise, at most; 0: a tenth", since="0.2"
+        0,
+        "shared: those of them who may tell others their noise, at most; 0: a tenth",
+        "accounting",
+        most=10**6,
+        since="0.2",
     )
-    helpers: int = key(3, "shared: parties whose masks hide all but the sum; one must be honest", since="0.2")
+    helpers: int = key(
+        3, "shared: parties whose masks hide all but the sum; one must be honest", most=10**3, since="0.2"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -188,6 +359,7 @@ class Plan:
         if typed.get("colluding") == "0":
             raise PlanError("every participant knows its own noise: set colluding to 1 or more")
         given |= typed
+        given = {name: value for name, value in given.items() if (name, value) not in RETIRED.items()}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name not in fields:
@@ -230,23 +402,30 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """A short fingerprint: equal plans and only equal plans share it.
-
-        Of the file whose gains are replayed only the run's name counts, not where its folder lies.
-        """
+        """A short fingerprint: equal plans and only equal plans share it."""
         import hashlib  # loads OpenSSL, which a plan on the command line does without
 
-        values = self.digested()
-        values["replay_gains"] = "/".join(Path(self.replay_gains).parts[-2:])
-        text = json.dumps(values, sort_keys=True)
+        text = json.dumps(self.digested(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def digested(self) -> dict[str, Any]:
         """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
-        return {
+        return RETIRED | {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
+        }
+
+    def shaping(self, *shapes: str) -> dict[str, Any]:
+        """The values by key that shape one of these things: where they are equal, so is it.
+
+        >>> Plan().shaping("features")
+        {'features': 'none', 'feature_size': 0, 'mirror': False, 'shift': 'none'}
+        """
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.metadata["shapes"].isdisjoint(shapes)
         }
 
     @property
@@ -255,19 +434,9 @@ class Plan:
         return math.isfinite(self.epsilon)
 
     @property
-    def noise_at_server(self) -> bool:
-        """Whether the server adds the noise of gradient releases, to their sum."""
-        return self.noise == "server"
-
-    @property
-    def noise_shared(self) -> bool:
-        """Whether the clients of a round share the noise of its sum, which is all that anybody sees."""
-        return self.noise == "shared"
-
-    @property
-    def noise_in_sum(self) -> bool:
-        """Whether gradient releases are protected by noise in their sum, and not by noise of their own."""
-        return self.noise != "client"
+    def place(self) -> catalog.Place:
+        """Where the noise of gradients is added."""
+        return catalog.PLACES[self.noise]
 
     @property
     def in_every_sum(self) -> int:
@@ -303,6 +472,18 @@ class Plan:
     def context_traits(self) -> catalog.Context:
         """What the context is capable of."""
         return CONTEXTS[self.context]
+
+
+CHOICES: dict[str, Collection[str]] = {
+    field.name: field.metadata["among"] for field in dataclasses.fields(Plan) if field.metadata["among"]
+}
+"""The names that a key may have for its value."""
+LARGEST: dict[str, int] = {
+    field.name: field.metadata["most"]
+    for field in dataclasses.fields(Plan)
+    if field.metadata["most"] is not None
+}
+"""The most that a plan of another party may say."""
 
 
 def keys() -> list[tuple[str, str, str]]:

@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sottovoce import catalog
-from sottovoce.catalog import CONTEXTS, METHODS
+from sottovoce.catalog import METHODS
 from sottovoce.errors import nearest
 from sottovoce.plan_text import PlanError
-from sottovoce.presets import PRESETS
 
 if TYPE_CHECKING:
     from sottovoce.plan import Plan
 
-CHOICES: dict[str, Collection[str]] = {
-    "preset": PRESETS,
-    "partition": tuple(catalog.PARTITIONS),
-    "basis": catalog.BASES,
-    "method": METHODS,
-    "context": CONTEXTS,
-    "channel": catalog.CHANNELS,
-    "lattice": catalog.LATTICES,
-    "accounting": catalog.ACCOUNTINGS,
-    "schedule": catalog.SCHEDULES,
-    "prior": catalog.PRIORS,
-    "features": catalog.FEATURES,
-    "shift": catalog.SHIFTS,
-    "noise": catalog.NOISES,
-    "mlp_activation": catalog.ACTIVATIONS,
-    "optimizer": catalog.OPTIMIZERS,
-}
-
 
 def check(plan: Plan) -> None:
     """Raises PlanError, with what to do, for the first rule that a plan breaks."""
-    for name, valid in CHOICES.items():
-        value = getattr(plan, name)
-        if value not in valid and not (name == "features" and ":" in value):
-            raise PlanError(f"{name}={value} is not known: {nearest(str(value), valid)}")
+    fields = [(field.name, getattr(plan, field.name), field.metadata) for field in dataclasses.fields(plan)]
+    for name, value, told in fields:
+        if told["among"] and value not in told["among"] and not (name == "features" and ":" in value):
+            raise PlanError(f"{name}={value} is not known: {nearest(str(value), told['among'])}")
     method, context = plan.traits, plan.context_traits
-    positive = ("hidden", "trunk_layers", "context_groups", "rounds", "alpha", "clip", "context_noise")
-    steps = () if method.individual or method.bounded else ("learning_rate",)
-    numbers = () if plan.partition == "client" else ("participants",)
-    for name in (*positive, *numbers, *steps):
-        value = getattr(plan, name)
-        if not (value > 0 and math.isfinite(value)):
+    needed = {
+        "participants": plan.partition != "client",
+        "learning_rate": not (method.individual or method.bounded),
+    }
+    for name, value, told in fields:
+        if (told["positive"] or needed.get(name)) and not (value > 0 and math.isfinite(value)):
             raise PlanError(f"{name} must be above 0, not {value}")
-    counts = (
-        "seed",
-        "participants",
-        "future_clients",
-        "clients_per_round",
-        "coefficients",
-        "records_per_client",
-        "gradient_records",
-        "context_records",
-        "feature_size",
-        "context_round",
-        "evaluate_every",
-        "repeat",
-        "counted_records",
-    )
-    for name in (*counts, "budget", "learning_rate", "generated", "weighting", "attraction"):
-        if not getattr(plan, name) >= 0:
-            raise PlanError(f"{name} must be 0 or more, not {getattr(plan, name)}")
+        if told["natural"] and not value >= 0:
+            raise PlanError(f"{name} must be 0 or more, not {value}")
     if not plan.learning_rate and not catalog.OPTIMIZERS[plan.optimizer].linear:
         raise PlanError(f"optimizer={plan.optimizer} has steps of its own size: set learning_rate above 0")
     if plan.weighting > 4:
@@ -118,18 +83,11 @@ def check(plan: Plan) -> None:
         raise PlanError(f"prior={plan.prior} needs a context of class shares: set context=shares")
     if context.uses_model and not 1 <= plan.context_round <= plan.rounds:
         raise PlanError(f"context={plan.context} needs context_round between 1 and rounds={plan.rounds}")
-    if method.replays != bool(plan.replay_gains):
-        raise PlanError("method=replay and replay_gains=RUN/rounds.jsonl go together, and only together")
-    if method.replays and not plan.seeded:
-        raise PlanError(
-            f"method={plan.method} reuses gains of another run on the same records: "
-            "simulation only, seeded=true"
-        )
     if plan.repeat and not plan.seeded:
         raise PlanError("repeat names a noise draw of a seeded simulation: set seeded=true, or repeat=0")
-    if plan.noise_in_sum:
+    if plan.place.summed:
         _check_noise_in_sum(plan)
-    if plan.noise_shared:
+    if plan.place.shared:
         _check_noise_shared(plan)
     if not plan.private and plan.channel != "direct":
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
@@ -148,7 +106,7 @@ def _check_noise_in_sum(plan: Plan) -> None:
         raise PlanError(
             f"noise={plan.noise} counts clients by their records: set weighting=1, not {plan.weighting}"
         )
-    if plan.noise_at_server and catalog.CHANNELS[plan.channel].private_messages:
+    if plan.place.at_server and catalog.CHANNELS[plan.channel].private_messages:
         raise PlanError(
             f"channel={plan.channel} has noise that protects, and noise=server counts none of it: "
             "set another channel, or noise=client"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.catalog import CHANNELS
-from sottovoce.central import Pool
+from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.noiseless import Noiseless
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
@@ -77,7 +77,7 @@ class Release:
     radius: float
     """The most that ‖·‖₂ of the statistic can be, whatever the records."""
     channel: Channel | Noiseless | Shares
-    server_sigma: float | None = None
+    sum_sigma: float | None = None
     """σ of noise at the server; what the channel adds is then no protection, and not counted."""
     removal: float = field(kw_only=True)
     """As `sensitivity`, for one record left out (a vector of zeros) and the denominator kept: to be read
@@ -91,7 +91,7 @@ class Release:
     @property
     def sigma(self) -> float:
         """σ, the scale of the noise that protects."""
-        return self.channel.sigma if self.server_sigma is None else self.server_sigma
+        return self.channel.sigma if self.sum_sigma is None else self.sum_sigma
 
     @property
     def place(self) -> Literal["client", "server", "shared", "nowhere"]:
@@ -100,7 +100,7 @@ class Release:
             return "nowhere"
         if isinstance(self.channel, Shares):
             return "shared"
-        return "client" if self.server_sigma is None else "server"
+        return "client" if self.sum_sigma is None else "server"
 
     @property
     def mu_squared(self) -> float:
@@ -159,7 +159,7 @@ def open_releases(
     gradients: int,
     context_records: int,
     once: Sequence[Phase],
-    pool: Pool | None = None,
+    round_sum: RoundSum | None = None,
     counted: int = 0,
     largest: int = 0,
 ) -> dict[Kind, Release]:
@@ -167,14 +167,15 @@ def open_releases(
 
     `records` is the client's m_g and `context_records` its m_c; σ is such that it spends the plan's ε with so
     many `gradients` (Eq. 16) and what it releases `once`: a client with more records adds less noise. With a
-    `pool` the noise of gradients is in the sum of a round, in which this client counts for `counted` records
-    and no client has more than `largest`; what is released once gets its own at the client all the same.
+    `round_sum` the noise of gradients is in the sum of a round, in which this client counts for `counted`
+    records and no client has more than `largest`; what is released once gets its own at the client all the
+    same.
     """
-    bound = sensitivity(plan.clip, records if pool is None else pool.records)
+    bound = sensitivity(plan.clip, records if round_sum is None else round_sum.records)
     context = statistic.sensitivity(context_records)
     # A plan may set a context's share aside and release none, as a control.
     shares = plan.context_share + sum(phase.share for phase in once if phase.kind != "context")
-    if shares or pool is not None:
+    if shares or round_sum is not None:
         sigma = _share(plan, math.sqrt(gradients) * bound, 1.0 - shares)
         sigma_context = _share(plan, context, plan.context_share) if plan.context_share else sigma
     else:
@@ -182,9 +183,9 @@ def open_releases(
         calibrated = statistic.calibrated_sensitivity(context_records)
         sigma = _calibrated(plan, gradients * bound**2, calibrated)
         sigma_context = sigma * plan.context_noise
-    gradient = _gradient(plan, model, records, bound, sigma, pool)
-    if plan.noise_shared and pool is not None:
-        gradient = _shared(plan, gradient, gradients, bound / sigma, pool, counted, largest)
+    gradient = _gradient(plan, model, records, bound, sigma, round_sum)
+    if plan.place.shared and round_sum is not None:
+        gradient = _shared(plan, gradient, gradients, bound / sigma, round_sum, counted, largest)
     releases: dict[Kind, Release] = {"gradient": gradient}
     for phase in once:
         if phase.kind == "context":
@@ -242,7 +243,9 @@ def _averaged(
     return Release(kind, mean, bound + channel.widening, statistic.radius, channel, removal=removal)
 
 
-def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, pool: Pool | None) -> Release:
+def _gradient(
+    plan: Plan, model: Model, count: int, bound: float, sigma: float, round_sum: RoundSum | None
+) -> Release:
     """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
@@ -261,16 +264,16 @@ def _gradient(plan: Plan, model: Model, count: int, bound: float, sigma: float, 
             remember=records.copied,
         )
 
-    carrier = sigma if pool is None else pool.carrier(sigma)
-    channel = _channel(plan, model.basis.coefficients, carrier, bound)
+    channel_sigma = sigma if round_sum is None else round_sum.channel_sigma(sigma)
+    channel = _channel(plan, model.basis.coefficients, channel_sigma, bound)
     moved, removal = bound + channel.widening, bound / 2 + channel.widening
     return Release(
-        "gradient", mean, moved, plan.clip, channel, None if pool is None else sigma, removal=removal
+        "gradient", mean, moved, plan.clip, channel, None if round_sum is None else sigma, removal=removal
     )
 
 
 def _shared(
-    plan: Plan, gradient: Release, gradients: int, mu: float, pool: Pool, counted: int, largest: int
+    plan: Plan, gradient: Release, gradients: int, mu: float, round_sum: RoundSum, counted: int, largest: int
 ) -> Release:
     """The same statistic as a share of a round's sum, each release spending μ."""
     sharing = Sharing(
@@ -278,16 +281,16 @@ def _shared(
         size=gradient.size,
         releases=gradients,
         largest=largest,
-        records=pool.records,
-        most=pool.most,
-        clients=pool.clients,
+        records=round_sum.records,
+        most=round_sum.most,
+        clients=round_sum.clients,
         threshold=plan.in_every_sum,
         colluding=plan.may_collude,
         mu=mu,
         seed=plan.seed,
     )
     shares, moved = Shares(sharing, counted), sharing.sensitivity
-    return replace(gradient, sensitivity=moved, channel=shares, server_sigma=None, removal=sharing.removal)
+    return replace(gradient, sensitivity=moved, channel=shares, sum_sigma=None, removal=sharing.removal)
 
 
 def _seeded(seed: int, stream: Stream) -> SeededRandomness:

@@ -57,15 +57,12 @@ def update_generator(
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(
-        self, blueprint: Blueprint, device: str = "cpu", gains: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, device: str = "cpu") -> None:
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
         """Rounds applied so far."""
         self._device = torch.device(device)
-        self._gains = gains
         self._neutral = blueprint.statistic.neutral.to(self._device)
         self.generator = open_generator(
             plan.method,
@@ -236,16 +233,14 @@ class Server:
         Returns the effective gain against a step at the plan's learning rate; None if nobody released.
         """
         plan = self.blueprint.plan
-        if plan.noise_in_sum:
+        if plan.place.summed:
             raise SottovoceError(f"releases under noise={plan.noise} are not private: add them up first")
         order = sorted(releases)
         effective = None
         if order:
-            replayed = 1.0 if self._gains is None else self._gains[self.round]
-            self._descent.learning_rate = self._step * replayed
             weights = self._weights[order] / self._weights[order].sum() if plan.weighting else None
             stacked = torch.stack([self._tensor(releases[participant]) for participant in order])
-            effective = replayed * update_generator(
+            effective = update_generator(
                 self.generator, self._descent, self.inputs(order), stacked, order, weights
             )
         self._count_round()
@@ -282,7 +277,7 @@ class Server:
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
         h = self._bounded.columns(self.inputs(participants), participants).double()
-        return h, self._pooled(participants)
+        return h, self._weights_in_sum(participants)
 
     @one_core()
     def receive_update(self, update: Update) -> None:
@@ -291,7 +286,7 @@ class Server:
             raise SottovoceError(f"the sum is that of round {update.round}, not of round {self.round + 1}")
         if update.participants:
             self._descent.zero()
-            weights = self._pooled(update.participants).tolist()
+            weights = self._weights_in_sum(update.participants).tolist()
             self._bounded.apply_update(update.columns.to(self._device), update.participants, weights)
             self._descent.step()
         self._count_round()
@@ -301,9 +296,9 @@ class Server:
         assert isinstance(self.generator, BoundedGenerator)
         return self.generator
 
-    def _pooled(self, participants: Sequence[int]) -> np.ndarray:
-        assert self.blueprint.pool is not None
-        return self.blueprint.pool.weights([self.blueprint.counted[i] for i in participants])
+    def _weights_in_sum(self, participants: Sequence[int]) -> np.ndarray:
+        assert self.blueprint.round_sum is not None
+        return self.blueprint.round_sum.weights([self.blueprint.counted[i] for i in participants])
 
     def _count_round(self) -> None:
         self.round += 1

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from sottovoce.data import Dataset, Facts, divide
+from sottovoce.data import Dataset, Facts
 from sottovoce.gradients import clipped_mean
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session
 from studies.bench.interleaved import medians
 
@@ -63,7 +64,7 @@ def made_up(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
     y = torch.randint(10, (count,), generator=generator)
-    return Dataset("made up", x, y, Facts(shape, 10), public=True)
+    return Dataset(SETTINGS["dataset"], x, y, Facts(shape, 10), public=True)
 
 
 def open_session(
@@ -71,14 +72,8 @@ def open_session(
 ) -> Session:
     """A run of the benchmark's plan with `changes`, which never pauses for a checkpoint."""
     plan = Plan.load(overrides={**SETTINGS, "rounds": rounds, **changes})
-    return Session.open(
-        plan,
-        out,
-        records=records,
-        federation=divide(records, plan),
-        module=module,
-        checkpoint_seconds=float("inf"),
-    )
+    prepared = prepare(plan, records, module=module, trusted=True)
+    return Session.open(prepared, out, checkpoint_seconds=float("inf"))
 
 
 def _round(session: Session) -> Callable[[], object]:

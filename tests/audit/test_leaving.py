@@ -47,8 +47,8 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     counted = found.statistics[What("north", "gradient", noise, 1, 1)]
     weight = 1.0
     if noise == "server":
-        assert blueprint.pool is not None
-        weight = blueprint.sizes[who] / blueprint.pool.records
+        assert blueprint.round_sum is not None
+        weight = blueprint.sizes[who] / blueprint.round_sum.records
     charge = blueprint.releases_of(who)["gradient"].sensitivity
     assert np.allclose(counted, signal * weight / charge)
     # 2C/m of one client alone, or 2C/Σm of the sum in which it counts with m/Σm.

@@ -20,17 +20,14 @@ from sottovoce.data import (
     delta_doubt,
     divide,
     load,
-    resolve,
     split_future,
     split_participant,
 )
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_files import agree
 from sottovoce.plan import Plan, PlanError
-from sottovoce.run.cost import outline
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites
-from tests.small import small_plan
 
 
 def numbered(records: int, owner: torch.Tensor | None = None) -> Dataset:
@@ -325,32 +322,6 @@ def test_every_client_sees_its_pictures_by_its_own_quarter_turn() -> None:
 def test_only_square_pictures_are_turned() -> None:
     with pytest.raises(PlanError, match="turns square pictures"):
         divided(numbered(400), shift="turns")
-
-
-@pytest.mark.parametrize("entry", ["train", "plan", "agree"])
-def test_a_delta_that_may_give_a_record_away_is_refused_whoever_asks(entry: str, tmp_path: Path) -> None:
-    plan = small_plan(delta=0.5)
-    with pytest.raises(PlanError, match=r"delta=0.5 is above one over .* 120: .* set at most 0.0008"):
-        {"train": lambda: train(plan, tmp_path), "plan": lambda: outline(plan), "agree": lambda: agree(plan)}[
-            entry
-        ]()
-    assert not list(tmp_path.iterdir())
-
-
-def test_delta_is_at_most_one_over_the_records_of_the_smallest_client() -> None:
-    assert resolve(small_plan(delta=0.01), [100, 500]).delta == 0.01
-    with pytest.raises(PlanError, match="smallest client, 100"):
-        resolve(small_plan(delta=0.0101), [100, 500])
-    without_noise = small_plan(delta=0.5, epsilon="inf", channel="direct")
-    assert resolve(without_noise, [100, 500]).delta == 0.5  # promises nothing, whatever δ
-
-
-def test_a_delta_that_nobody_set_follows_from_the_number_of_records() -> None:
-    plan = small_plan()
-    assert "delta" not in plan.given
-    assert resolve(plan, [9_999]).delta == resolve(plan, [10_000]).delta == 1e-5
-    assert resolve(plan, [100_000, 10**6]).delta == pytest.approx(1e-6)
-    assert resolve(plan.replace(delta=1e-5), [100_000]).delta == 1e-5  # set by somebody
 
 
 def test_a_delta_above_a_tenth_of_the_limit_is_doubted() -> None:

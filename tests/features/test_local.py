@@ -16,7 +16,6 @@ from torch import Tensor
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features import kept
 from sottovoce.features.kept import described
 from sottovoce.features.local import open_local
 from sottovoce.foreign import ForeignError, foreign_plan
@@ -110,14 +109,6 @@ def test_a_run_says_what_its_features_are_and_takes_in_a_future_client(
         tmp_path / "run", tmp_path / "mine.npz", tmp_path / "model", terms=Terms(epsilon=9.0), features=NAME
     )
     assert found["epsilon"] == pytest.approx(8.0)
-
-
-def test_auto_describes_pictures_and_leaves_tables_alone(pictures: Dataset) -> None:
-    plan = Plan.load(overrides={"dataset": "mine.npz"})
-    assert kept.settled(plan, pictures.facts).features == "scattering+patterns"
-    table = kept.settled(plan, data.Facts((20,), 3))
-    assert (table.features, table.feature_size) == ("none", 0)
-    assert kept.settled(plan, data.Facts((1, 8, 8), 3)).feature_size <= 2048
 
 
 @pytest.mark.slow

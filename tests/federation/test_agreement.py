@@ -262,8 +262,8 @@ def test_a_client_that_declares_any_number_of_records_does_not_get_the_model_to_
     honest, lying = [100] * 11, MOST_RECORDS
     blueprint = Agreement(plan, facts, model="linear").frozen([*honest, lying]).blueprint()
     assert blueprint.blending.weights[-1] == pytest.approx(10 / 21)
-    if blueprint.pool is not None:
-        weights = blueprint.pool.weights(blueprint.counted)
+    if blueprint.round_sum is not None:
+        weights = blueprint.round_sum.weights(blueprint.counted)
         assert weights[-1] / weights.sum() == pytest.approx(10 / 21)
         moved = weights * 2 * plan.clip / np.asarray(blueprint.sizes)
         assert moved.max() <= blueprint.releases_of(0)["gradient"].sensitivity * (1 + 1e-12)

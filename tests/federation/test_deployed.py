@@ -21,6 +21,7 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.run.prepare import complete
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
 from tests.small import federated_plan
@@ -133,7 +134,7 @@ def test_sites_with_tables_learn_to_predict_a_number(tmp_path: Path) -> None:
         overrides={"preset": "best", "dataset": "records.toml", "partition": "client", "participants": 2}
         | {"future_clients": 0, "rounds": 2, "channel": "direct"}
     )
-    agreement = Agreement(plan, Description.load(clients / "records.toml").facts())
+    agreement = Agreement(*complete(plan, Description.load(clients / "records.toml").facts()))
     (clients / "agreement.toml").write_text(agreement.to_toml())
     write_app(agreement, tmp_path / "app", run_directory=tmp_path / "run", retry=40.0)
     models = [clients / f"client-{index}.personal.safetensors" for index in range(2)]

@@ -29,6 +29,7 @@ from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import complete
 
 
 class Notes:
@@ -102,7 +103,7 @@ def federation(folder: Path, state: Path) -> None:
     """A federation of the files in a folder, nodes and coordinator in this process, to its end."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".parquet", ".npz"))
     plan = Plan.load(folder / "plan.toml")
-    agreed = Agreement(plan, Description.load(folder / "records.toml").facts())
+    agreed = Agreement(*complete(plan, Description.load(folder / "records.toml").facts()))
     state.mkdir()
     coordinator = Coordinator(agreed, Store.open(state / "server.sqlite", agreed, patience=0.0))
     nodes = [Node(state / path.stem, path, agreed, wish=i) for i, path in enumerate(files)]

@@ -17,7 +17,7 @@ from sottovoce import data
 from sottovoce.audit.leaving import Leaving, coefficients, leaving, leaving_alone, opened
 from sottovoce.audit.neighbours import Table, family
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import NOISES
+from sottovoce.catalog import PLACES
 from sottovoce.data import Description, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.node import Node
@@ -79,6 +79,8 @@ class Case:
     model: str = "linear"
     bare: bool = False
     """An npz with a column of clients, and no records.toml."""
+    dealt: bool = False
+    """Records are dealt with partition=iid: one is replaced in its place."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -88,14 +90,15 @@ class Case:
         chosen |= {"context": self.context, "noise": self.noise, "model": self.model, "coefficients": 0}
         chosen |= {"features": self.features, "feature_size": 24, "evaluate_every": 0}
         shared = {"channel": "integers", "individual": 0, "generated": 0} if self.noise == "shared" else {}
-        return {**chosen, **CONTEXTS[self.context], **shared}
+        dealt = {"partition": "iid", "participants": 2, "future_clients": 1} if self.dealt else {}
+        return {**chosen, **CONTEXTS[self.context], **shared, **dealt}
 
 
 def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, NOISES
+        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
@@ -108,13 +111,15 @@ def cases() -> list[Case]:
             if suffix == ".csv"
             else [kinds[len(found) % 2]]
         )
-    for array, unit, noise in product(ARRAYS, (False, True), NOISES):
+    for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
         if array == "picture":
             found.append(replace(plain, features="patterns", fewer=True))
-    found += [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
-    return found
+    bare = [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
+    dealt = [replace(case, dealt=True) for case in bare]
+    tables = [Case(".csv", task, False, "public", noise, dealt=True) for task in TARGETS for noise in PLACES]
+    return [*found, *bare, *dealt, *tables]
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
     at = coefficients(world.blueprint, random.getrandbits(32))
     table = Table.read(file)
     try:
-        for variant in family(table, world.agreed, random, count):
+        for variant in family(table, world.agreed, random, count, in_place=world.case.dealt):
             variant.write(file)
             try:
                 yield _left(world, route, file, at)
@@ -174,7 +179,7 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
 def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
     blueprint = world.blueprint
     if route in ("train", "future"):
-        looked_at = {"south", "north" if route == "train" else "west"}
+        looked_at = None if world.case.dealt else {"south", "north" if route == "train" else "west"}
         return leaving(*opened(world.plan, data.load(world.source)), at, looked_at)
     if route == "personalize":
         mine = divided(future_records(file, blueprint), blueprint)
@@ -186,8 +191,8 @@ def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
 
 
 def routes(case: Case) -> tuple[Route, ...]:
-    """An npz of all clients is nobody's own file."""
-    return ("train", "future") if case.bare else ROUTES
+    """An npz of all clients is nobody's own file, and dealt records are in nobody's."""
+    return ("train", "future") if case.bare or case.dealt else ROUTES
 
 
 def _agreement(case: Case) -> str:

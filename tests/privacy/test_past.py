@@ -214,6 +214,28 @@ def test_a_damaged_witness_is_a_copy_until_its_owner_vouches(path: Path) -> None
         assert ledger.spent(OWN_RECORDS) == spent
 
 
+@pytest.mark.parametrize(
+    "line", [{"ledger": "name"}, {"ledger": "n", "scope": "s", "client": "c", "run": "r"}]
+)
+def test_a_fact_that_is_none_about_a_ledger_makes_it_a_copy(path: Path, line: dict[str, str]) -> None:
+    spent = release(path, "a", 1)
+    said = Memory(path).path
+    said.write_text(json.dumps({**line, "time": 1}) + "\n" + said.read_text())
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.past.copied
+        assert ledger.spent(OWN_RECORDS) == spent
+        assert ledger.past.copy == Memory(path).lock_time() > 0
+        ledger.trust_copy()
+        assert ledger.past.copy == 0
+
+
+def test_what_was_never_charged_is_a_sum_of_nothing(path: Path) -> None:
+    release(path, "a", 1)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.past.total_in("b") == ledger.past.lost_in("b") == Total(OWN_RECORDS, "b", 0, 0.0)
+        assert ledger.past.total_in("a", "other") == Total("other", "a", 0, 0.0)
+
+
 def test_the_witness_is_told_before_a_release_may_leave(path: Path) -> None:
     with Ledger.open(path, scope=MINE) as ledger:
         for number in range(3):

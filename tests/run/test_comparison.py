@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sottovoce import data
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.run.comparison import ROWS, compare
+from sottovoce.run.training import train
 from tests.data.hospitals import folder
 
 FEW: dict[str, Any] = {"rounds": 4, "epsilon": 4.0, "future_clients": "west"}
@@ -99,3 +101,13 @@ def test_rehearsals_with_noise_at_the_server_or_without_any_work_too(
         assert set(found["rows"]) == set(ROWS)
     assert found["epsilon"] is None
     assert not any(path.suffix == ".sqlite" for path in (tmp_path / "nowhere").iterdir())
+
+
+def test_a_dataset_of_ones_own_brings_its_own_preset_as_in_train(tmp_path: Path) -> None:
+    """H3: what the preset chose for mnist-small was kept for records of somebody's own."""
+    hospitals = folder(tmp_path / "hospitals", north=site(1, 60, 30), south=site(2, 60, -30))
+    plan, mine = Plan.load(overrides={"rounds": 2, "epsilon": 4.0}), data.load(hospitals)
+    compared, trained = compare(plan, tmp_path / "c", dataset=mine), train(plan, tmp_path / "t", dataset=mine)
+    assert compared["participants"] == trained["participants"] == 2
+    told = ("preset", "dataset", "context", "features", "coefficients", "basis")
+    assert {key: compared[key] for key in told} == {key: trained[key] for key in told}

@@ -10,7 +10,8 @@ from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import accounting
-from sottovoce.run.cost import blueprint_for, outline
+from sottovoce.run import prepare
+from sottovoce.run.cost import outline
 from sottovoce.run.training import train
 from tests.small import small_plan
 
@@ -40,16 +41,16 @@ def test_a_public_dataset_is_costed_without_being_fetched(monkeypatch: pytest.Mo
         raise AssertionError("the dataset was loaded")
 
     monkeypatch.setattr(data, "load", fetched)
-    blueprint = blueprint_for(
+    blueprint = prepare.outline(
         small_plan(dataset="cifar10", context="moments", model="lenet", coefficients=4096)
-    )
+    ).blueprint
     assert blueprint.facts.shape == (3, 32, 32)
     assert blueprint.plan.gradient_records == 96
 
 
 def test_more_records_than_the_dataset_has_are_refused() -> None:
     with pytest.raises(PlanError, match="more than the 50000 of cifar10"):
-        blueprint_for(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
+        prepare.outline(small_plan(dataset="cifar10", context="moments", records_per_client=10_000))
 
 
 def test_the_best_preset_is_costed_with_all_its_releases() -> None:
@@ -89,7 +90,7 @@ def test_the_last_round_of_shared_noise_is_affordable_and_leaves_nothing(
 ) -> None:
     """Also: what is stated is at most 0.5 % above what continuous noise of the same variance would be."""
     plan = Plan.load(overrides={"preset": "shared", "dataset": dataset, "epsilon": epsilon})
-    made = blueprint_for(plan)
+    made = prepare.outline(plan).blueprint
     releases, spent = made.releases_of(0), 0.0
     for kind, count in made.participant_counts(made.releases_max).items():
         for _ in range(count):

@@ -90,12 +90,13 @@ def test_a_folder_is_refused_by_client_and_column(tmp_path: Path) -> None:
 
 
 def test_public_records_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sottovoce.blueprint import draw
     from sottovoce.run.dry_run import dry_run
+    from sottovoce.run.prepare import prepare
     from tests.small import small_plan
 
     plan, records = small_plan(), data.load("mnist-small")
-    federation = data.divide(records, plan)
+    prepared = prepare(plan, records, trusted=True)
+    federation = prepared.federation
     looked: list[int] = []
     whole = type(federation.participants).__getitem__
 
@@ -104,6 +105,5 @@ def test_public_records_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(self, i)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(federation.participants), "__getitem__", look)
-    plan = data.resolve(plan, federation.participants.sizes)
-    dry_run(draw(plan, federation.facts, plan.model), federation, own=False)
+    dry_run(prepared.blueprint, federation, own=False)
     assert looked == [0, 0]

@@ -16,6 +16,7 @@ from sottovoce.plan import Plan, PlanError
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.run.export import write_models
+from sottovoce.run.prepare import prepare
 from sottovoce.run.training import train
 
 AGREED = """
@@ -84,8 +85,7 @@ def test_a_client_that_is_called_a_number_is_not_taken_for_a_number(tmp_path: Pa
     records = data.load(folder)
 
     def future(choice: object) -> tuple[str, ...]:
-        plan = data.settle(planned(folder, future_clients=choice), records)
-        return data.divide(records, plan).future_names
+        return prepare(planned(folder, future_clients=choice), records).federation.future_names
 
     assert future("3,") == ("3",)
     assert future("001") == ("001",)

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from sottovoce.data import Dataset, Facts
 from sottovoce.evaluation import Evaluation
 from sottovoce.plan import Plan
-from sottovoce.run.cost import blueprint_for
+from sottovoce.run.prepare import outline
 from sottovoce.run.result import accuracies, epsilon_add_remove
 from sottovoce.run.training import train
 from sottovoce.tasks import open_task
@@ -79,7 +79,7 @@ def test_epsilon_for_an_added_record_is_what_dp_accounting_says_of_each_kind_of_
     preset: str, stated: float, added: float
 ) -> None:
     plan = Plan.load(overrides={"preset": preset, "dataset": "mnist", "epsilon": stated})
-    blueprint = blueprint_for(plan)
+    blueprint = outline(plan).blueprint
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     clip, size = plan.clip, blueprint.sizes[0] * (40 if preset == "central" else 1)
     bounds = {"gradient": clip / size, "context": 1 / blueprint.plan.context_records, "confusion": 1 / 960}

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.training import train
 from sottovoce.server import Server
-from tests.small import drawn, small_plan
+from tests.small import small_plan
 
 
 def simulation(records: Dataset, ledger: Ledger | None, **changes: object) -> Simulation:
-    federation = data.divide(records, small_plan(**changes))
-    plan = data.resolve(small_plan(**changes), federation.participants.sizes)
-    blueprint = drawn(plan, federation.facts)
-    return Simulation(blueprint, federation, Server(blueprint), ledger, run="run", master=bytes(32))
+    prepared = prepare(small_plan(**changes), records, trusted=True)
+    blueprint = prepared.blueprint
+    return Simulation(blueprint, prepared.federation, Server(blueprint), ledger, run="run", master=bytes(32))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,14 +13,14 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.data import Dataset, Facts, divide, resolve, scope
+from sottovoce.data import Dataset, Facts, scope
 from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
-from sottovoce.plan import PlanError
 from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
 from sottovoce.run.directory import RunDirectory, RunError
-from sottovoce.run.session import Session, recorded_gains
+from sottovoce.run.prepare import prepare
+from sottovoce.run.session import Session
 from sottovoce.run.training import Interrupted, train
 from tests.small import small_plan
 
@@ -36,7 +35,7 @@ def records() -> Dataset:
 
 
 def opened(plan, out, records, **options) -> Session:
-    return Session.open(plan, out, records=records, federation=divide(records, plan), **options)
+    return Session.open(prepare(plan, records, trusted=True), out, **options)
 
 
 def ledger_rows(path: Path, plan, records) -> list[tuple]:
@@ -178,23 +177,6 @@ def test_messages_are_forgotten_once_a_checkpoint_covers_them(tmp_path, records)
         with pytest.raises(Exception, match="forgotten"):
             ledger.stored(run, charge.client, "gradient", charge.round)
     session.close()
-
-
-def test_all_training_records_means_those_of_the_smallest_participant() -> None:
-    assert resolve(small_plan(), [120, 120]).gradient_records == 96
-    with pytest.raises(PlanError, match="at most 96"):
-        resolve(small_plan(gradient_records=97), [120, 120])
-
-
-def test_gains_to_replay_come_from_a_run(tmp_path) -> None:
-    path = tmp_path / "rounds.jsonl"
-    path.write_text("".join(json.dumps({"gain": g}) + "\n" for g in (1.5, 2.5)))
-    assert recorded_gains(str(path), 2) == [1.5, 2.5]
-    with pytest.raises(PlanError, match="fewer"):
-        recorded_gains(str(path), 3)
-    path.write_text("nothing")
-    with pytest.raises(PlanError, match=r"not the rounds\.jsonl"):
-        recorded_gains(str(path), 1)
 
 
 def test_a_resumed_run_goes_on_in_the_ledger_it_was_started_with(tmp_path, records) -> None:

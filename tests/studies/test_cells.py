@@ -57,9 +57,9 @@ def test_every_cell_is_a_valid_seeded_plan_with_a_name_of_its_own() -> None:
     cells = [cell for experiment in EXPERIMENTS for cell in open_cells(experiment)]
     assert len({cell.id for cell in cells}) == len(cells)
     for cell in cells:
-        plan = cell.plan(41, "source/rounds.jsonl" if cell.replays else "")
+        plan = cell.plan(41)
         assert plan.seeded
-        assert plan.rounds == {"best": 40, "central": 100}.get(plan.preset, 500)
+        assert plan.rounds == {"best": 40, "central": 100, "shared": 100}.get(plan.preset, 500)
         assert plan.participants == 40
 
 

@@ -12,6 +12,7 @@ from studies.cells import open_cells
 from studies.execution import Outcome, Resources, pending, run_grid
 from studies.grid import CellRun, run_of, runs_of
 from studies.index import build_index
+from studies.replay import recorded_gains
 from studies.summary import collect, united
 
 from sottovoce.run.directory import RunDirectory
@@ -56,18 +57,20 @@ def test_a_replay_repeats_the_gains_of_its_source(grid: Grid) -> None:
     root, runs, _, _ = grid
     [replay] = [run for run in runs if run.source is not None]
     assert replay.source is not None
-    assert (root / replay.plan.replay_gains).resolve() == (
-        root / replay.source.name / "rounds.jsonl"
-    ).resolve()
+    gains = [line["gain"] for line in RunDirectory(root / replay.source.name).rounds()]
+    lines = RunDirectory(root / replay.name).rounds()
+    assert recorded_gains(RunDirectory(root / replay.source.name).rounds_file, 4) == gains
+    # A direct run has the gain 1, and its step is as large as the recorded one.
+    assert [line["effective_gain"] for line in lines] == pytest.approx(gains, rel=1e-4)
 
 
 def test_finished_runs_are_not_made_again_and_known_ones_need_not_be_here(grid: Grid, tmp_path: Path) -> None:
     root, runs, _, _ = grid
     assert pending(root, runs) == []
-    known = frozenset(run.plan.digest() for run in runs)
+    known = frozenset(run.digest for run in runs)
     assert pending(tmp_path, runs, known) == []
     [replay] = [run for run in runs if run.source is not None]
-    left = pending(tmp_path, runs, known - {replay.plan.digest()})
+    left = pending(tmp_path, runs, known - {replay.digest})
     assert left == [replay.source, replay]
 
 

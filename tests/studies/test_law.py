@@ -14,11 +14,13 @@ from studies.sweep import Job, run_batch
 
 from sottovoce import data
 from sottovoce.central import noised_sum
+from sottovoce.channel.randomness import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.directory import RunDirectory
+from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
 from sottovoce.run.training import train
@@ -36,6 +38,7 @@ LINEAR = {
     "context": "public",
 }
 SUMMED = {**LINEAR, "noise": "server", "weighting": 1.0}
+SHARED = {**LINEAR, "noise": "shared", "weighting": 1.0, "channel": "integers", "individual": 0.0}
 
 
 def run(plans: list[Plan], folder: Path, **options: Any) -> list[dict[str, Any]]:
@@ -56,8 +59,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def opened(plan: Plan, out: Path) -> Session:
-    federation = data.divide(FEW, plan)
-    return session_of(plan).open(plan, out, records=FEW, federation=federation)
+    return session_of(plan).open(prepare(plan, FEW, trusted=True), out)
 
 
 def releases_of_nothing(
@@ -113,6 +115,24 @@ def test_noise_at_the_server_has_its_scale_in_every_column(tmp_path) -> None:
     session.close()
 
 
+def test_shares_have_the_noise_of_all_of_them_in_their_sum(tmp_path) -> None:
+    session = opened(small_plan(**SHARED), tmp_path / "run")
+    simulation = session.simulation
+    assert isinstance(simulation, LawSimulation)
+    sharing, k = simulation.blueprint.sharing, simulation.blueprint.coefficients
+    assert sharing is not None
+    ready = simulation.open_round()
+    nothing = torch.zeros(3, k, dtype=torch.float64)
+    assert not simulation._noise(ready, nothing).any()
+    noise = simulation._noised_sum(ready, nothing).columns
+    assert noise.shape == (k, 1)
+    # 7,850 squares: six deviations of their mean are 10 %.
+    assert float((noise / sharing.total).var()) == pytest.approx(1.0, abs=0.1)
+    drawn = sum(sharing.share(np.zeros(k), 40, SystemRandomness()) for _ in range(3))
+    assert float((sharing.columns(drawn) / sharing.total).var()) == pytest.approx(1.0, abs=0.1)
+    session.close()
+
+
 @pytest.mark.parametrize(
     "device",
     [
@@ -136,8 +156,8 @@ def test_what_a_run_draws_does_not_depend_on_the_runs_beside_it(tmp_path, device
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"method": "full"}, {**LINEAR, "context": "labels"}, SUMMED],
-    ids=["ours", "full", "blend", "sum"],
+    [{}, {"method": "full"}, {**LINEAR, "context": "labels"}, SUMMED, SHARED],
+    ids=["ours", "full", "blend", "sum", "shares"],
 )
 def test_a_run_by_law_charges_counts_and_tells_what_one_with_messages_does(tmp_path, changes) -> None:
     plan = small_plan(**changes)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -17,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce import data
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.client import Asked, Client
-from sottovoce.data import ClientRecords, Dataset, Facts, FederatedDataset
-from sottovoce.features.kept import described, settled
+from sottovoce.data import ClientRecords, Dataset, FederatedDataset
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
+from sottovoce.run.prepare import Shared, prepare
 
 TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
@@ -128,21 +126,16 @@ class Largest:
         ]
 
 
-def opened(plan: Plan, dataset: Dataset) -> tuple[Blueprint, FederatedDataset]:
-    """A run as `train` opens it, before its first release."""
-    plan = settled(plan, dataset.facts)
-    dataset = described(dataset, plan, cache=False, local=plan.features)
-    plan = data.settle(plan, dataset)
-    federation = data.divide(dataset, plan)
-    sizes = federation.participants.sizes
-    trained = tuple(data.training_size(size) for size in sizes)
-    return _drawn(data.resolve(plan, sizes), federation.facts, trained), federation
+def opened(
+    plan: Plan, dataset: Dataset, index: list[Tensor] | None = None
+) -> tuple[Blueprint, FederatedDataset]:
+    """A run as `train` opens it, before its first release; `index` says who holds which record, if known."""
+    named = replace(dataset, name=plan.dataset)
+    prepared = prepare(plan, named, trusted=True, cache=False, shared=_shared, index=index)
+    return prepared.blueprint, prepared.federation
 
 
-@lru_cache(maxsize=8)
-def _drawn(plan: Plan, facts: Facts, sizes: tuple[int, ...]) -> Blueprint:
-    """A blueprint follows from these alone: neighbours have one and the same."""
-    return draw(plan, facts, plan.model, sizes)
+_shared = Shared()
 
 
 def leaving(
@@ -179,9 +172,9 @@ def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
     """How much of a client's statistic reaches the sum that is noised: 1 where its own noise protects it."""
-    if release.place not in ("server", "shared") or blueprint.pool is None or participant is None:
+    if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
-    return float(blueprint.pool.weights([blueprint.counted[participant]])[0])
+    return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
 
 
 def _leaving(

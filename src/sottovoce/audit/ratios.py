@@ -15,15 +15,16 @@ from random import Random
 
 import torch
 
-from sottovoce import data
+from sottovoce import catalog, data
 from sottovoce.audit.leaving import Largest, Leaving, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, array_like, family
 from sottovoce.data import Dataset, Description
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described, settled
+from sottovoce.features.kept import described
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 Progress = Callable[[int, int], None]
 
@@ -82,10 +83,11 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
 def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving]:
     """What would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
-    plan = data.settle(settled(plan, stored.facts), stored)
-    dataset = described(stored, plan, local=plan.features)
-    index = data.division(dataset, plan)
-    names = data.client_names(dataset, plan)
+    ready = prepare(plan, stored, trusted=True)
+    plan, dataset = ready.plan, ready.dataset
+    index, names = data.division(dataset, plan), (*ready.federation.names, *ready.federation.future_names)
+    # A public dataset that is dealt by labels is a simulation of clients who have their records already.
+    by_labels = catalog.PARTITIONS[plan.partition].looks_at_labels
     owner = random.randrange(len(index))
     place = int(random.choice(index[owner].tolist()))
     rows = [{"x": stored.x[i].numpy()} for i in random.sample(range(len(stored)), min(len(stored), 32))]
@@ -98,6 +100,6 @@ def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
             new = described(Dataset("one", x, y, stored.facts), plan, cache=False, local=plan.features)
             changed = replace(dataset, x=dataset.x.clone(), y=dataset.y.clone())
             changed.x[place], changed.y[place] = new.x[0], new.y[0]
-        blueprint, federation = opened(plan, changed)
+        blueprint, federation = opened(plan, changed, index if by_labels else None)
         at = at or coefficients(blueprint, random.getrandbits(32))
         yield leaving(blueprint, federation, at, {names[owner], names[owner - 1]})

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import (
+    audit,
     check,
     compare,
     datasets,
@@ -47,6 +48,7 @@ app = typer.Typer(
 quickstart.register(app)
 runs.register(app)
 check.register(app)
+audit.register(app)
 compare.register(app)
 models.register(app)
 watch.register(app)

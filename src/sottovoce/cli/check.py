@@ -57,8 +57,8 @@ def _show(checked: Check) -> None:
     records = sum(site.records for site in checked.sites)
     title = f"{count(len(rows), 'client')}, {count(records, 'record')} of {shape} numbers"
     out.print(Table(head, rows, title, words=2).terminal())
-    _lines("red", checked.problems)
-    _lines("dark_orange", checked.suspicions)
+    lines("red", checked.problems)
+    lines("dark_orange", checked.suspicions)
     if checked.ignored:
         out.print(escape(f"not read: {', '.join(checked.ignored)}"), soft_wrap=True, highlight=False)
     if not checked.problems:
@@ -79,8 +79,9 @@ def _row(site: Findings, *, units: bool) -> list[str]:
     return [site.client, verdict, number(site.records), *own, *map(number, figures)]
 
 
-def _lines(color: str, lines: list[str]) -> None:
-    for line in lines[:MOST_LINES]:
+def lines(color: str, found: list[str]) -> None:
+    """One line each of what was found, up to `MOST_LINES`."""
+    for line in found[:MOST_LINES]:
         out.print(f"[{color}]•[/] {escape(line)}", soft_wrap=True, highlight=False)
-    if len(lines) > MOST_LINES:
-        out.print(f"[{color}]•[/] and {len(lines) - MOST_LINES} more: --json lists all", highlight=False)
+    if len(found) > MOST_LINES:
+        out.print(f"[{color}]•[/] and {len(found) - MOST_LINES} more: --json lists all", highlight=False)

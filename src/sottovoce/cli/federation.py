@@ -71,12 +71,12 @@ def federate(
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
     from sottovoce import data
-    from sottovoce.features.kept import described_facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.client_files import agree, write_client_files
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app
+    from sottovoce.run.prepare import complete
 
     if app is not None:
         if on is None:
@@ -91,11 +91,9 @@ def federate(
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
-        facts = described_facts(data.Description.load(records).facts(), chosen)
-        agreement = Agreement(chosen, facts, model=chosen.model)
+        agreement = Agreement(*complete(chosen, data.Description.load(records).facts()), model=chosen.model)
     elif deal is None and chosen.gradient_records:
-        facts = described_facts(data.load(chosen.dataset).facts, chosen)
-        agreement = Agreement(chosen, facts, model=chosen.model)
+        agreement = Agreement(*complete(chosen, data.load(chosen.dataset).facts), model=chosen.model)
     else:
         agreement = agree(chosen)
     if deal is not None:

@@ -1,4 +1,4 @@
-"""The commands about a ledger: show what was spent, raise a budget, vouch for a copy."""
+"""The commands about a ledger: show what was spent, raise a budget, trust a copy."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def raise_(
 
 @app.command(epilog="Example: sottovoce ledger vouch my.ledger.sqlite")
 def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
-    """Take a ledger that was copied or restored for the true one.
+    """Trust this copy: take a ledger that was copied or restored for the true one.
 
     Only its owner can know that nothing was released after the copy was made. If something was, and is not
     in this ledger, it will never be counted.

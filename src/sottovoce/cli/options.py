@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import typer
 
-from sottovoce.plan import keys
-from sottovoce.plan_rules import CHOICES
+from sottovoce.plan import CHOICES, keys
 from sottovoce.presets import TUNED
 
 FLAGS = [name for name, default, _ in keys() if default in ("true", "false")]

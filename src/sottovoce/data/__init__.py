@@ -22,14 +22,11 @@ from sottovoce.data.clients import (
     divide,
     division,
     identified,
-    resolve,
     scope,
-    settle,
     split_future,
     split_participant,
     split_seeds,
     training_size,
-    with_delta,
 )
 from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import Description
@@ -73,14 +70,11 @@ __all__ = [
     "read_folder",
     "read_npz",
     "read_site",
-    "resolve",
     "scope",
-    "settle",
     "split_future",
     "split_participant",
     "split_seeds",
     "training_size",
-    "with_delta",
 ]
 
 NAMES = ("mnist-small", *PUBLIC)

@@ -141,12 +141,12 @@ class FederatedDataset:
     future_names: tuple[str, ...]
 
 
-def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
+def divide(dataset: Dataset, plan: Plan, index: list[Tensor] | None = None) -> FederatedDataset:
     """The dataset's records in the hands of the plan's clients, everyone's context set fixed.
 
-    The plan's numbers of clients are settled (`settle`). The last `future_clients` of the shuffled partition
+    The plan is complete (`run.prepare`). The last `future_clients` of the shuffled partition
     become the future clients, or those that the plan names. All sizes are checked here, so that nothing fails
-    in the middle of a run.
+    in the middle of a run. `index` is the division where it is known (`division`).
 
     >>> from sottovoce.data import load
     >>> clients = divide(load("mnist-small"), Plan.load(overrides={"context_records": 300}))
@@ -155,7 +155,7 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     ((400, 1, 28, 28), 100, 200)
     """
     dataset = identified(dataset, plan)
-    index, names = division(dataset, plan), client_names(dataset, plan)
+    index, names = index or division(dataset, plan), client_names(dataset, plan)
     first, seeds = plan.participants, split_seeds(len(index), plan.seed)
     turns, wanted = quarter_turns(plan, dataset.facts), plan.context_records
     seen = Clients(dataset, index[:first], split_participant, wanted, seeds[:first], turns[:first])
@@ -163,29 +163,6 @@ def divide(dataset: Dataset, plan: Plan) -> FederatedDataset:
     unseen = Clients(dataset, index[first:], split_future, context, seeds[first:], turns[first:])
     check_sizes(context, min(seen.sizes), min(unseen.sizes, default=None))
     return FederatedDataset(seen, unseen, dataset.facts, tuple(names[:first]), tuple(names[first:]))
-
-
-def settle(plan: Plan, dataset: Dataset) -> Plan:
-    """The plan with its numbers of clients settled: 0 participants are all that the records name.
-
-    >>> owners = torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> records = Dataset("toy", torch.zeros(6, 1), torch.zeros(6).long(), Facts((1,), 2), owners)
-    >>> given = {"partition": "client", "participants": 0, "future_clients": 1, "clients_per_round": 0}
-    >>> settle(Plan.load(overrides=given), records).participants
-    2
-    """
-    if plan.participants:
-        return plan
-    if dataset.client is None:
-        raise PlanError(f"{dataset.name} does not say who holds which record: set participants")
-    found = int(dataset.client.max()) + 1
-    participants = found - plan.future_clients
-    if participants < 1:
-        raise PlanError(
-            f"{dataset.name} has {found} clients, {plan.future_clients} of them join later: nobody is left "
-            "to train, lower future_clients"
-        )
-    return plan.replace(participants=participants, clients_per_round=plan.clients_per_round or participants)
 
 
 def client_names(dataset: Dataset, plan: Plan) -> list[str]:
@@ -298,44 +275,8 @@ def scope(plan: Plan, dataset: Dataset) -> str:
     """
     if plan.partition == "client" and dataset.clients:
         return NAMED
-    divided = (plan.partition, plan.alpha, plan.participants, plan.future_clients, plan.records_per_client)
-    return hashlib.sha256(repr((dataset.digest, *divided, plan.seed)).encode()).hexdigest()[:32]
-
-
-def resolve(plan: Plan, sizes: Sequence[int]) -> Plan:
-    """The plan with `gradient_records` and `context_records` settled, for participants of so many records.
-
-    Where they are 0 and all hold alike many, all of them; where sizes differ they stay 0, each its own.
-    """
-    available = training_size(min(sizes))
-    alike = available if len(set(sizes)) == 1 else 0
-    wanted = plan.gradient_records or alike
-    if wanted > available:
-        raise PlanError(
-            f"gradient_records={wanted}, but the smallest participant has {available} training records: "
-            f"set gradient_records to at most {available}, or 0 for all"
-        )
-    plan = with_delta(plan, available)
-    return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
-
-
-def with_delta(plan: Plan, training: int) -> Plan:
-    """The plan with its δ, where the smallest participant trains on so many records (units).
-
-    A δ of 1/m allows that one of m records is given away whole, so no plan has more. Who sets none gets 1e-5,
-    or a tenth of 1/m where that is less. m counts all records of that participant (see `training_size`).
-
-    >>> with_delta(Plan(), 400).delta, with_delta(Plan(), 400_000).delta
-    (1e-05, 2e-07)
-    """
-    records = -(-training * 5 // 4)
-    if plan.private and "delta" in plan.given and plan.delta * records > 1:
-        raise PlanError(
-            f"delta={plan.delta:g} is above one over the records of the smallest client, {records:,}: "
-            f"somebody's record may be given away whole, set at most {0.1 / records:.1g}"
-        )
-    usual = min(plan.delta, 1 / (10 * records))
-    return plan if "delta" in plan.given or plan.delta == usual else plan.replace(delta=usual)
+    divided = [value for name, value in plan.digested().items() if name in plan.shaping("division")]
+    return hashlib.sha256(repr((dataset.digest, *divided)).encode()).hexdigest()[:32]
 
 
 def delta_doubt(delta: float, records: int) -> list[str]:

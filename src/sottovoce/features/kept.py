@@ -22,7 +22,7 @@ from torch import Tensor
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.features.local import fingerprint, open_local
-from sottovoce.features.maps import FeatureMap, map_size, open_features
+from sottovoce.features.maps import FeatureMap, open_features
 from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
@@ -113,7 +113,6 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None
     """
     if facts.source is not None:
         return None  # they are features already
-    plan = settled(plan, facts)
     size, mirror = plan.feature_size, plan.mirror
     if ":" not in plan.features:
         return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)
@@ -122,29 +121,6 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None
             f"features={plan.features} is code: if you trust it, name it yourself (--features)"
         )
     return open_local(local, facts.shape, size=size, mirror=mirror)
-
-
-def settled(plan: Plan, facts: Facts) -> Plan:
-    """The plan with `features=auto` replaced by the map that it means for such records."""
-    if plan.features != "auto":
-        return plan
-    name = chosen(plan, facts)
-    size = min(plan.feature_size, map_size(name, facts.shape)) if name != "none" else 0
-    return plan.replace(features=name, feature_size=size)
-
-
-def chosen(plan: Plan, facts: Facts) -> str:
-    """The name of the map that a plan means for records; `auto` describes pictures, gray or of three colors.
-
-    >>> plan = Plan.load(overrides={"dataset": "mine.npz"})
-    >>> chosen(plan, Facts((3, 32, 32), 10)), chosen(plan, Facts((20,), 4))
-    ('scattering+patterns', 'none')
-    """
-    if plan.features != "auto":
-        return plan.features
-    shape = (facts.source or facts).shape
-    picture = len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8
-    return "scattering+patterns" if picture else "none"
 
 
 def clean() -> int:
@@ -178,15 +154,7 @@ def _folder() -> Path:
 
 
 def _name(dataset: Dataset, plan: Plan) -> str:
-    described: tuple[object, ...] = (
-        dataset.digest,
-        plan.features,
-        plan.feature_size,
-        plan.mirror,
-        weights_digest(),
-    )
-    if plan.shift != "none":
-        described = (*described, plan.shift)
+    described: tuple[object, ...] = (dataset.digest, plan.shaping("features"), weights_digest())
     if ":" in plan.features:
         described = (*described, fingerprint(plan.features))
     return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]

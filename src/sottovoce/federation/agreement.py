@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.data import Facts, with_delta
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import chosen, described_facts, settled
+from sottovoce.features.kept import described_facts
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import resolve
 
 MOST_RECORDS = 2**31
 
@@ -48,8 +49,6 @@ class Agreement:
     """Training records (units) of each participant, where the plan leaves that to them; none before."""
 
     def __post_init__(self) -> None:
-        # What `auto` means is decided by the facts, once, as the simulator does: one plan, one digest.
-        object.__setattr__(self, "plan", settled(self.plan, self.facts.source or self.facts))
         if self.plan.seeded and not self.simulation:
             raise AgreementError(
                 "seeded=true draws noise that anybody can subtract: it is for simulations only, agree on "
@@ -60,7 +59,7 @@ class Agreement:
                 f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
                 "own, set shift=none"
             )
-        if self.plan.noise_shared:
+        if self.plan.place.shared:
             raise AgreementError(
                 "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
             )
@@ -143,11 +142,7 @@ class Agreement:
                 f"the smallest participant has {least} training records, fewer than the plan's "
                 "gradient_records or context_records: lower them"
             )
-        alike = least if len(set(sizes)) == 1 else 0
-        resolved = with_delta(plan, least).replace(
-            gradient_records=plan.gradient_records or alike, context_records=plan.context_records or alike
-        )
-        return replace(self, plan=resolved, sizes=tuple(sizes))
+        return replace(self, plan=resolve(plan, sizes), sizes=tuple(sizes))
 
     def alone(self, records: int) -> Agreement:
         """The agreement as it would be if all participants had as many training records as this one.
@@ -190,7 +185,7 @@ class Agreement:
 def _check_features(plan: Plan, facts: Facts) -> None:
     """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
     source = facts.source
-    if (source is None) != (chosen(plan, facts) == "none"):
+    if (source is None) != (plan.features == "none"):
         raise AgreementError(
             f"features={plan.features} does not fit what a record is said to be: ask for the file again"
         )

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.data import Dataset, division, load, resolve
+from sottovoce.data import Dataset, division, load
 from sottovoce.data.description import NAME
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described_facts
 from sottovoce.federation.agreement import Agreement
 from sottovoce.files import PUBLIC, private_folder, write_atomically
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import outline
 
 
 def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
@@ -31,9 +31,9 @@ def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
             f"{records.home} is a folder of sites, which have their files already: give --records "
             f"{records.home / NAME}, how many participants, and no dataset and no --deal"
         )
-    sizes = [len(index) for index in division(records, plan)[: plan.participants]]
-    facts = described_facts(records.facts, plan)
-    return Agreement(resolve(plan, [min(sizes)]), facts, plan.seeded, plan.model)
+    outlined = outline(plan, records)
+    agreed = Agreement(outlined.plan, outlined.blueprint.facts, plan.seeded, outlined.plan.model)
+    return agreed.frozen(outlined.trained) if agreed.open else agreed
 
 
 def write_client_files(

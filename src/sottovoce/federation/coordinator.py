@@ -282,7 +282,7 @@ class Coordinator:
         releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
         effective = None
-        if self.agreement.plan.noise_at_server:
+        if self.agreement.plan.place.at_server:
             # Drawn here, durable with the state that it makes, and noted: before that nothing leaves, and
             # what a killed server had drawn and not stored nobody has seen.
             number = self.server.round + 1
@@ -331,7 +331,7 @@ class Coordinator:
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]
     ) -> None:
         # Under noise at the server neither norm nor length of a message may be known to anybody.
-        hidden = self.agreement.plan.noise_at_server and kind == "gradient"
+        hidden = self.agreement.plan.place.at_server and kind == "gradient"
         if self.options.diagnostics and not hidden:
             self._diagnostics[f"{kind} of {participant_name(participant)}"] = {
                 "bytes": len(sealed),

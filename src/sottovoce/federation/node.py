@@ -286,7 +286,7 @@ class Node:
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if mine.plan.noise_at_server and not self._trusts_server:
+        if mine.plan.place.at_server and not self._trusts_server:
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"

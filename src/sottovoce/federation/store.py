@@ -84,7 +84,7 @@ class Store(Database):
         self._lock = lock
         self._drawn: DrawnRounds | None = None
         plan = agreement.plan
-        noted = plan.noise_at_server and not plan.seeded  # a seeded draw that is repeated is the same draw
+        noted = plan.place.at_server and not plan.seeded  # a seeded draw that is repeated is the same draw
         self.query("PRAGMA journal_mode = WAL")
         if not self.query("SELECT 1 FROM sqlite_master"):
             run = plan.digest() if plan.seeded else secrets.token_hex(8)

@@ -59,7 +59,7 @@ class FinishedRun:
         path = RunDirectory(directory).model_file
         file = GeneratorFile.read(path, model=module, features=features)
         plan = file.plan
-        if not plan.private or plan.traits.replays:
+        if not plan.private:
             raise SottovoceError(
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"
             )

@@ -130,15 +130,14 @@ class Past:
             self._memory.trust(self._facts(self.totals(), budget, always=True))
 
     def note(self, totals: Iterable[Total], budget: Budget | None = None) -> None:
-        """Remembers what grew, inside a transaction, so that facts never fall behind one another."""
+        """Remembers what grew, looked up inside a transaction, so that facts never fall behind each other."""
         with self._file.transaction(), self._file.explained():
             self._memory.note(self._facts(totals, budget))
 
     def note_charges(self, charges: Iterable[Charge]) -> None:
         """Remembers charges that are committed."""
         touched = {(charge.run.partition("/")[0], str(charge.client)) for charge in charges}
-        with self._file.transaction():
-            self.note(self.total_in(run, client) for run, client in sorted(touched))
+        self.note(self.total_in(run, client) for run, client in sorted(touched))
 
     def _facts(
         self, totals: Iterable[Total], budget: Budget | None, *, always: bool = False
@@ -181,8 +180,7 @@ class Past:
         releases, server = sum(total.releases for total in mine), sum(total.server for total in mine)
         if self._charge_sum(Total(str(client), other._elsewhere, releases, spent, server)) is not None:
             log.info("%s counts what %s has spent in %s", self._file.path, client, other._file.path)
-            with self._file.transaction():
-                self.note([self.total_in(other._elsewhere, client)])
+            self.note(self.total_in(run, client) for run in [other._elsewhere])
 
     @property
     def _elsewhere(self) -> str:

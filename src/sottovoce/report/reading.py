@@ -105,6 +105,8 @@ class ReportedRun:
     plan: dict[str, str]
     engine: str | None = None
     """What carried the messages of a federation, whose server learns no accuracies, norms and bytes."""
+    audit: dict[str, Any] | None = None
+    """What an audit found, where one was made."""
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -166,7 +168,12 @@ def read_run(directory: Path) -> ReportedRun:
         rounds=_rounds(directory / "rounds.jsonl", _UNTOLD if engine is None else _UNKNOWN_TO_A_SERVER),
         plan=_plan(directory / "plan.toml"),
         engine=engine,
+        audit=_audit(directory / "audit.json"),
     )
+
+
+def _audit(path: Path) -> dict[str, Any] | None:
+    return read_object(path, read_text(path)) if path.exists() else None
 
 
 def _accuracy(fields: Fields, group: str) -> Accuracy:

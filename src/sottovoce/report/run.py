@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.report import federation, page, run_figures
+from sottovoce.report import audit, federation, page, run_figures
 from sottovoce.report.confusion import confusion
 from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import (
@@ -57,6 +57,7 @@ def _simulated(run: ReportedRun, words: Html) -> list[Html]:
         page.cards(*_cards(run)),
         page.section("Accuracy", page.grid(*run_figures.accuracy(run)), _metrics_table(run)),
         page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
+        audit.section(run.audit) if run.audit else Html(),
         page.section("Signal and noise", page.grid(*run_figures.noise(run))),
         page.section("Communication", page.grid(*run_figures.communication(run))),
         page.section("Confusion", confusion(run.confusion, _groups(run))) if run.confusion else Html(),

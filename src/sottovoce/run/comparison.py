@@ -19,14 +19,15 @@ from typing import Any
 from torch import nn
 
 from sottovoce import data
-from sottovoce.blueprint import draw, seeded_master
+from sottovoce.blueprint import seeded_master
 from sottovoce.central import DrawnRounds
-from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress, described
+from sottovoce.features.kept import Progress
 from sottovoce.files import private_folder, write_atomically
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.run.prepare import Prepared, Shared, prepare
 from sottovoce.run.result import accuracies, description, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
@@ -68,46 +69,37 @@ def compare(
     folder = Path(out)
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another --out")
-    records = dataset if dataset is not None else data.load(plan.dataset)
-    records = described(records, plan, cache=cache, progress=on_features)
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
-    plan = data.settle(plan, records).replace(channel="direct", evaluate_every=0)
-    federation = data.divide(records, plan)
+    plan = plan.replace(channel="direct", evaluate_every=0)
+    ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
+    rows = {name: ready(plan.replace(**changes), dataset) for name, changes in ROWS.items()}
     try:
         private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
-    rows: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     told: dict[str, Any] = {}
-    for name, changes in ROWS.items():
-        changed = data.resolve(plan.replace(**changes), federation.participants.sizes)
-        hear = partial(on_round, name)
+    for name, prepared in rows.items():
         ledger = folder / f"{name}.ledger.sqlite"
-        rows[name], told = _rehearse(changed, records, federation, module, ledger, hear)
-    result = {**told, "rehearsal": True, "warning": WARNING, "rows": rows}
+        found[name], told = _rehearse(prepared, ledger, partial(on_round, name))
+    result = {**told, "rehearsal": True, "warning": WARNING, "rows": found}
     write_atomically(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
 def _rehearse(
-    plan: Plan,
-    records: Dataset,
-    federation: FederatedDataset,
-    module: nn.Module | None,
-    ledger: Path,
-    on_round: Callable[[dict[str, Any]], None],
+    prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """How one run went, and what it was."""
-    trained = [data.training_size(size) for size in federation.participants.sizes]
-    blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained)
+    plan, blueprint, federation = prepared.plan, prepared.blueprint, prepared.federation
     run = plan.digest() if plan.seeded else secrets.token_hex(8)
     master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
     with ExitStack() as stack:
         book = None
         if plan.private:
-            book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, records)))
+            book = stack.enter_context(Ledger.open(ledger, scope=data.scope(plan, prepared.dataset)))
         updates = None
-        if plan.noise_at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
+        if plan.place.at_server and not plan.seeded:  # kept for as long as it takes: it is not resumed
             folder = Path(stack.enter_context(TemporaryDirectory()))
             updates = Updates(folder / "updates", {"run": run}, DrawnRounds.begin(folder / "run", run))
         server = Server(blueprint)

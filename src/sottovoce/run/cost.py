@@ -16,14 +16,13 @@ import numpy as np
 import torch
 
 from sottovoce import data
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint
 from sottovoce.data.description import random_records
-from sottovoce.features.kept import described_facts, settled
-from sottovoce.masking import KEY_BYTES
-from sottovoce.plan import Plan, PlanError
+from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.release import spending
+from sottovoce.run import prepare
 from sottovoce.run.result import protected_unit, site_rows
 from sottovoce.tasks import open_task
 
@@ -34,39 +33,11 @@ DEPLOYED_ROUND_SECONDS = 8.0
 """Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
 
 
-def blueprint_for(plan: Plan) -> Blueprint:
-    """The blueprint of a plan; the dataset is read only where its facts are not public knowledge."""
-    return _planned(plan)[0]
-
-
-def _planned(plan: Plan) -> tuple[Blueprint, list[dict[str, Any]]]:
-    """The blueprint of a plan, and each client with its size, σ and ε where records say who they are."""
-    public = data.PUBLIC.get(plan.dataset)
-    if public is not None and plan.partition != "client":
-        clients = plan.participants + plan.future_clients
-        size = plan.records_per_client or public.records // clients
-        if clients * size > public.records or size == 0:
-            raise PlanError(
-                f"{clients} clients × {max(size, 1)} records is more than the {public.records} of "
-                f"{plan.dataset}: lower participants, future_clients or records_per_client"
-            )
-        data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
-        facts = described_facts(public.facts, plan, plan.features)
-        return draw(data.resolve(plan, [size]), facts, plan.model), []
-    records = data.load(plan.dataset)
-    plan = data.settle(settled(plan, records.facts), records)
-    federation = data.divide(records, plan)
-    sizes = federation.participants.sizes
-    trained = [data.training_size(size) for size in sizes]
-    facts = described_facts(federation.facts, plan, plan.features)
-    blueprint = draw(data.resolve(plan, sizes), facts, plan.model, trained)
-    return blueprint, site_rows(blueprint, federation)
-
-
 def outline(plan: Plan) -> dict[str, Any]:
     """The costs of a plan, as `sottovoce plan --json` prints them."""
-    blueprint, clients = _planned(plan)
-    resolved = blueprint.plan
+    outlined = prepare.outline(plan)
+    blueprint, resolved = outlined.blueprint, outlined.plan
+    clients = [] if outlined.federation is None else site_rows(blueprint, outlined.federation)
     counts = schedule.counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
@@ -130,7 +101,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
             "threshold − colluding = 1: the noise of one client is all that protects, and nothing is gained "
             "over noise=client"
         )
-    if sigma > plan.clip and not plan.noise_in_sum:
+    if sigma > plan.clip and not plan.place.summed:
         said.append(
             f"σ = {sigma:.3g} is above the clip bound {plan.clip:g}: a release is nearly all noise; "
             "more records, a larger ε or fewer rounds help"
@@ -143,14 +114,14 @@ def promise(blueprint: Blueprint) -> str:
     plan, unit = blueprint.plan, protected_unit(blueprint.facts)
     if not plan.private:
         return "none: nothing gets noise, and nobody is protected"
-    if plan.noise_shared:
+    if plan.place.shared:
         others = f", {plan.helpers - 1} of {plan.helpers} helpers" if plan.helpers > 1 else ""
         return (
             f"who sees every sum of a round, generator and model (the server{others} and {plan.may_collude} "
             f"clients of a round together) learns almost the same if one {unit} were another (ε = "
             f"{plan.epsilon:g}, δ = {plan.delta:g}), while cryptography holds and one helper is honest"
         )
-    if plan.noise_at_server:
+    if plan.place.at_server:
         who = "every generator and model, but no release, which the server alone may see,"
     else:
         who = "every release, generator and model"
@@ -178,7 +149,7 @@ def _sharing(blueprint: Blueprint) -> dict[str, Any] | None:
         "word": sharing.word,
         "sigma_total": sharing.total,
         "helper_up_bytes": sharing.size * sharing.word // 8,
-        "helper_down_bytes": KEY_BYTES * sharing.clients,
+        "helper_down_bytes": 32 * sharing.clients,  # the keys with which their messages begin
         "epsilon_by_honest": {
             count: accounting.epsilon(
                 once + blueprint.releases_max * sharing.weakened(count), plan.delta, plan.accounting

@@ -13,7 +13,6 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
-from sottovoce.features.kept import chosen
 from sottovoce.features.local import pretrained
 from sottovoce.metrics import NoMeasures
 from sottovoce.privacy import schedule
@@ -149,7 +148,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "uses_future_labels": plan.uses_future_labels,
         "channel": plan.channel,
         "noise": plan.noise,
-        "features": chosen(plan, blueprint.facts) if blueprint.facts.source else "none",
+        "features": plan.features if blueprint.facts.source else "none",
         "public_pretraining": ":" in plan.features and pretrained(plan.features),
         "task": blueprint.facts.task,
         "metric": open_task(blueprint.facts).metric,

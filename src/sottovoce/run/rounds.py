@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from sottovoce.phases import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
 from sottovoce.run.directory import round_line
-from sottovoce.run.masks import Masks
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
+
+if TYPE_CHECKING:
+    from sottovoce.run.masks import Masks  # needs `cryptography`, which a simulation without masks does not
 
 TOGETHER = 64
 """Clients that release, or are evaluated, side by side; what they make is in memory at once."""
@@ -130,7 +132,7 @@ class Simulation:
         gain = self.server.gain(opened.participants)
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
         shares: dict[int, bytes] = {}
-        summed, shared = self.blueprint.plan.noise_in_sum, self.blueprint.plan.noise_shared
+        summed, shared = self.blueprint.plan.place.summed, self.blueprint.plan.place.shared
         if self._masks is not None:
             self._masks.begin()
         drawn = self._updates.get(opened.number) if summed and self._updates is not None else None

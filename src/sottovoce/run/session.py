@@ -14,13 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import nn
-
 from sottovoce import data
 from sottovoce.account import count_clients, folder_ledger
-from sottovoce.blueprint import Blueprint, draw, seeded_master
+from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
-from sottovoce.data import Dataset, FederatedDataset
+from sottovoce.data import Dataset
 from sottovoce.files import write_atomically
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
@@ -29,7 +27,7 @@ from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.dry_run import dry_run
-from sottovoce.run.masks import Masks
+from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
@@ -68,24 +66,22 @@ class Session:
     @classmethod
     def open(
         cls,
-        plan: Plan,
+        prepared: Prepared,
         out: str | Path,
         *,
-        records: Dataset,
-        federation: FederatedDataset,
         ledger: str | Path | None = None,
         resume: bool = False,
-        module: nn.Module | None = None,
-        device: str = "cpu",
         masks: bool = False,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        opened: Callable[[Blueprint, str], Server] = Server,
+        named: str = "",
     ) -> Self:
-        """Starts a run in the directory `out`, or continues from its last checkpoint, masks included."""
-        sizes = federation.participants.sizes
-        plan = data.resolve(data.settle(plan, records), sizes)
-        trained = [data.training_size(size) for size in sizes]
-        blueprint = draw(plan, federation.facts, plan.model if module is None else module, trained).to(device)
-        gains = recorded_gains(plan.replay_gains, plan.rounds) if plan.traits.replays else None
+        """Starts a run in the directory `out`, or continues from its last checkpoint, masks included.
+
+        A study may bring a server of its own (`opened`), and what a seeded run is called in its streams.
+        """
+        plan, records = prepared.plan, prepared.dataset
+        blueprint, federation = prepared.blueprint, prepared.federation
         directory = RunDirectory(out)
         given = None if ledger is None else Path(ledger)
         with ExitStack() as stack:
@@ -100,7 +96,7 @@ class Session:
                 stack.enter_context(directory.locked())
                 directory.reserve()  # another process may have been faster
                 # A seeded simulation repeats, streams included; any other run has a name of its own.
-                run = plan.digest() if plan.seeded else secrets.token_hex(8)
+                run = (named or plan.digest()) if plan.seeded else secrets.token_hex(8)
                 given = given or folder_ledger(plan, records)
                 path = given or directory.ledger_file
             book = None
@@ -112,18 +108,20 @@ class Session:
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
             updates = None
-            if plan.noise_at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
+            if plan.place.at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
                 drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
                 identity = {"run": run, "reference": blueprint.reference_digest}
                 updates = Updates(directory.updates_folder, identity, drawn)
             if not resume:
                 directory.start(plan, run, given)
             master = seeded_master(plan) if plan.seeded else directory.master_secret()
-            server = Server(blueprint, device, gains)
+            server = opened(blueprint, str(blueprint.model.reference.device))
             masked = None
             if masks or directory.helpers_folder.exists():
-                if not plan.noise_shared:
+                if not plan.place.shared:
                     raise PlanError(f"masks are for noise=shared, not noise={plan.noise}: leave them out")
+                from sottovoce.run.masks import Masks
+
                 helpers = directory.helpers_folder
                 masked = Masks(blueprint, run, federation.names, master, helpers, stack)
             simulation = cls.simulated(
@@ -180,7 +178,7 @@ class Session:
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
-        if blueprint.plan.noise_shared:
+        if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
@@ -191,18 +189,6 @@ class Session:
     def close(self) -> None:
         """Closes the ledger, and lets another process have the directory."""
         self._held.close()
-
-
-def recorded_gains(path: str, rounds: int) -> list[float]:
-    """‖h_t‖² of every round of another run, for `method=replay`."""
-    try:
-        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-        gains = [float(line["gain"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"replay_gains={path} is not the rounds.jsonl of a run: {error}") from None
-    if len(gains) < rounds:
-        raise PlanError(f"replay_gains={path} holds {len(gains)} rounds, fewer than rounds={rounds}")
-    return gains
 
 
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:

@@ -113,7 +113,7 @@ def _status(directory: RunDirectory) -> Status:
         phase=phase,
         method=plan.method,
         dataset=plan.dataset,
-        noise="server" if plan.noise_at_server else "client",
+        noise=plan.noise,
         participants=plan.participants,
         round=done,
         rounds=of,

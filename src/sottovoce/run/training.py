@@ -13,15 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from sottovoce import data
-from sottovoce.blueprint import draw
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress, described, settled
+from sottovoce.features.kept import Progress
 from sottovoce.modelfile import load_tensors
-from sottovoce.models import given_name
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
+from sottovoce.run.prepare import prepare
 from sottovoce.run.result import accuracies, measured
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
@@ -57,32 +55,14 @@ def train(
     `noise=shared`, and takes them off the sums: the same result, by way of what a federation sends.
     """
     directory = RunDirectory(out)
-    records = data.load(plan.dataset) if dataset is None else dataset
-    if dataset is not None:
-        plan = plan.about(dataset.name, clients=dataset.client is not None)
-    if module is not None:
-        features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
-        plan = plan.replace(model=given_name(module), features=features)
-    plan = settled(plan, records.facts)
-    # The plan is the word of whoever trains: a map that it names is their own.
-    records = described(records, plan, cache=cache, progress=on_features, device=device, local=plan.features)
-    plan = data.settle(plan, records)
-    federation = data.divide(records, plan)
-    if resume and directory.result_file.exists():
-        directory.check_same_plan(data.resolve(plan, federation.participants.sizes))
-        return directory.result()
-    session = Session.open(
-        plan,
-        out,
-        records=records,
-        federation=federation,
-        ledger=ledger,
-        resume=resume,
-        module=module,
-        device=device,
-        masks=masks,
+    # The plan is the word of whoever trains: the code that it names is their own.
+    prepared = prepare(
+        plan, dataset, module=module, trusted=True, device=device, cache=cache, progress=on_features
     )
-    with closing(session):
+    if resume and directory.result_file.exists():
+        directory.check_same_plan(prepared.plan)
+        return directory.result()
+    with closing(Session.open(prepared, out, ledger=ledger, resume=resume, masks=masks)) as session:
         try:
             while not session.simulation.done:
                 line = session.simulation.step()
@@ -113,10 +93,8 @@ def evaluate(
     plan = directory.plan()
     if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    records = described(dataset if dataset is not None else data.load(plan.dataset), plan, local=features)
-    federation = data.divide(records, plan)
-    sizes = [data.training_size(size) for size in federation.participants.sizes]
-    blueprint = draw(plan, federation.facts, module, sizes).to(device)
+    prepared = prepare(plan, dataset, module=module, features=features, device=device)
+    blueprint, federation = prepared.blueprint, prepared.federation
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)

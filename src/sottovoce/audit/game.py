@@ -1,0 +1,170 @@
+"""The game: which of two files does a participant hold? A simulated run is played, and shows something of it.
+
+The adversary knows both files, everything else and all code, and sees what the place of the noise lets him
+see: every decoded release under noise=client; under noise=server the noised sums, and those releases that
+are private by themselves. A run is the real one, from client to channel to ledger to server. Its other
+participants stay silent, since their answers say nothing about the file. The best test is the likelihood
+ratio: for Gaussian noise the projection on the known difference, added up over all releases.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from torch import Tensor
+
+from sottovoce.audit.pair import Pair, ask
+from sottovoce.blueprint import client_secret, seeded_master
+from sottovoce.client import release_together
+from sottovoce.data import ClientRecords
+from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.release import Release, server_randomness
+from sottovoce.server import Server
+
+Vector = np.ndarray
+
+MEMORY = "/dev/shm"
+"""Where files are in memory: what an audit charges need not survive it."""
+
+
+@dataclass
+class Seen:
+    """What one run showed: evidence for the second file, what was charged, and what looked wrong."""
+
+    coefficients: Vector
+    """The evidence of gradients, coefficient by coefficient."""
+    evidence: float = 0.0
+    """The log of the likelihood ratio, second file against first."""
+    charged: float = 0.0
+    """Σ (Δ/σ)² that the ledger holds."""
+    ratios: dict[Kind, float] = field(default_factory=dict)
+    """How far a statistic moved between the files, against the Δ that was charged: the largest, by kind."""
+    noise: dict[Kind, tuple[float, int]] = field(default_factory=dict)
+    """Σ of squared noise, against the σ that was charged, and of how many numbers, by kind."""
+    faults: list[str] = field(default_factory=list)
+
+
+class Match:
+    """A pair, ready to be played as often as one likes; its ledgers are made for it and gone after a run."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        plan = pair.blueprint.plan
+        self._master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
+
+    def play(self, number: int, held: ClientRecords) -> Seen:
+        """Run `number` with this file: seeded where the plan is, else with fresh noise."""
+        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        with (
+            TemporaryDirectory(dir=in_memory) as folder,
+            Ledger.open(Path(folder) / "ledger.sqlite", scope="an audit") as book,
+        ):
+            return _Run(self.pair, held, book, f"audit-{number}", self._master).play()
+
+
+class _Run:
+    """One run in progress, as the adversary and the auditor see it."""
+
+    def __init__(self, pair: Pair, held: ClientRecords, book: Ledger, run: str, master: bytes) -> None:
+        self._blueprint, self._name, self._participant = pair.blueprint, pair.name, pair.participant
+        self._book, self._run, self._secret = book, run, client_secret(master, pair.name)
+        self._client = pair.client(held, book, run, self._secret)
+        self._others = [pair.client(file) for file in pair.files]
+        self._server = Server(pair.blueprint)
+        self._seen = Seen(coefficients=np.zeros(pair.blueprint.coefficients))
+        self._made: dict[tuple[Kind, int], tuple[float, float, int]] = {}
+
+    def play(self) -> Seen:
+        """All releases of the participant, from the first to the last."""
+        server, rounds = self._server, self._blueprint.plan.rounds
+        for phase in self._blueprint.phases:
+            if phase.by == "called":
+                self._round(phase.after + 1)
+            elif phase.by == "participants":
+                if server.round == rounds:
+                    server.finish()
+                released = self._release(phase.kind, 0, server.model_of(phase))
+                server.receive(phase.kind, self._participant, released)
+                server.close(phase)
+        self._compare_ledger()
+        return self._seen
+
+    def _round(self, number: int) -> None:
+        blueprint, server, who = self._blueprint, self._server, self._participant
+        plan, silent = blueprint.plan, who not in blueprint.schedule[number - 1]
+        if silent and plan.place.at_server:
+            server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
+        elif silent:
+            server.receive_round({})
+        if silent:
+            return
+        coefficients, _ = blueprint.downlink("gradient").deliver(server.coefficients([who]))
+        if not plan.place.at_server:
+            server.receive_round({who: self._release("gradient", number, coefficients[0])})
+            return
+        h, weights = server.counted([who])
+        released, first, second, release = self._make("gradient", number, coefficients[0])
+        update = server.add_up({who: released}, server_randomness(plan, self._run, number))
+        columns, bounded = update.columns.double().cpu().numpy(), h[0].cpu().numpy()
+        bounded = bounded / max(1.0, float(np.linalg.norm(bounded)))
+        length, counts = float(np.linalg.norm(bounded)), float(weights[0])
+        # Only along h does the sum know of the release; orthogonal to it there is noise alone.
+        along, scale = columns @ (bounded / length), counts * length
+        variance = release.sigma**2 + (scale * release.channel.sigma) ** 2
+        self._weigh("gradient", along, scale * first, scale * second, variance)
+        noise = columns - counts * np.outer(released, bounded)
+        self._note(release, number, scale * (second - first), noise)
+        server.receive_update(update)
+
+    def _release(self, kind: Kind, number: int, coefficients: Tensor | None) -> Vector:
+        """A release that is private by itself, and seen as it is decoded."""
+        released, first, second, release = self._make(kind, number, coefficients)
+        self._weigh(kind, released, first, second, release.sigma**2)
+        assert self._client.signal is not None
+        self._note(release, number, second - first, released - self._client.signal)
+        return released
+
+    def _make(
+        self, kind: Kind, number: int, coefficients: Tensor | None
+    ) -> tuple[Vector, Vector, Vector, Release]:
+        """One release by the one way out, decoded, and what the statistics of the two files are."""
+        release = self._blueprint.releases_of(self._participant)[kind]
+        [message] = release_together([ask(self._client, kind, number, coefficients)])
+        stream = release.stream(self._run, self._name, number)
+        decoded = release.decode(message, secret=self._secret, stream=stream)
+        first, second = (
+            client.statistic(ask(client, kind, number, coefficients)).numpy() for client in self._others
+        )
+        return decoded, first, second, release
+
+    def _weigh(self, kind: Kind, seen: Vector, first: Vector, second: Vector, variance: float) -> None:
+        evidence = (seen - (first + second) / 2) * (second - first) / variance
+        self._seen.evidence += float(evidence.sum())
+        if kind == "gradient":
+            self._seen.coefficients += evidence
+
+    def _note(self, release: Release, number: int, moved: Vector, noise: Vector) -> None:
+        """How far the statistic moved between the files, and the noise that protects it."""
+        lengths = float(np.linalg.norm(moved)), float(np.linalg.norm(noise))
+        self._made[release.kind, number] = (*lengths, noise.size)
+
+    def _compare_ledger(self) -> None:
+        """Holds every release against the row of the ledger that charges it."""
+        seen, charged = self._seen, {}
+        seen.faults += [fault for client in (self._client, *self._others) for fault in client.faults]
+        for entry in self._book.charges(self._name):
+            charged[entry.charge.kind, entry.charge.round] = entry.charge
+            seen.charged += entry.charge.mu_squared
+        for (kind, number), (moved, noise, size) in self._made.items():
+            charge = charged.get((kind, number))
+            if charge is None:
+                seen.faults.append(f"the {kind} of round {number} left without a charge")
+                continue
+            seen.ratios[kind] = max(seen.ratios.get(kind, 0.0), moved / charge.sensitivity)
+            squares, numbers = seen.noise.get(kind, (0.0, 0))
+            seen.noise[kind] = (squares + (noise / charge.sigma) ** 2, numbers + size)

@@ -1,0 +1,123 @@
+"""`sottovoce audit`: is ε true? For people who do not believe us; nothing leaves, and nothing is charged."""
+
+from __future__ import annotations
+
+import json as texts
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from sottovoce.cli.check import lines
+from sottovoce.cli.display import as_json, feature_progress, out, progress_over
+from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, complete_setting
+from sottovoce.cli.runs import plan_of
+from sottovoce.errors import SottovoceError
+
+RESULT, PAGE, PICTURE = "audit.json", "audit.html", "audit.svg"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog="Example: sottovoce audit dataset=hospitals/ --runs 400")(audit)
+
+
+def audit(
+    settings: list[str] = typer.Argument(
+        None,
+        metavar="[RUN | PLAN.toml] [key=value …]",
+        help="The directory of a finished run; or a plan file, settings, or both.",
+        autocompletion=complete_setting,
+    ),
+    runs: int = typer.Option(
+        0,
+        help="Play the game so often: an adversary guesses which of two records is in a file. 1: one run "
+        "with many canaries.",
+    ),
+    folder: Path = typer.Option(
+        None, "--out", help="Keep what was found in this folder; it is made of records."
+    ),
+    model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
+    json: bool = JSON,
+) -> None:
+    """Check the promise of a plan on your records, or of a finished run: do not believe us.
+
+    How far one record moves each release, against what is charged for it; with --runs, how well an adversary
+    guesses it; of a run, its ε from the ledger by other code than ours, and whether its files agree. What
+    breaks the promise is said, and the exit code is 1. Nothing leaves, and nothing is charged.
+    """
+    found: dict[str, Any] = {"faults": []}
+    run = _run_of(settings or [])
+    if run is not None:
+        from sottovoce.audit.recount import recount
+
+        found["ledger"] = recount(run)
+        found["faults"] += found["ledger"]["faults"]
+    if run is None or runs:
+        from sottovoce.audit.auditing import audit as audit_plan
+
+        named = [str(run / "plan.toml")] if run is not None else settings
+        with progress_over("playing") as playing, feature_progress() as describing:
+            of_plan = audit_plan(
+                plan_of(named, model, features),
+                runs,
+                progress=lambda done, of: playing(f"run {done}", of),
+                on_features=describing,
+            )
+        found = {**of_plan, **found, "faults": [*found["faults"], *of_plan["faults"]]}
+    kept = folder or run
+    if kept is not None:
+        keep(found, kept, alone=run is None)
+    if json:
+        as_json(found)
+    else:
+        show(found, kept)
+    if found["faults"]:
+        raise typer.Exit(1)
+
+
+def _run_of(settings: list[str]) -> Path | None:
+    """The run that is to be audited, if a directory was named."""
+    run = next((Path(word) for word in settings if "=" not in word and Path(word).is_dir()), None)
+    if run is not None and not (run / "plan.toml").exists():
+        raise SottovoceError(f"{run} holds no run: to audit a plan on its records, say dataset={run}")
+    if run is not None and len(settings) > 1:
+        raise SottovoceError(f"{run} is a run, whose plan is settled: give it alone, or settings alone")
+    return run
+
+
+def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
+    """Writes what was found, for its owner's eyes only; in the directory of a run, into its report."""
+    from sottovoce.files import PRIVATE, private_folder, write_atomically
+    from sottovoce.report.audit import curve, picture, render
+    from sottovoce.report.run import write_report
+
+    private_folder(folder)
+    write_atomically(folder / RESULT, (texts.dumps(found, indent=1) + "\n").encode(), PRIVATE)
+    if curve(found).marks:
+        write_atomically(folder / PICTURE, picture(found).encode(), PRIVATE)
+    if alone:
+        write_atomically(folder / PAGE, render(found).encode(), PRIVATE)
+    else:
+        write_report(folder)
+
+
+def show(found: Mapping[str, Any], kept: Path | None) -> None:
+    """What was found, on the terminal."""
+    from sottovoce.report.audit import recount_table, releases_table, sentence, verdict
+    from sottovoce.report.numbers import plain
+
+    for table in (releases_table(found), recount_table(found)):
+        if table is not None:
+            out.print(table.terminal())
+    for game in found.get("games", ()):
+        out.print(escape(plain(sentence(game))), soft_wrap=True, highlight=False)
+    lines("bold red", found["faults"])
+    color = "bold red" if found["faults"] else "green"
+    nothing = "Nothing left, and nothing was charged."
+    out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
+    if kept is not None:
+        out.print(f"kept: {escape(str(kept / RESULT))}", soft_wrap=True, highlight=False)

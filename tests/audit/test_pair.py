@@ -1,0 +1,103 @@
+"""The worst pair is as far apart as is charged for, in every release; a given pair differs in one unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sottovoce.audit.game import Match
+from sottovoce.audit.pair import (
+    Pair,
+    busiest,
+    given_pair,
+    with_unit,
+    worst_blueprint,
+    worst_pair,
+    worst_records,
+)
+from sottovoce.data import ClientRecords, Records
+
+from .toys import BEST, CENTRAL, toy
+
+MOMENTS = {
+    "preset": "tuned",
+    "method": "factorized",
+    "model": "linear",
+    "coefficients": 0,
+    "context_records": 10,
+}
+PLANS: dict[str, dict[str, Any]] = {
+    "best": BEST,
+    "central": CENTRAL,
+    "public": {"seeded": True},
+    "central, public": {"seeded": True, "preset": "central", "rounds": 3},
+    "a long clip": {**BEST, "clip": 7.0},
+    "moments": {**MOMENTS, "context": "moments", "seeded": True},
+    "predictions": {**MOMENTS, "context": "predictions", "context_round": 2, "seeded": True},
+    "some clients a round": {**BEST, "clients_per_round": 2, "rounds": 4},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_worst_pair_moves_every_release_as_far_as_is_charged(tmp_path: Path, plan: str) -> None:
+    pair = worst_pair(*toy(tmp_path, **PLANS[plan]))
+    kinds = set(pair.blueprint.participant_counts(1))
+    for number, file in enumerate(pair.files):
+        seen = Match(pair).play(number, file)
+        assert set(seen.ratios) == kinds
+        for ratio in seen.ratios.values():
+            assert ratio == pytest.approx(1.0, abs=0.01)
+            assert ratio <= 1 + 1e-9
+        assert seen.faults == []
+        assert 0 < seen.charged <= pair.blueprint.budget.mu_squared * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("task", "classes"), [("number", 1), ("labels", 3)])
+def test_other_tasks_have_a_worst_pair_too(tmp_path: Path, task: str, classes: int) -> None:
+    blueprint, federation = toy(tmp_path, seeded=True)
+    other = worst_blueprint(replace(blueprint, facts=replace(blueprint.facts, task=task, classes=classes)))
+    held = federation.participants[0]
+    shape = (len(held.train), classes) if task == "labels" else (len(held.train),)
+    train = replace(held.train, y=torch.ones(shape))
+    held = replace(held, train=train, context=train[:0])
+    first, second = (with_unit(held, one) for one in worst_records(other, torch.ones(1, 4)))
+    seen = Match(Pair("worst", other, "0", 0, (first, second))).play(0, second)
+    assert seen.ratios["gradient"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_given_pair_is_of_given_records_and_moves_less_than_the_worst(tmp_path: Path) -> None:
+    blueprint, federation = toy(tmp_path, **BEST)
+    pair = given_pair(blueprint, federation)
+    held = federation.participants[pair.participant]
+    known = torch.cat([held.train.x, held.held_out.x])
+    for file in pair.files:
+        assert all(bool((known == x).all(dim=1).any()) for x in file.train.x)
+    changed = (pair.files[0].train.x != pair.files[1].train.x).any(dim=1)
+    assert int(changed.sum()) == 1
+    assert torch.equal(pair.files[0].context.x, pair.files[0].train.x[: len(pair.files[0].context)])
+    ratio = Match(pair).play(0, pair.files[0]).ratios["gradient"]
+    assert 0.3 < ratio < 0.999
+
+
+def test_a_unit_takes_the_place_of_a_unit_in_every_set(tmp_path: Path) -> None:
+    train = Records(
+        torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0, 0, 0, 1, 1, 2])
+    )
+    held = ClientRecords(train, train[:0], train[:5])
+    other = Records(torch.full((1, 2), 99.0), torch.tensor([1]), torch.tensor([7]))
+    changed = with_unit(held, other)
+    assert changed.train.x[:3].tolist() == [[99.0, 99.0]] * 3
+    assert torch.equal(changed.train.x[3:], train.x[3:])
+    assert torch.equal(changed.train.unit, train.unit)
+    assert changed.context.x[:3].tolist() == [[99.0, 99.0]] * 3
+    assert train.x[0].tolist() == [0.0, 1.0], "the given records stay as they are"
+
+
+def test_the_busiest_participant_is_played(tmp_path: Path) -> None:
+    blueprint, _ = toy(tmp_path, **{**BEST, "clients_per_round": 1, "rounds": 4})
+    counts = torch.bincount(torch.from_numpy(blueprint.schedule.ravel()), minlength=3)
+    assert counts[busiest(blueprint)] == counts.max()

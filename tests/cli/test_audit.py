@@ -1,0 +1,92 @@
+"""`sottovoce audit` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sottovoce.audit import auditing
+from sottovoce.cli.application import app
+from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
+from tests.audit.toys import BEST, words
+
+from .conftest import Failing
+
+runner = CliRunner()
+PLAN = {**BEST, "channel": "direct", "rounds": 2}
+
+
+@pytest.fixture(autouse=True)
+def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "FAMILIES", 2)
+
+
+def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path) -> None:
+    out = tmp_path / "kept" / "audit"
+    answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20", "--out", str(out)])
+    assert answer.exit_code == 0, answer.output
+    said = " ".join(answer.stdout.split())
+    assert "The worst pair: guessed right" in said
+    assert "Nothing was found that breaks the promise. Nothing left, and nothing was charged." in said
+    assert (out.stat().st_mode & 0o777, out.parent.stat().st_mode & 0o777) == (0o700, 0o700)
+    kept = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert kept == {"audit.json": 0o600, "audit.html": 0o600, "audit.svg": 0o600}
+    assert "promised" in (out / "audit.svg").read_text()
+    assert not list(tmp_path.rglob("*.sqlite*")), "nothing is charged"
+
+
+def test_json_has_what_programs_need(tmp_path: Path) -> None:
+    answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20", "--json"])
+    found = json.loads(answer.stdout)
+    assert {"kind", "place", "charged", "ratio"} <= found["releases"][0].keys()
+    assert found["largest"] <= 1 + 1e-9
+    assert 0 <= found["epsilon_lower"] <= found["epsilon"] == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("fault", [halved_noise, no_clipping, forgotten_charge])
+def test_a_broken_promise_is_said_loudly_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: object
+) -> None:
+    assert callable(fault)
+    fault(monkeypatch)
+    answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20"])
+    assert answer.exit_code == 1
+    assert "The promise is broken:" in answer.stdout
+    assert "Nothing was found" not in answer.stdout
+
+
+def test_a_finished_run_is_recounted_and_its_report_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = words(tmp_path, PLAN)
+    assert runner.invoke(app, ["train", *settings, "--out", str(run), "--json"]).exit_code == 0
+    assert 'id="audit"' not in (run / "report.html").read_text()
+    answer = runner.invoke(app, ["audit", str(run)])
+    assert answer.exit_code == 0, answer.output
+    assert "ε by dp-accounting" in answer.stdout
+    assert 'id="audit"' in (run / "report.html").read_text()
+    assert (run / "audit.json").stat().st_mode & 0o777 == 0o600
+    found = json.loads(runner.invoke(app, ["audit", str(run), "--runs", "20", "--json"]).stdout)
+    assert found["ledger"]["faults"] == []
+    assert len(found["games"]) == 2
+    result = json.loads((run / "result.json").read_text())
+    result["epsilon"]["per_client"]["0"] = 2.0
+    (run / "result.json").write_text(json.dumps(result))
+    answer = runner.invoke(app, ["audit", str(run)])
+    assert answer.exit_code == 1
+    assert "result.json says ε = 2.0000 of 0" in " ".join(answer.stdout.split())
+
+
+def test_bad_input_is_one_line(tmp_path: Path, failing: Failing) -> None:
+    assert "say dataset=" in failing("audit", str(tmp_path))
+    assert "5 runs are too few" in failing("audit", *words(tmp_path, PLAN), "--runs", "5")
+    assert "set a finite epsilon" in failing("audit", *words(tmp_path, PLAN), "epsilon=inf")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(words(tmp_path, PLAN)[0].partition("=")[2], empty)
+    assert "empty" in failing("audit", f"dataset={empty}")
+    (tmp_path / "plan.toml").write_text("")
+    assert "give it alone" in failing("audit", str(tmp_path), "rounds=3")

@@ -1,0 +1,286 @@
+"""A plan is completed in one place, and whoever asks gets the same plan, facts and reference."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from studies.sweep import Job, run_batch
+from torch import nn
+
+from sottovoce import data
+from sottovoce.blueprint import Blueprint
+from sottovoce.data import Dataset
+from sottovoce.data.description import Description
+from sottovoce.federation import agreement
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.client_files import agree
+from sottovoce.plan import SHAPES, Plan, PlanError, keys
+from sottovoce.run import cost, export, prepare
+from sottovoce.run.comparison import compare
+from sottovoce.run.prepare import complete, outline, resolve
+from sottovoce.run.training import evaluate, train
+from tests.run.toy import TABLE, pair, records
+from tests.small import small_plan
+from tests.test_mirror import CLONE
+
+from .test_folder import sites
+
+BLEND: dict[str, Any] = {"rounds": 2, "epsilon": 4, "channel": "direct", "evaluate_every": 0, "seeded": True}
+PICTURES = data.load("mnist-small")
+FEW = replace(PICTURES, x=PICTURES.x[:240], y=PICTURES.y[:240])
+
+
+@dataclass
+class Case:
+    """A plan about records, and the ways in that it has: not all know a dataset that has no name."""
+
+    plan: Plan
+    dataset: Dataset | None = None
+    module: nn.Module | None = None
+    named: bool = True
+    dealt: bool = True
+    """Whether somebody deals the records to clients, rather than finding them in their files."""
+
+
+def table(at: Path, **more: np.ndarray) -> str:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(120, 6)).astype(np.float32)
+    np.savez(at, x=x, y=(x.sum(axis=1) > 0).astype(np.int64), **more)
+    return str(at)
+
+
+def pictures(at: Path) -> str:
+    rng = np.random.default_rng(2)
+    np.savez(at, x=rng.integers(0, 256, (60, 1, 16, 16), dtype=np.uint8), y=rng.integers(0, 3, 60))
+    return str(at)
+
+
+def made(**changes: Any) -> Plan:
+    return Plan.load(overrides={**BLEND, **changes})
+
+
+def own_module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "public pictures, their features": lambda at: Case(
+        made(records_per_client=40, participants=4, future_clients=2), FEW
+    ),
+    "public pictures, a method of the paper": lambda at: Case(
+        small_plan(records_per_client=30, context_records=10, rounds=2, evaluate_every=0), FEW
+    ),
+    "a folder of sites": lambda at: Case(made(dataset=str(sites(at / "sites"))), dealt=False),
+    "a folder, a number, one site later": lambda at: Case(
+        made(dataset=str(sites(at / "sites", "number")), future_clients="west"), dealt=False
+    ),
+    "a folder whose records have units": lambda at: Case(
+        made(dataset=str(sites(at / "sites", unit=True))), dealt=False
+    ),
+    "a file of pictures, features as they choose": lambda at: Case(
+        made(dataset=pictures(at / "mine.npz"), partition="iid", participants=3, future_clients=0)
+    ),
+    "a file with a column of clients, unlike sizes": lambda at: Case(
+        made(
+            dataset=table(at / "mine.npz", client=np.repeat([0, 1, 2], [30, 50, 40])),
+            partition="client",
+            participants=2,
+            future_clients=1,
+        )
+    ),
+    "records and a module from Python": lambda at: Case(
+        Plan.load(overrides={"partition": "iid", "participants": 3, "future_clients": 0, **BLEND}),
+        replace(data.load(table(at / "mine.npz")), name="mine"),
+        own_module(),
+        named=False,
+    ),
+}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Digests of all blueprints that are drawn, wherever."""
+    seen: list[dict[str, str]] = []
+    real = prepare.draw
+
+    def draw(*given: Any) -> Blueprint:
+        found = real(*given)
+        seen.append(prepare.Outline(found, (), None).digests)
+        return found
+
+    for module in (prepare, agreement, export):
+        monkeypatch.setattr(module, "draw", draw)
+    return seen
+
+
+def ways_in(case: Case, at: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every entry point that can take the case, in an order in which each has what it needs."""
+    plan, given = case.plan, {"dataset": case.dataset, "module": case.module}
+    yield "prepare", lambda: prepare.prepare(plan, **given, trusted=True)
+    yield "train", lambda: train(plan, at / "run", **given)
+    code = case.module if case.module is not None else (plan.model if ":" in plan.model else None)
+    yield "evaluate", lambda: evaluate(at / "run", dataset=case.dataset, module=code)
+    yield "models", lambda: export.write_models(at / "run", at / "models", module=code)
+    if plan.traits.individual:
+        yield "compare", lambda: compare(plan, at / "compared", **given)
+    if case.module is None:
+        yield "outline", lambda: outline(plan, case.dataset)
+    if case.named:
+        yield "plan", lambda: cost.outline(plan)
+    sized = prepare.prepare(plan, **given, trusted=True).plan.gradient_records
+    if case.module is None and sized and (case.dataset or data.load(plan.dataset)).unit is None:
+        yield "sweep", lambda: run_batch([Job(plan, at / "batch")], dataset=case.dataset)
+    if case.dealt and case.module is None:
+        yield "federate, dealt", lambda: agree(plan, case.dataset).blueprint()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_way_in_completes_a_plan_alike(name: str, tmp_path: Path, drawn: list[dict[str, str]]) -> None:
+    case = CASES[name](tmp_path)
+    found: dict[str, list[dict[str, str]]] = {}
+    for way, enter in ways_in(case, tmp_path):
+        drawn.clear()
+        enter()
+        found[way] = drawn[-1:]  # of three rows of `compare` the last is the plan itself
+    assert len(found) >= 5
+    [one] = found.pop("prepare")
+    assert found == {way: [one] for way in found}
+
+
+def test_a_federation_whose_sites_bring_files_completes_the_plan_of_the_folder(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    ready = outline(made(dataset=str(folder)))
+    given = {**BLEND, "dataset": "records.toml", "partition": "client", "participants": 4}
+    plan = Plan.load(overrides={**given, "future_clients": 0, "clients_per_round": 4})
+    open_ = Agreement(*complete(plan, Description.load(folder / "records.toml").facts()), simulation=True)
+    frozen = open_.frozen(ready.trained).blueprint()
+    assert frozen.plan.replace(dataset=str(folder)).digest() == ready.plan.digest()
+    assert frozen.facts == ready.blueprint.facts
+    assert frozen.reference_digest == ready.blueprint.reference_digest
+
+
+ONLY = {
+    ("plan", "about"): {"src/sottovoce/run/prepare.py"},
+    ("data", "divide"): {"src/sottovoce/run/prepare.py"},
+    ("kept", "described"): {
+        "src/sottovoce/run/prepare.py",
+        "src/sottovoce/audit/ratios.py",  # one record, of a plan that is complete
+    },
+    ("prepare", "resolve"): {"src/sottovoce/federation/agreement.py"},
+    ("blueprint", "draw"): {
+        "src/sottovoce/run/prepare.py",
+        "src/sottovoce/federation/agreement.py",  # of a plan that all have agreed on
+        "src/sottovoce/run/export.py",  # of a finished run
+        "benchmarks/predict.py",  # a model without any records
+    },
+}
+"""Who may take a step of completing a plan; all others call `prepare`."""
+
+
+def test_nobody_else_completes_a_plan() -> None:
+    found: dict[tuple[str, str], set[str]] = {step: set() for step in ONLY}
+    for root in ("src/sottovoce", "studies", "benchmarks"):
+        for path in sorted((CLONE / root).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sottovoce"):
+                    steps = {(str(node.module).split(".")[-1], alias.name) for alias in node.names}
+                elif isinstance(node, ast.Attribute):
+                    steps = {(ast.unparse(node.value), node.attr)}
+                else:
+                    continue
+                for step in steps & ONLY.keys():
+                    found[step].add(str(path.relative_to(CLONE)))
+    assert found == ONLY
+
+
+def test_every_key_says_what_it_shapes_and_what_shapes_no_price_changes_none() -> None:
+    toy = records()
+    for name, _, _ in keys():
+        shapes = Plan.__dataclass_fields__[name].metadata["shapes"]
+        assert shapes <= set(SHAPES), name
+        if name not in TABLE or not shapes.isdisjoint({"records", "features", "division", "accounting"}):
+            continue
+        first, second = (price(plan, toy) for plan in pair(name))
+        assert first == second, f"{name} changes what is charged: say that it shapes accounting"
+
+
+def price(plan: Plan, toy: Dataset) -> tuple[object, ...]:
+    blueprint = outline(plan, toy).blueprint
+    spent = blueprint.epsilon(blueprint.participant_counts(blueprint.releases_max), 0)
+    return blueprint.sigma, blueprint.sigma_context, blueprint.releases_max, spent
+
+
+def test_what_shapes_the_price_changes_it() -> None:
+    toy = records()
+    for name in ("epsilon", "rounds", "gradient_records", "clip", "context", "context_noise", "noise"):
+        first, second = (price(plan, toy) for plan in pair(name))
+        assert first != second, name
+
+
+LISTS = {
+    "src/sottovoce/report/reading.py",  # fields of result.json, which other programs write too
+    "studies/tables.py",  # columns of a table of results
+}
+
+
+def test_no_list_of_keys_is_kept_by_hand() -> None:
+    known = {name for name, _, _ in keys()}
+    for root in ("src/sottovoce", "studies"):
+        for path in sorted((CLONE / root).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Tuple | ast.List | ast.Set):
+                    continue
+                texts = [entry.value for entry in node.elts if isinstance(entry, ast.Constant)]
+                values = [entry.attr for entry in node.elts if isinstance(entry, ast.Attribute)]
+                listed = known.intersection([text for text in texts if isinstance(text, str)]) or set()
+                listed = max(listed, known & set(values), key=len)
+                where = str(path.relative_to(CLONE))
+                assert len(listed) < 4 or where in LISTS, f"{where}:{node.lineno} lists {sorted(listed)}"
+
+
+@pytest.mark.parametrize("entry", ["train", "plan", "agree"])
+def test_a_delta_that_may_give_a_record_away_is_refused_whoever_asks(entry: str, tmp_path: Path) -> None:
+    plan = small_plan(delta=0.5)
+    with pytest.raises(PlanError, match=r"delta=0.5 is above one over .* 120: .* set at most 0.0008"):
+        {"train": lambda: train(plan, tmp_path), "plan": lambda: outline(plan), "agree": lambda: agree(plan)}[
+            entry
+        ]()
+    assert not list(tmp_path.iterdir())
+
+
+def test_delta_is_at_most_one_over_the_records_of_the_smallest_client() -> None:
+    assert resolve(small_plan(delta=0.01), [80, 400]).delta == 0.01
+    with pytest.raises(PlanError, match="smallest client, 100"):
+        resolve(small_plan(delta=0.0101), [80, 400])
+    without_noise = small_plan(delta=0.5, epsilon="inf", channel="direct")
+    assert resolve(without_noise, [80, 400]).delta == 0.5  # promises nothing, whatever δ
+
+
+def test_a_delta_that_nobody_set_follows_from_the_number_of_records() -> None:
+    plan = small_plan()
+    assert "delta" not in plan.given
+    assert resolve(plan, [7_999]).delta == resolve(plan, [8_000]).delta == 1e-5
+    assert resolve(plan, [80_000, 800_000]).delta == pytest.approx(1e-6)
+    assert resolve(plan.replace(delta=1e-5), [80_000]).delta == 1e-5  # set by somebody
+
+
+def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
+    plan = Plan.load(overrides={"dataset": "mine.npz"})
+    assert complete(plan, data.Facts((3, 32, 32), 3))[0].features == "scattering+patterns"
+    table, _ = complete(plan, data.Facts((20,), 3))
+    assert (table.features, table.feature_size) == ("none", 0)
+    assert complete(plan, data.Facts((1, 8, 8), 3))[0].feature_size <= 2048
+
+
+def test_all_training_records_means_those_of_the_smallest_participant() -> None:
+    assert resolve(small_plan(), [96, 96]).gradient_records == 96
+    with pytest.raises(PlanError, match="at most 96"):
+        resolve(small_plan(gradient_records=97), [96, 96])
