@@ -1,8 +1,15 @@
-"""The command that says what a run is doing, for people and for scripts."""
+"""The commands that say what a run is doing, for people and for scripts."""
 
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +17,8 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.run.directory import RunDirectory
+
+from .conftest import Failing
 
 
 def test_status_tells_people_and_scripts_that_a_run_is_finished_or_running(run: Path) -> None:
@@ -34,3 +43,24 @@ def test_status_of_what_is_no_run_is_one_line_or_one_object_and_exit_code_2(
     else:
         assert told.stdout == ""
         assert "holds no run" in told.stderr
+
+
+def test_watch_serves_the_page_until_ctrl_c_and_says_where(run: Path) -> None:
+    program = "from sottovoce.cli import main; main()"
+    command = [sys.executable, "-c", program, "watch", str(run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
+        for _ in range(600):
+            with suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
+                assert b"Sottovoce, live" in answer.read()
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 0
+
+
+def test_watch_refuses_in_one_line(run: Path, tmp_path: Path, failing: Failing) -> None:
+    assert "holds no run" in failing("watch", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "in use" in failing("watch", str(run), "--port", str(taken.getsockname()[1]))

@@ -37,5 +37,5 @@ def test_an_agreement_is_resolved_as_the_simulator_resolves_its_plan() -> None:
 
 def test_sites_that_have_their_files_are_not_given_others(tmp_path: Path) -> None:
     folder = sites(tmp_path / "sites", sizes={"north": 10, "west": 10})
-    with pytest.raises(SottovoceError, match=f"which have their files already: give --records {folder}"):
+    with pytest.raises(SottovoceError, match=f"which have their files already: give its agreement {folder}"):
         agree(planned(folder))

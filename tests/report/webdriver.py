@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -54,18 +55,22 @@ class Browser:
         self._process.terminate()
         self._process.wait(timeout=20)
 
-    def open(self, page: Path, *, width: int, height: int, dark: bool) -> None:
-        """Loads a file with a viewport of CSS pixels and a color scheme; forgets the earlier console."""
+    def open(self, page: Path | str, *, width: int, height: int, dark: bool) -> None:
+        """Loads a file or a URL with a viewport of CSS pixels and a color scheme; forgets the console."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setDeviceMetricsOverride", screen)
         self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.console()
-        self._call("POST", "/url", {"url": page.resolve().as_uri()})
+        self._call("POST", "/url", {"url": page if isinstance(page, str) else page.resolve().as_uri()})
 
     def script(self, body: str, *arguments: object) -> Any:
         """The value of a function body run in the page."""
         return self._call("POST", "/execute/sync", {"script": body, "args": list(arguments)})
+
+    def picture(self) -> bytes:
+        """What is to be seen, as a PNG."""
+        return base64.b64decode(self._call("GET", "/screenshot"))
 
     def press(self, *keys: str) -> None:
         """Key presses for whatever has the focus; WebDriver's private-use characters for special keys."""

@@ -52,7 +52,7 @@ def waited(out: Path, process: subprocess.Popen[bytes], rounds: int) -> Status:
 def test_a_run_is_running_while_a_process_trains_failed_when_it_was_killed_and_finished_at_its_end(
     tmp_path: Path,
 ) -> None:
-    out, rounds = tmp_path / "run", 100_000
+    out, rounds = tmp_path / "run", 2_000
     assert read_status(out).state == "unknown"
     with training(out, rounds) as process:
         found = waited(out, process, 3)

@@ -118,7 +118,7 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None
         return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)
     if plan.features != local:
         raise SottovoceError(
-            f"features={plan.features} is code: if you trust it, name it yourself (--features)"
+            f"features={plan.features} is code: if you trust it, name it yourself", "features"
         )
     return open_local(local, facts.shape, size=size, mirror=mirror)
 

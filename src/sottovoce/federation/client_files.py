@@ -28,8 +28,9 @@ def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
     records = load(plan.dataset) if dataset is None else dataset
     if records.home is not None:
         raise SottovoceError(
-            f"{records.home} is a folder of sites, which have their files already: give --records "
-            f"{records.home / NAME}, how many participants, and no dataset and no --deal"
+            f"{records.home} is a folder of sites, which have their files already: give its agreement "
+            f"{records.home / NAME} and how many participants, and deal out no dataset",
+            "records",
         )
     outlined = outline(plan, records)
     agreed = Agreement(outlined.plan, outlined.blueprint.facts, plan.seeded, outlined.plan.model)

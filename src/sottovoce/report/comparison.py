@@ -11,8 +11,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 from sottovoce.files import write_atomically
 from sottovoce.report import page
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Chart, linear, svg
 from sottovoce.report.figures import Group, bars, strip
 from sottovoce.report.markup import tag
 from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent

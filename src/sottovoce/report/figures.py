@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sottovoce.report.axis import Axis, counting
-from sottovoce.report.chart import Chart, Format
+from sottovoce.report.chart import Axis, Chart, Format, counting
 from sottovoce.report.markup import Html, tag
 
 

@@ -1,44 +1,47 @@
 "use strict";
 // Readouts: the pointer and the arrow keys step through a plot's values, which data-stops holds as
 // [position in percent, words].
-for (const plot of document.querySelectorAll(".plot")) {
-  const stops = JSON.parse(plot.dataset.stops);
-  const rule = plot.querySelector(".rule");
-  const readout = plot.closest(".chart").querySelector("output");
-  let current = -1;
-  const show = (index) => {
-    if (!stops.length) return;
-    current = Math.max(0, Math.min(stops.length - 1, index));
-    const [position, words] = stops[current];
-    rule.style.left = position + "%";
-    rule.hidden = false;
-    readout.textContent = words;
-    plot.setAttribute("aria-valuenow", current);
-    plot.setAttribute("aria-valuetext", words);
-  };
-  const hide = () => {
-    rule.hidden = true;
-    readout.textContent = "";
-  };
-  plot.addEventListener("pointermove", (event) => {
-    const box = plot.getBoundingClientRect();
-    const at = (100 * (event.clientX - box.left)) / box.width;
-    let best = 0;
-    stops.forEach((stop, i) => {
-      if (Math.abs(stop[0] - at) < Math.abs(stops[best][0] - at)) best = i;
+const readouts = (part) => {
+  for (const plot of part.querySelectorAll(".plot")) {
+    const stops = JSON.parse(plot.dataset.stops);
+    const rule = plot.querySelector(".rule");
+    const readout = plot.closest(".chart").querySelector("output");
+    let current = -1;
+    const show = (index) => {
+      if (!stops.length) return;
+      current = Math.max(0, Math.min(stops.length - 1, index));
+      const [position, words] = stops[current];
+      rule.style.left = position + "%";
+      rule.hidden = false;
+      readout.textContent = words;
+      plot.setAttribute("aria-valuenow", current);
+      plot.setAttribute("aria-valuetext", words);
+    };
+    const hide = () => {
+      rule.hidden = true;
+      readout.textContent = "";
+    };
+    plot.addEventListener("pointermove", (event) => {
+      const box = plot.getBoundingClientRect();
+      const at = (100 * (event.clientX - box.left)) / box.width;
+      let best = 0;
+      stops.forEach((stop, i) => {
+        if (Math.abs(stop[0] - at) < Math.abs(stops[best][0] - at)) best = i;
+      });
+      show(best);
     });
-    show(best);
-  });
-  plot.addEventListener("pointerleave", hide);
-  plot.addEventListener("blur", hide);
-  plot.addEventListener("keydown", (event) => {
-    const moves = { ArrowRight: current + 1, ArrowUp: current + 1, ArrowLeft: current - 1, ArrowDown: current - 1,
-      PageUp: current + 10, PageDown: current - 10, Home: 0, End: stops.length - 1 };
-    if (!(event.key in moves)) return;
-    event.preventDefault();
-    show(moves[event.key]);
-  });
-}
+    plot.addEventListener("pointerleave", hide);
+    plot.addEventListener("blur", hide);
+    plot.addEventListener("keydown", (event) => {
+      const moves = { ArrowRight: current + 1, ArrowUp: current + 1, ArrowLeft: current - 1, ArrowDown: current - 1,
+        PageUp: current + 10, PageDown: current - 10, Home: 0, End: stops.length - 1 };
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      show(moves[event.key]);
+    });
+  }
+};
+readouts(document);
 
 // Confusion: the chosen client's counts replace those in the table's cells.
 const choice = document.getElementById("confusion-client");

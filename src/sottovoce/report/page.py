@@ -21,12 +21,12 @@ _ICON = (
 )
 
 
-def page(title: str, *body: str) -> Html:
-    """A complete HTML document around `body`."""
-    style = chart.STYLE + (files(__package__) / "page.css").read_text(encoding="utf-8")
-    script = (files(__package__) / "page.js").read_text(encoding="utf-8")
+def page(title: str, *body: str, live: bool = False) -> Html:
+    """A complete HTML document around `body`; a `live` one hears events of the server it came from."""
+    style, script = chart.STYLE + _text("page.css"), _text("page.js") + (_text("live.js") if live else "")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy += "; connect-src 'self'" if live else ""
     head = Html(
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -39,6 +39,10 @@ def page(title: str, *body: str) -> Html:
         f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n'
         f"<body>\n{join(*body)}{end}</body>\n</html>\n"
     )
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def header(title: str, facts: Iterable[str], about: str) -> Html:

@@ -68,7 +68,7 @@ def compare(
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
     folder = Path(out)
     if (folder / RESULT).exists():
-        raise SottovoceError(f"{folder} already holds a comparison: choose another --out")
+        raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())

@@ -42,6 +42,8 @@ class Status:
     dataset: str | None = None
     noise: str | None = None
     """The place of the noise."""
+    seeded: bool = False
+    """Whether it is a simulation whose noise protects nobody."""
     participants: int | None = None
     round: int = 0
     rounds: int | None = None
@@ -58,6 +60,11 @@ class Status:
     seconds_since_progress: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     """Each round: round, seconds, bytes_up, bytes_down, seen, future."""
+
+    @property
+    def noise_words(self) -> str:
+        """The place of the noise, in words."""
+        return "noise shared by clients" if self.noise == "shared" else f"noise at the {self.noise}"
 
     @property
     def exit_code(self) -> int:
@@ -114,6 +121,7 @@ def _status(directory: RunDirectory) -> Status:
         method=plan.method,
         dataset=plan.dataset,
         noise=plan.noise,
+        seeded=plan.seeded,
         participants=plan.participants,
         round=done,
         rounds=of,
