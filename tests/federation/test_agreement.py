@@ -96,6 +96,7 @@ def test_agreements_of_version_0_1_keep_their_digest() -> None:
     values = dataclasses.asdict(agreement.plan)
     for later in (field.name for field in dataclasses.fields(Plan) if field.metadata["since"] != "0.1"):
         del values[later]
+    values["replay_gains"] = ""  # a key that version 0.1 had
     facts = {name: getattr(agreement.facts, name) for name in ("shape", "classes", "mean", "std")}
     text = json.dumps({**values, **facts}, sort_keys=True)
     assert agreement.digest() == hashlib.sha256(text.encode()).hexdigest()[:32]

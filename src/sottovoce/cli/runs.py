@@ -10,10 +10,10 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.consent import consent
 from sottovoce.cli.display import (
     answer,
     as_json,
+    consent,
     epsilon,
     err,
     facts,
@@ -42,7 +42,7 @@ from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.plan_text import split
+from sottovoce.plan_rules import split
 from sottovoce.report.numbers import (
     data_size,
     duration,
