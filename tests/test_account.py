@@ -345,3 +345,12 @@ def test_a_run_on_a_folder_counts_contexts_that_only_their_keys_remember(place: 
     with Ledger.open(shared(place), scope=NAMED) as book:
         contexts = [entry.charge for entry in book.charges("north") if "/" in entry.charge.run]
         assert [charge.mu_squared for charge in contexts] == [pytest.approx(both - before)]
+
+
+def test_a_path_is_said_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites(tmp_path / "sites")
+    monkeypatch.chdir(tmp_path)
+    records = Path("sites/north.csv")
+    assert Account.of(records, Terms()).path == Path("sites/north.ledger.sqlite")
+    with Ledger.open("sites/ledger.sqlite", scope=NAMED):
+        assert Account.of(records, Terms()).path == Path("sites/ledger.sqlite")

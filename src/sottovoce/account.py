@@ -71,7 +71,7 @@ class Account:
     @classmethod
     def alone(cls, records: Path, terms: Terms, directory: Path | None = None) -> Self:
         """In a ledger of the client's own; version 0.1 had it in a node's `directory`."""
-        path = _beside(records.resolve()) if terms.ledger is None else Path(terms.ledger)
+        path = _beside(_led_to(records)) if terms.ledger is None else Path(terms.ledger)
         if directory is not None and terms.ledger is None and Memory(directory / LEDGER).begun:
             path = directory / LEDGER
         return cls(path, client_scope(called(records, terms)), OWN_RECORDS, records, terms)
@@ -113,7 +113,7 @@ def called(records: Path, terms: Terms) -> str:
 
     A link in a folder of sites names its client; any other link is called as the file that it leads to.
     """
-    return canonical(terms.client or (records if described(records) else records.resolve()).stem)
+    return canonical(terms.client or (records if described(records) else _led_to(records)).stem)
 
 
 def ledgers_of(records: Path, terms: Terms | None = None, *, but: Path | None = None) -> dict[Path, str]:
@@ -123,9 +123,9 @@ def ledgers_of(records: Path, terms: Terms | None = None, *, but: Path | None = 
     versions began beside a link.
     """
     found = dict[Path, str]()
-    for file in (records.parent.resolve() / records.name, records.resolve()):
+    for file in (records, _led_to(records)):
         folders = file.with_name(LEDGER)
-        if described(file) and folders != but and _of_several(folders) is not None:
+        if described(file) and folders.absolute() != but and _of_several(folders) is not None:
             found[folders] = called(file, terms or Terms())
         found[_beside(file)] = OWN_RECORDS
     return found
@@ -146,7 +146,7 @@ def count_clients(ledger: Ledger, plan: Plan, records: Dataset) -> None:
         clients = client_files(records.home)
         charge_kept(ledger, clients)
         for name, path in clients.items():
-            ledger.count(name, ledgers_of(path, but=shared.resolve()))
+            ledger.count(name, ledgers_of(path, but=shared.absolute()))
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,11 @@ def charge_kept(ledger: Ledger, accounts: Collection[str]) -> None:
             charge = Charge(key.entry, key.account, "context", 0, math.sqrt(key.price), 1.0)
             ledger.recover([charge], key.run)
             log.warning("%s was restored from a backup: charged for a context that left", ledger.path)
+
+
+def _led_to(records: Path) -> Path:
+    """The file itself, where a link leads to it."""
+    return records.resolve() if records.is_symlink() else records
 
 
 def _beside(records: Path) -> Path:

@@ -25,8 +25,7 @@ from starlette.routing import Route
 
 from sottovoce.errors import SottovoceError
 from sottovoce.report import page
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import Chart, Format
+from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import data_size, duration, equals, number, percent
