@@ -74,6 +74,6 @@ def _with_labels(own: Dataset, classes: int, arrays: dict[str, npt.NDArray[Any]]
 
 
 def has_target(path: Path, facts: Facts) -> bool:
-    """Whether a client's file has a place for what is to be predicted; it may still be empty."""
+    """Returns whether a client's file has a place for what is to be predicted; it may still be empty."""
     agreed, names = description.of(facts), set(column_names(path))
     return "y" in names or (agreed is not None and names.issuperset(agreed.target.sources))
