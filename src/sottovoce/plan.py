@@ -33,8 +33,7 @@ from sottovoce.catalog import (
     SHIFTS,
 )
 from sottovoce.errors import nearest
-from sottovoce.plan_rules import check
-from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
+from sottovoce.plan_rules import PlanError, check, coerce, read_toml, split, told_apart, toml
 from sottovoce.presets import ALONE, FOLDER, PRESETS, preset_values
 
 __all__ = ["Plan", "PlanError", "key", "keys"]

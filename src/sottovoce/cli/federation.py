@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.consent import consent
-from sottovoce.cli.display import answer, err, personalized
+from sottovoce.cli.display import answer, consent, err, personalized
 from sottovoce.cli.options import (
     CLIENT,
     DATA,
