@@ -7,8 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from sottovoce.report import page
-from sottovoce.report.axis import Axis
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Axis, Chart, svg
 from sottovoce.report.figures import Series, trend
 from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import equals, number, percent
