@@ -180,7 +180,7 @@ def open_watch(run: str | Path, port: int) -> tuple[uvicorn.Server, socket.socke
         reason = {errno.EADDRINUSE: "it is in use", errno.EACCES: "the system does not let you"}.get(
             getattr(error, "errno", None) or 0, str(error)
         )
-        raise SottovoceError(f"cannot listen on port {port}, {reason}: give another --port") from None
+        raise SottovoceError(f"cannot listen on port {port}, {reason}: give another port", "port") from None
     application = create_watch(run, ended=lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(application, access_log=False, log_level="error", ws="none"))
     return server, listening

@@ -50,7 +50,7 @@ def _made(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def without_noise(run: ReportedRun) -> bool:
-    """Whether releases left without noise, as an ablation."""
+    """Returns whether releases left without noise, as an ablation."""
     return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
 
 
