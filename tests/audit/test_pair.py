@@ -21,7 +21,7 @@ from sottovoce.audit.pair import (
 )
 from sottovoce.data import ClientRecords, Records
 
-from .toys import BEST, CENTRAL, toy
+from .toys import BEST, CENTRAL, SHARED, toy
 
 MOMENTS = {
     "preset": "tuned",
@@ -33,6 +33,7 @@ MOMENTS = {
 PLANS: dict[str, dict[str, Any]] = {
     "best": BEST,
     "central": CENTRAL,
+    "shared": SHARED,
     "public": {"seeded": True},
     "central, public": {"seeded": True, "preset": "central", "rounds": 3},
     "a long clip": {**BEST, "clip": 7.0},

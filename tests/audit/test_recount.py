@@ -19,18 +19,18 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.run.training import train
 
-from .toys import BEST, CENTRAL, records
+from .toys import BEST, CENTRAL, SHARED, quick, records
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recounted")
-    for name, keys in (("best", BEST), ("central", CENTRAL)):
-        train(Plan.load(overrides={"dataset": records(folder), **keys, "channel": "direct"}), folder / name)
+    for name, keys in (("best", BEST), ("central", CENTRAL), ("shared", SHARED)):
+        train(Plan.load(overrides={"dataset": records(folder), **quick(keys)}), folder / name)
     return folder
 
 
-@pytest.mark.parametrize("run", ["best", "central"])
+@pytest.mark.parametrize("run", ["best", "central", "shared"])
 def test_other_code_finds_the_same_epsilon_and_files_agree(trained: Path, run: str) -> None:
     found = recount(trained / run)
     assert found["faults"] == []

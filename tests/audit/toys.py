@@ -14,8 +14,9 @@ from sottovoce.plan import Plan
 
 TOY = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0, "rounds": 3}
 CLASSES = {"context": "shares", "context_share": 0.05, "prior": "context"}
-BEST = {**TOY, **CLASSES, "seeded": True, "seed": 3}
+BEST = {**TOY, **CLASSES, "seeded": True, "seed": 5}
 CENTRAL = {**BEST, "preset": "central", "rounds": 3}
+SHARED = {**BEST, "preset": "shared", "rounds": 3, "channel": "integers"}
 
 
 def records(folder: Path) -> str:
@@ -30,6 +31,11 @@ def records(folder: Path) -> str:
 def toy(folder: Path, **keys: Any) -> tuple[Blueprint, FederatedDataset]:
     """What a plan on these records is opened to."""
     return opened(Plan.load(overrides={"dataset": records(folder), **TOY, **keys}))
+
+
+def quick(plan: dict[str, Any]) -> dict[str, Any]:
+    """The same plan with the quickest channel that it can have."""
+    return {"channel": "direct", **plan}
 
 
 def words(folder: Path, keys: dict[str, Any]) -> list[str]:

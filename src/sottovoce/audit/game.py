@@ -1,10 +1,11 @@
 """The game: which of two files does a participant hold? A simulated run is played, and shows something of it.
 
 The adversary knows both files, everything else and all code, and sees what the place of the noise lets him
-see: every decoded release under noise=client; under noise=server the noised sums, and those releases that
-are private by themselves. A run is the real one, from client to channel to ledger to server. Its other
-participants stay silent, since their answers say nothing about the file. The best test is the likelihood
-ratio: for Gaussian noise the projection on the known difference, added up over all releases.
+see: every decoded release under noise=client; under noise=server the noised sums, under noise=shared the sums
+of as few shares as protect, and those releases that are private by themselves. A run is the real one, from
+client to channel to ledger to server. Its other participants stay silent, since their answers say nothing
+about the file. The best test is the likelihood ratio: for Gaussian noise the projection on the known
+difference, added up over all releases.
 """
 
 from __future__ import annotations
@@ -95,20 +96,28 @@ class _Run:
         return self._seen
 
     def _round(self, number: int) -> None:
+        """One round: of the participants only this one answers, if it is called."""
         blueprint, server, who = self._blueprint, self._server, self._participant
-        plan, silent = blueprint.plan, who not in blueprint.schedule[number - 1]
-        if silent and plan.place.at_server:
-            server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
-        elif silent:
-            server.receive_round({})
-        if silent:
+        plan = blueprint.plan
+        if who not in blueprint.schedule[number - 1]:
+            if plan.place.summed:
+                server.receive_update(server.add_up({}, server_randomness(plan, self._run, number)))
+            else:
+                server.receive_round({})
             return
-        coefficients, _ = blueprint.downlink("gradient").deliver(server.coefficients([who]))
-        if not plan.place.at_server:
-            server.receive_round({who: self._release("gradient", number, coefficients[0])})
-            return
+        coefficients = blueprint.downlink("gradient").deliver(server.coefficients([who]))[0][0]
+        if plan.place.shared:
+            self._shared_round(number, coefficients)
+        elif plan.place.at_server:
+            self._server_round(number, coefficients)
+        else:
+            server.receive_round({who: self._release("gradient", number, coefficients)})
+
+    def _server_round(self, number: int, coefficients: Tensor) -> None:
+        """The adversary sees the noised sum, and not the release."""
+        server, plan, who = self._server, self._blueprint.plan, self._participant
         h, weights = server.counted([who])
-        released, first, second, release = self._make("gradient", number, coefficients[0])
+        released, first, second, release = self._make("gradient", number, coefficients)
         update = server.add_up({who: released}, server_randomness(plan, self._run, number))
         columns, bounded = update.columns.double().cpu().numpy(), h[0].cpu().numpy()
         bounded = bounded / max(1.0, float(np.linalg.norm(bounded)))
@@ -120,6 +129,23 @@ class _Run:
         noise = columns - counts * np.outer(released, bounded)
         self._note(release, number, scale * (second - first), noise)
         server.receive_update(update)
+
+    def _shared_round(self, number: int, coefficients: Tensor) -> None:
+        """The adversary sees the sum of as few honest shares as protect; the others' records are nothing."""
+        blueprint, who = self._blueprint, self._participant
+        share, first, second, release = self._make("gradient", number, coefficients)
+        sharing, signal = blueprint.sharing, self._client.signal
+        assert sharing is not None
+        assert signal is not None
+        total = share.astype(np.int64)
+        for other in range(1, sharing.honest):
+            randomness = server_randomness(blueprint.plan, f"{self._run} {other}", number)
+            total += sharing.share(np.zeros(sharing.size), 1, randomness)
+        seen = sharing.columns(total)[:, 0].double().numpy()
+        scale = blueprint.counted[who] / sharing.records
+        self._weigh("gradient", seen, scale * first, scale * second, release.sigma**2)
+        self._note(release, number, scale * (second - first), seen - scale * signal)
+        self._server.receive_update(self._server.share_out(total, [who]))
 
     def _release(self, kind: Kind, number: int, coefficients: Tensor | None) -> Vector:
         """A release that is private by itself, and seen as it is decoded."""

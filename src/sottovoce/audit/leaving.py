@@ -172,7 +172,7 @@ def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
     """How much of a client's statistic reaches the sum that is noised: 1 where its own noise protects it."""
-    if release.place != "server" or blueprint.round_sum is None or participant is None:
+    if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
     return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
 

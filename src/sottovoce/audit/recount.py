@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sottovoce.blending import counted_sizes
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
@@ -138,12 +139,15 @@ def _disagreements(
         faults.append(f"the {kind} of {client} in round {number} is in no row of the ledger{more}")
     for kind, client, number in sorted(charged - made)[:1]:
         faults.append(f"the ledger charges a {kind} of {client} in round {number} that no round made")
-    smallest = min((sum(training[client] for client in line["clients"]) for line in rounds), default=0)
+    counted = dict(zip(training, counted_sizes(plan, list(training.values())), strict=True))
+    smallest = min((sum(counted[client] for client in line["clients"]) for line in rounds), default=0)
     for row in rows:
         if row.kind != "gradient" or row.client not in training:
             continue
-        wanted = 2 * plan.clip / (smallest if plan.place.at_server else training[row.client])
-        if abs(row.sensitivity - wanted) > _EXACT * wanted or row.place != plan.noise:
+        wanted = 2 * plan.clip / (smallest if plan.place.summed else training[row.client])
+        # What a code or a grid may add to it is charged too.
+        near = 1 - _EXACT <= row.sensitivity / wanted <= 1 + AGREEMENT
+        if not near or row.place != plan.noise:
             faults.append(
                 f"the ledger charges Δ = {row.sensitivity:.6g} at the {row.place} for {row.client} in round "
                 f"{row.round}, and clip={plan.clip:g} makes it {wanted:.6g} at the {plan.noise}"
