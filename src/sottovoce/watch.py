@@ -27,9 +27,9 @@ from sottovoce.errors import SottovoceError
 from sottovoce.report import page
 from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
-from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import data_size, duration, equals, number, percent
 from sottovoce.report.run_figures import percent_tick
+from sottovoce.report.table import Html, tag
 from sottovoce.run.status import Status, read_status
 
 HOST = "127.0.0.1"

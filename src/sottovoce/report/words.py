@@ -10,9 +10,9 @@ import math
 import re
 
 from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
-from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import count, equals, number, out_of
 from sottovoce.report.reading import ReportedRun
+from sottovoce.report.table import Html, join, tag
 
 
 def warning(run: ReportedRun) -> str | None:
