@@ -46,7 +46,8 @@ def visible(text: str) -> str:
     'north\\\\x1b[2J'
     """
     keep = str.isprintable
-    return "".join(c if keep(c) or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    spaces = "\n\u00a0\u202f"  # of figures and their units
+    return "".join(c if keep(c) or c in spaces else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -252,7 +252,14 @@ def _noise(costs: dict[str, Any]) -> str:
     if costs["plan"]["noise"] == "client":
         own = sorted({site["sigma"] for site in costs["clients"] if site["sigma"] is not None})
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
-        return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts)))
+        gain = costs["shared_gain"]
+        less = (
+            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server (so far "
+            "simulated only)"
+            if gain
+            else ""
+        )
+        return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts))) + less
     if costs["sharing"] is not None:
         shared = costs["sharing"]
         added = (

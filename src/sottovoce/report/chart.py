@@ -126,7 +126,7 @@ class Chart:
     """A chart without its surroundings: marks, axes, legend, names inside the plot, and readouts.
 
     `labels` and `stops` are (percent from the bottom, name) and (percent from the left, words); a chart
-    without marks says that nothing was recorded. `height` counts in files only.
+    without marks says that nothing was recorded. `height` is in pixels.
     """
 
     title: str
@@ -168,7 +168,13 @@ class Chart:
                 class_="y-ticks",
                 aria_hidden="true",
             ),
-            tag("div", self._plot(), tag("div", *names, class_="rows", aria_hidden="true"), class_="area"),
+            tag(
+                "div",
+                self._plot(),
+                tag("div", *names, class_="rows", aria_hidden="true"),
+                class_="area",
+                style=f"height:{self.height}px",
+            ),
             tag("div", *along, class_="x-ticks" if along else "x-ticks none", aria_hidden="true"),
             tag("div", tag("output", aria_hidden="true"), tag("span", self.x_name), class_="x-name"),
             class_="chart",
