@@ -176,7 +176,7 @@ class KeptKey:
         return float(PRICE.unpack(price)[0]) if len(price) == PRICE.size else None
 
     def lost(self, ledger: Ledger) -> bool:
-        """Whether the ledger does not know the context."""
+        """Returns whether the ledger does not know the context."""
         known = [self.entry, onboarding_entry(self.run)]
         if len(self.content) <= 2 * _KEY:
             known.append(self.run)  # as version 0.1 called it

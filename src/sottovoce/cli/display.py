@@ -182,7 +182,7 @@ def epsilon(value: float | None) -> str:
 
 @contextmanager
 def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
-    """A bar over clients, gone when all are done; yields what hears each name and how many there are."""
+    """Shows a bar over clients, gone when all are done; yields a callback for each name and their number."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     parts = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

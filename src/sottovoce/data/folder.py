@@ -37,7 +37,7 @@ CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 
 
 def described(path: Path) -> bool:
-    """Whether a file of records has an agreement beside it."""
+    """Returns whether a file of records has an agreement beside it."""
     return path.suffix.lower() in FORMATS and (path.parent / NAME).exists()
 
 

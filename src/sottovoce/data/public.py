@@ -213,7 +213,7 @@ def cache_folder() -> Path:
 
 
 def fetched(name: str) -> bool:
-    """Whether a public dataset is in the cache."""
+    """Returns whether a public dataset is in the cache."""
     return (cache_folder() / f"{name}.npz").exists()
 
 

@@ -144,7 +144,7 @@ def open_features(
 
 
 def map_size(name: str, shape: tuple[int, ...]) -> int:
-    """How many numbers the map `name` has for pictures of `shape`, before any projection."""
+    """Returns how many numbers the map `name` has for pictures of `shape`, before any projection."""
     opened = open_features(name, shape)
     return 0 if opened is None else opened.size
 

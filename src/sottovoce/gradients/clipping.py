@@ -104,7 +104,7 @@ def refuse_unclippable(module: nn.Module) -> None:
 
 
 def _mixes(norm: _BatchNorm | _InstanceNorm) -> bool:
-    """Whether a layer computes or keeps statistics over several records."""
+    """Returns whether a layer computes or keeps statistics over several records."""
     if isinstance(norm, _BatchNorm):
         return norm.training or norm.running_mean is None or norm.running_var is None
     return norm.training and norm.track_running_stats

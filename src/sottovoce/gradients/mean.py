@@ -205,7 +205,7 @@ def _check(
 
 
 def _linear_in_records(layers: Sequence[Layer]) -> bool:
-    """Whether the first layer with parameters is linear and sees the records as they are."""
+    """Returns whether the first layer with parameters is linear and sees the records as they are."""
     before = list(takewhile(lambda layer: isinstance(layer, Plain), layers))
     flat = all(isinstance(layer, Plain) and type(layer.module) is nn.Flatten for layer in before)
     return flat and isinstance(layers[len(before)], Linear)

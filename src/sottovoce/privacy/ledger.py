@@ -319,7 +319,7 @@ class Ledger:
         return epsilon(self.spent(client), delta, accounting)
 
     def releases(self, client: Client, *, run: str | None = None) -> int:
-        """How many releases the client was ever charged for, in all runs, or one by one in one run.
+        """Returns how many releases the client was ever charged for, in all runs, or one by one in one run.
 
         The number only grows: a receiver that remembers a larger one is facing a restored backup.
         """

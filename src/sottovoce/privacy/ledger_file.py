@@ -234,7 +234,7 @@ class LedgerFile(Database):
 
 
 def same_scope(one: str, other: str) -> bool:
-    """Whether both say the same; names of clients are compared as people read them."""
+    """Returns whether both say the same; names of clients are compared as people read them."""
     return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 

@@ -12,10 +12,9 @@ from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.report import page
 from sottovoce.report.chart import Chart, linear, logarithmic, svg
 from sottovoce.report.figures import Series, Span, line_of, reaches, spans, trend
-from sottovoce.report.markup import tag
 from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
 from sottovoce.report.run_figures import percent_tick
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import Table, TableEntry, tag
 
 ROWS = ("constant", "home_alone", "shared", "blend", "finished")
 """Rows that people are shown, in this order."""

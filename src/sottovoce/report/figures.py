@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sottovoce.report.chart import Axis, Chart, Format, counting
-from sottovoce.report.markup import Html, tag
+from sottovoce.report.table import Html, tag
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
 from sottovoce.report import audit, page, run_figures
-from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import (
     UNKNOWN,
     count,
@@ -29,7 +28,7 @@ from sottovoce.report.numbers import (
 )
 from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
 from sottovoce.report.run_figures import confusion
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import Html, Table, TableEntry, join, tag
 from sottovoce.report.words import promise, warning, without_noise
 
 
