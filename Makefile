@@ -50,7 +50,7 @@ mutants: .venv/installed
 
 # The real presets: how far one record moves each release, and how well the worst pair is guessed (minutes).
 audit: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --timeout=3600 -m slow tests/audit
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --timeout=3600 -m slow tests/audit
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak
