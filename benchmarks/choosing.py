@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sottovoce.files import write_atomically
-from sottovoce.report.axis import Axis, linear
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Axis, Chart, linear, svg
 from sottovoce.report.figures import line_of, trend
 
 ROOT = Path(__file__).parents[1]

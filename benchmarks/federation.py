@@ -135,7 +135,7 @@ def round_trip(channel: str) -> dict[str, Any]:
     """One round: two client processes, then the server's part, for k = 16,384, less the gradient."""
     import torch
 
-    from sottovoce.federation.client_files import agree, write_client_files
+    from sottovoce.federation.agreement import agree, write_client_files
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.node import Node
     from sottovoce.federation.store import Store

@@ -27,7 +27,7 @@ import torch
 from sottovoce.data import Dataset, Facts
 from sottovoce.models import logits
 from sottovoce.plan import Plan
-from sottovoce.run.prepare import prepare
+from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server
 from sottovoce.tasks import open_task
 
@@ -94,8 +94,8 @@ def judged(
     return Judged(records, [(facts.normalize(x), y) for x, y in fresh])
 
 
-def accuracies(sites: Judged, settings: Mapping[str, Any], seed: int) -> np.ndarray:
-    """Percent of each participant's fresh records that its final model gets right."""
+def trained(sites: Judged, settings: Mapping[str, Any], seed: int) -> tuple[Prepared, Server]:
+    """A run with what it ended with."""
     given = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0}
     plan = Plan.load(overrides={"preset": "best", **given, "dataset": "hospitals", "seed": seed, **settings})
     prepared = prepare(plan, replace(sites.records, name="hospitals"))
@@ -112,6 +112,13 @@ def accuracies(sites: Judged, settings: Mapping[str, Any], seed: int) -> np.ndar
             releases[i] = (mean + drawn).numpy()
         server.receive_round(releases)
     server.finish()
+    return prepared, server
+
+
+def accuracies(sites: Judged, settings: Mapping[str, Any], seed: int) -> np.ndarray:
+    """Percent of each participant's fresh records that its final model gets right."""
+    prepared, server = trained(sites, settings, seed)
+    blueprint, federation = prepared.blueprint, prepared.federation
     task, found = open_task(blueprint.facts), []
     fresh = sites.fresh or [(mine.held_out.x, mine.held_out.y) for mine in federation.participants]
     for i, (x, y) in enumerate(fresh):

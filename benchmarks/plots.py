@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.report.axis import Axis, linear, logarithmic
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Axis, Chart, linear, logarithmic, svg
 from sottovoce.report.figures import Series, bars, line_of, trend
 from studies.bench import channel
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from sottovoce.report.axis import Axis, linear
-from sottovoce.report.chart import Chart
+from sottovoce.report.chart import Axis, Chart, linear
 from sottovoce.report.figures import Series, bars, line_of, trend
 from sottovoce.report.numbers import number
 from studies.index import Indexed

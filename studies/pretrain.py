@@ -20,10 +20,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sottovoce.features.centres import channels, paths, standardized
-from sottovoce.features.images import generate
-from sottovoce.features.patterns import Network, Patterns
+from sottovoce.features.patterns import Network, Patterns, channels, paths, standardized
 from sottovoce.features.scattering import Scattering
+from studies.images import generate
 
 _RENEWED = 4096  # pictures made at once
 

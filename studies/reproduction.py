@@ -12,8 +12,7 @@ from pathlib import Path
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.report import page
-from sottovoce.report.markup import Html, tag
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import Html, Table, TableEntry, tag
 from studies.cells import EXPERIMENTS
 from studies.figures import figures
 from studies.index import Indexed, read_index

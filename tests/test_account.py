@@ -159,7 +159,7 @@ def test_a_node_whose_records_lie_in_the_folder_counts_what_was_simulated_on_the
 
 def test_a_ledger_of_several_clients_wants_the_name_of_one_of_them(place: Path, tmp_path: Path) -> None:
     elsewhere = Path(shutil.copy(place / "sites" / "north.csv", tmp_path / "today.csv"))
-    with pytest.raises(SottovoceError, match="'today' is none of them: say --client NAME"):
+    with pytest.raises(SottovoceError, match="'today' is none of them: name the client"):
         Account.of(elsewhere, Terms(ledger=shared(place)))
     before, server = spent(place, "north"), FinishedRun.load(place / "run")
     obtain_model(server, elsewhere, tmp_path / "model", Terms(shared(place), "north"))
@@ -206,7 +206,7 @@ def test_clients_of_a_ledger_without_its_folder_are_those_that_were_charged_in_i
     today = tmp_path / "today.csv"
     assert Account.of(today, Terms(ledger=path, client="north")).name == "north"
     with pytest.raises(
-        SottovoceError, match=r"'nrth' is none of them: say --client NAME, did you mean 'north'"
+        SottovoceError, match=r"'nrth' is none of them: name the client, did you mean 'north'"
     ):
         Account.of(today, Terms(ledger=path, client="nrth"))
 
@@ -345,3 +345,12 @@ def test_a_run_on_a_folder_counts_contexts_that_only_their_keys_remember(place: 
     with Ledger.open(shared(place), scope=NAMED) as book:
         contexts = [entry.charge for entry in book.charges("north") if "/" in entry.charge.run]
         assert [charge.mu_squared for charge in contexts] == [pytest.approx(both - before)]
+
+
+def test_a_path_is_said_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites(tmp_path / "sites")
+    monkeypatch.chdir(tmp_path)
+    records = Path("sites/north.csv")
+    assert Account.of(records, Terms()).path == Path("sites/north.ledger.sqlite")
+    with Ledger.open("sites/ledger.sqlite", scope=NAMED):
+        assert Account.of(records, Terms()).path == Path("sites/ledger.sqlite")

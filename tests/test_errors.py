@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from sottovoce.cli import main
 from sottovoce.errors import nearest
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
@@ -24,3 +27,29 @@ def test_no_error_of_ours_is_written_over_several_lines(path: Path) -> None:
             for argument in node.exc.args:
                 texts = [n.value for n in ast.walk(argument) if isinstance(n, ast.Constant)]
                 assert not any(isinstance(text, str) and "\n" in text for text in texts), ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if "cli" not in path.parts], ids=lambda path: path.stem
+)
+def test_errors_below_the_command_line_do_not_speak_of_flags(path: Path) -> None:
+    """Python has none: an error names the arguments that it is about, and the command line adds the flags."""
+    flag = re.compile(r"(^|[\s(`'\"])--[a-z]")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise):
+            texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            assert not any(isinstance(text, str) and flag.search(text) for text in texts), ast.unparse(node)
+
+
+def test_the_command_line_adds_the_flags_of_the_arguments_that_an_error_is_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.toml").write_text("rounds = 1\n")
+    monkeypatch.setattr(sys, "argv", ["sottovoce", "train", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "already holds a run: choose another folder, or resume it (--out, --resume)" in said.replace(
+        "\n", ""
+    )

@@ -41,7 +41,8 @@ def family(records: Records, task: str, outputs: int = 3, published: Tensor | No
     if published is not None:
         with torch.no_grad():
             module[1].weight.copy_(published)
-    fits = open_family(module, records, open_task(facts), flat_parameters(module))
+    start = flat_parameters(module)
+    fits = open_family(module, start, records, open_task(facts), start)
     assert isinstance(fits, LinearFamily)
     return fits
 
@@ -122,7 +123,7 @@ def test_any_module_is_fitted_from_the_published_model_or_alone_from_its_beginni
     facts = Facts((4,), 3)
     module = open_model("mlp", (4,), 3, 0, {"mlp_sizes": "8"})
     fresh = flat_parameters(module).clone()
-    fits = open_family(module, mine, open_task(facts), fresh)
+    fits = open_family(module, fresh, mine, open_task(facts), fresh)
     assert isinstance(fits, ModuleFamily)
     tried = fits.out_of_fold(torch.arange(60) % 5, NOTHING)
     task = open_task(facts)
@@ -132,3 +133,19 @@ def test_any_module_is_fitted_from_the_published_model_or_alone_from_its_beginni
     theta = fits.fit(best)
     assert float(task.losses(fits.outputs(theta, mine.x), mine.y).mean()) < losses[AS_PUBLISHED]
     assert torch.equal(fits.fit(AS_PUBLISHED), fresh)
+
+
+def test_a_path_ends_only_when_every_center_has_had_its_best_pull() -> None:
+    """A published model that is exact is best at much pull; a site alone needs little."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(400, 6, generator=generator)
+    weight = 3 * torch.randn(3, 6, generator=generator)
+    y = torch.distributions.Categorical(logits=x @ weight.T).sample()
+    facts, folds = Facts((6,), 3), torch.arange(400) % 5
+    task = open_task(facts)
+
+    def best_alone(published: Tensor) -> float:
+        tried = family(Records(x, y), "classes", published=published).out_of_fold(folds, NOTHING)
+        return min(float(task.losses(out, y).mean()) for choice, out in tried.items() if choice.share == 0)
+
+    assert best_alone(weight) == pytest.approx(best_alone(torch.zeros(3, 6)), rel=1e-3)

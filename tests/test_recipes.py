@@ -22,7 +22,7 @@ from sottovoce import catalog, channel, context, data, generator, models
 from sottovoce.channel.base import Channel
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.context import Statistic
-from sottovoce.data import Facts, public, sources
+from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields
 from sottovoce.federation.result import write_run
@@ -88,7 +88,7 @@ def test_a_dataset_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sha256=public.array_sha256(x, y),
         files=("published.npz",),
         read=read,
-        sources=(sources.folder(tmp_path),),
+        sources=(public.folder(tmp_path),),
     )
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
     monkeypatch.setitem(public.PUBLIC, "toys", toy)

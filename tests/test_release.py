@@ -415,3 +415,29 @@ def test_shared_noise_is_the_same_for_all_clients_and_spends_the_budget() -> Non
         assert made.budget.covers(spending(made.releases_of(participant), counts))
     assert made.sharing is not None
     assert made.sharing.total > made.sigma
+
+
+def test_gradients_at_an_own_part_without_noise_would_move_a_share_by_more_than_is_charged() -> None:
+    """Why own parts are refused: one record moves the own part, and with it all other records' gradients."""
+    made = blueprint(**SHARED)
+    release, records = made.releases_of(0)["gradient"], some_records(40, scale=3.0)
+    start = torch.zeros(made.coefficients)
+
+    def own(given: Records) -> torch.Tensor:
+        """Moved by the raw gradients of two rounds, as "it never leaves the client" would have it."""
+        part = start
+        for _ in range(2):
+            part = part - 200 * release.statistic(given, part).float()
+        return part
+
+    def moved(other: Records, at: torch.Tensor, at_other: torch.Tensor) -> float:
+        difference = release.statistic(records, at) - release.statistic(other, at_other)
+        return 40 * float(difference.norm()) / made.sharing.records  # type: ignore[union-attr]
+
+    published = own(some_records(40, seed=5))  # made of anything but these records: charged releases, say
+    same = [moved(other, published, published) for other in neighbours(records)]
+    trapped = [moved(other, own(records), own(other)) for other in neighbours(records)]
+    assert max(same) <= release.sensitivity
+    assert max(trapped) > 2 * release.sensitivity
+    with pytest.raises(SottovoceError, match="set individual=0"):
+        blueprint(**{**SHARED, "individual": 0.1})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
@@ -159,3 +160,46 @@ def test_averaging_ends_at_the_mean_of_the_last_generators() -> None:
         seen.append(made.generator.weight.detach().clone())
     made.finish()
     assert torch.allclose(made.generator.weight.detach(), (seen[2] + seen[3]) / 2, atol=1e-6)
+
+
+SHARED = {
+    **{"method": "blend", "noise": "shared", "context": "public", "individual": 0.0, "weighting": 1.0},
+    **{"channel": "integers", "clients_per_round": 6, "learning_rate": 0.25},
+}
+
+
+@pytest.mark.parametrize("came", [range(6), range(5)])
+def test_a_sum_of_shares_moves_the_generator_over_the_planned_records_whoever_came(came: range) -> None:
+    made = server(**SHARED)
+    sharing = made.blueprint.sharing
+    assert sharing is not None
+    mean = np.random.default_rng(2).normal(size=made.blueprint.coefficients)
+    mean *= 0.1 / np.linalg.norm(mean)
+    counted = made.blueprint.counted
+    total = sum(sharing.share(mean, counted[i], SeededRandomness(bytes([i]))) for i in came)
+    assert isinstance(total, np.ndarray)
+    update = made.share_out(total, list(came))
+    assert update.participants == tuple(came)
+    step = sharing.step / sharing.records
+    assert float(update.columns.norm()) == pytest.approx(float(np.linalg.norm(total)) * step, rel=1e-5)
+    made.receive_update(update)
+    assert torch.allclose(made.generator.shared.detach(), -0.25 * update.columns[:, 0], atol=1e-7)
+    # Five of six clients: five sixths of the mean, and the noise of five shares.
+    projected = float(update.columns[:, 0].double().numpy() @ mean) / float(mean @ mean)
+    noise = 8 * len(came) ** 0.5 * step / float(np.linalg.norm(mean))
+    assert abs(projected - len(came) / 6) < 5 * noise
+
+
+def test_a_sum_that_cannot_be_one_is_thrown_away_and_counts_as_a_round() -> None:
+    made = server(**SHARED)
+    update = made.share_out(np.full(made.blueprint.coefficients, 2**15 - 1), range(6))
+    assert update.participants == ()
+    made.receive_update(update)
+    assert made.round == 1
+    assert not made.generator.shared.any()
+
+
+def test_a_share_alone_moves_nothing() -> None:
+    made = server(**SHARED)
+    with pytest.raises(SottovoceError, match="noise=shared are not private"):
+        made.receive_round({0: np.zeros(made.blueprint.coefficients)})

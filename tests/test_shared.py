@@ -345,3 +345,12 @@ def test_shares_are_drawn_by_the_system_unless_a_simulation_says_otherwise() -> 
     made = sharing(size=500, releases=1)
     one, other = (Shares(made, 800).encode(np.zeros(500), secret=b"", stream=(1,)) for _ in range(2))
     assert one != other
+
+
+def test_a_seeded_share_is_what_it_was() -> None:
+    """Signs, rotation, digits and rows of the table: all of it is pinned by a few numbers."""
+    made = sharing(size=1000, releases=10, seed=41)
+    mean = np.linspace(-1, 1, 1000) * 0.01
+    share = made.share(mean, 800, SeededRandomness(b"pinned"))
+    assert share[:8].tolist() == [33, -9, -7, -52, -23, 39, 78, 71]
+    assert int(share.sum()) == 2957

@@ -184,7 +184,7 @@ def test_what_cannot_be_watched_is_said_in_one_line(run: Path, tmp_path: Path) -
         open_watch(tmp_path, 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SottovoceError, match=f"port {port}, it is in use: give another --port"):
+        with pytest.raises(SottovoceError, match=f"port {port}, it is in use: give another port"):
             open_watch(run, port)
 
 

@@ -13,8 +13,15 @@ import numba
 import numpy as np
 from scipy import special, stats
 
-from sottovoce.channel.polar.cancellation import dithers_from
-from sottovoce.channel.polar.folding import branch_bias, branch_odds, fold, given_bit, magnitudes, sign_bias
+from sottovoce.channel.polar.folding import (
+    branch_bias,
+    branch_odds,
+    dithers_from,
+    fold,
+    given_bit,
+    magnitudes,
+    sign_bias,
+)
 from sottovoce.channel.polar.model import (
     BINS,
     CLASSES,

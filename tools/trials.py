@@ -305,7 +305,7 @@ class Bench:
         self.folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for name in ("src", "tests", "benchmarks", "tools", "docs", "deploy", "examples"):
+        for name in ("src", "tests", "benchmarks", "studies", "tools", "docs", "deploy", "examples"):
             if (root / name).exists():
                 ignored = shutil.ignore_patterns("__pycache__", "*.nb[ic]")
                 shutil.copytree(root / name, folder / name, ignore=ignored)

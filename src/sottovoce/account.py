@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from sottovoce.data import Dataset
 from sottovoce.data.clients import NAMED
 from sottovoce.data.columns import canonical
@@ -73,7 +71,7 @@ class Account:
     @classmethod
     def alone(cls, records: Path, terms: Terms, directory: Path | None = None) -> Self:
         """In a ledger of the client's own; version 0.1 had it in a node's `directory`."""
-        path = _beside(records.resolve()) if terms.ledger is None else Path(terms.ledger)
+        path = _beside(_led_to(records)) if terms.ledger is None else Path(terms.ledger)
         if directory is not None and terms.ledger is None and Memory(directory / LEDGER).begun:
             path = directory / LEDGER
         return cls(path, client_scope(called(records, terms)), OWN_RECORDS, records, terms)
@@ -115,7 +113,7 @@ def called(records: Path, terms: Terms) -> str:
 
     A link in a folder of sites names its client; any other link is called as the file that it leads to.
     """
-    return canonical(terms.client or (records if described(records) else records.resolve()).stem)
+    return canonical(terms.client or (records if described(records) else _led_to(records)).stem)
 
 
 def ledgers_of(records: Path, terms: Terms | None = None, *, but: Path | None = None) -> dict[Path, str]:
@@ -125,9 +123,9 @@ def ledgers_of(records: Path, terms: Terms | None = None, *, but: Path | None = 
     versions began beside a link.
     """
     found = dict[Path, str]()
-    for file in (records.parent.resolve() / records.name, records.resolve()):
+    for file in (records, _led_to(records)):
         folders = file.with_name(LEDGER)
-        if described(file) and folders != but and _of_several(folders) is not None:
+        if described(file) and folders.absolute() != but and _of_several(folders) is not None:
             found[folders] = called(file, terms or Terms())
         found[_beside(file)] = OWN_RECORDS
     return found
@@ -148,7 +146,7 @@ def count_clients(ledger: Ledger, plan: Plan, records: Dataset) -> None:
         clients = client_files(records.home)
         charge_kept(ledger, clients)
         for name, path in clients.items():
-            ledger.count(name, ledgers_of(path, but=shared.resolve()))
+            ledger.count(name, ledgers_of(path, but=shared.absolute()))
 
 
 @dataclass(frozen=True)
@@ -165,6 +163,9 @@ class KeptKey:
     @property
     def entry(self) -> str:
         """What the context is called in a ledger that has lost it: a name made of its key."""
+        # A simulation on a machine without `cryptography` has no such keys.
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         private = X25519PrivateKey.from_private_bytes(self.content[:_KEY])
         return f"{self.run}/{private.public_key().public_bytes_raw().hex()[:16]}"
 
@@ -175,7 +176,7 @@ class KeptKey:
         return float(PRICE.unpack(price)[0]) if len(price) == PRICE.size else None
 
     def lost(self, ledger: Ledger) -> bool:
-        """Whether the ledger does not know the context."""
+        """Returns whether the ledger does not know the context."""
         known = [self.entry, onboarding_entry(self.run)]
         if len(self.content) <= 2 * _KEY:
             known.append(self.run)  # as version 0.1 called it
@@ -205,6 +206,11 @@ def charge_kept(ledger: Ledger, accounts: Collection[str]) -> None:
             charge = Charge(key.entry, key.account, "context", 0, math.sqrt(key.price), 1.0)
             ledger.recover([charge], key.run)
             log.warning("%s was restored from a backup: charged for a context that left", ledger.path)
+
+
+def _led_to(records: Path) -> Path:
+    """The file itself, where a link leads to it."""
+    return records.resolve() if records.is_symlink() else records
 
 
 def _beside(records: Path) -> Path:
@@ -237,7 +243,8 @@ def _known(ledger: Path, client: str) -> str:
             names.update(book.clients())
     if client not in names:
         raise SottovoceError(
-            f"{ledger} is the ledger of several clients, and '{client}' is none of them: say --client NAME, "
-            f"{nearest(client, sorted(names))}"
+            f"{ledger} is the ledger of several clients, and '{client}' is none of them: name the client, "
+            f"{nearest(client, sorted(names))}",
+            "client",
         )
     return client

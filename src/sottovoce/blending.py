@@ -43,7 +43,7 @@ class Blending:
     generated: float
     """g."""
     attraction: float
-    """λ of method `mean-regularized`, which shares the step."""
+    """λ, the proximal strength of method `mean-regularized`, which shares the step."""
 
     @property
     def shared(self) -> Reals:

@@ -288,7 +288,7 @@ def draw(
 
 
 def _counts(name: str, plan: Plan, sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many records each participant averages over, as the plan says or as many as it has."""
+    """Returns how many records each participant averages over, as the plan says or as many as it has."""
     fixed: int = getattr(plan, name)
     counts = (fixed,) * plan.participants if fixed else tuple(sizes)
     if len(counts) != plan.participants:

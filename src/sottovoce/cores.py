@@ -36,7 +36,7 @@ _here = _Here()
 
 
 def available() -> int:
-    """How many items this thread may have worked on at once."""
+    """Returns how many items this thread may have worked on at once."""
     return _here.cores or torch.get_num_threads()
 
 
@@ -57,7 +57,7 @@ def one_core() -> Iterator[None]:
 
 
 def beside_others() -> bool:
-    """Whether this thread works on an item while others may work on the next."""
+    """Returns whether this thread works on an item while others may work on the next."""
     return threading.current_thread().name.startswith(_NAME)
 
 

@@ -2,8 +2,8 @@
 
 As float32, or coded: multiples q·s of one step s, the smallest at which their entropy fits into the bits that
 the plan allows, then DEFLATE. One step for all is what loses least (reverse water-filling); a coefficient
-too large for a symbol travels exactly. The server sends `encode(a)`, and who trains goes on with `decode` of
-it, client and simulator alike, so engines agree bit for bit. Coefficients are made of what is private
+too large for a symbol travels exactly. The server sends `encode(a)`. Client and simulator alike train at
+`decode` of it, so engines agree bit for bit. Coefficients are made of what is private
 already: coding them is post-processing.
 """
 

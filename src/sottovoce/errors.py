@@ -11,7 +11,15 @@ from collections.abc import Iterable
 
 
 class SottovoceError(Exception):
-    """Something the user can put right; the message says how."""
+    """Something the user can put right; the message says how.
+
+    `options` are the names of arguments that it is about. The command line, which calls them `--NAME`, adds
+    them to the message; whoever calls from Python knows them as they are.
+    """
+
+    def __init__(self, message: str = "", *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 SHOWN = 200
@@ -38,7 +46,8 @@ def visible(text: str) -> str:
     'north\\\\x1b[2J'
     """
     keep = str.isprintable
-    return "".join(c if keep(c) or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    spaces = "\n\u00a0\u202f"  # of figures and their units
+    return "".join(c if keep(c) or c in spaces else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

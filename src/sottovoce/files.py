@@ -55,7 +55,7 @@ def replaced(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno != errno.EEXIST:
             temporary.unlink(missing_ok=True)
-        advice = "free some space, then --resume" if error.errno == errno.ENOSPC else "check the path"
+        advice = "free some space, then resume or repeat" if error.errno == errno.ENOSPC else "check the path"
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -21,13 +21,14 @@ from sottovoce.data import Records, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.fitting import AS_PUBLISHED, Choice, open_family
+from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
 from sottovoce.modelfile import PersonalModel, home_model
 from sottovoce.models import flat_parameters, import_model, model_options
 from sottovoce.tasks import Task, open_task
 
 Progress = Callable[[float], None]
-FOLDS = 5
+FOLDS, FEW = 5, 200
+"""Folds of cross-validation; twice as many for sites of few units, whose fits need every record."""
 Z = 1.96
 """Standard errors on each side of an interval of 95 %."""
 
@@ -83,42 +84,64 @@ def finish_records(
     task = open_task(model.facts)
     records = records[records.usable]
     held_out = records[:0] if held_out is None else held_out[held_out.usable]
-    _check(task, records)
-    folds = deal_folds(records)
-    family = open_family(model.module, records, task, _fresh(model))
-    tried = family.out_of_fold(folds, progress)
-    losses = {choice: float(task.losses(outputs, records.y).mean()) for choice, outputs in tried.items()}
-    best = min(losses, key=lambda choice: losses[choice])
-    alone = min((choice for choice in losses if choice.share == 0), key=lambda choice: losses[choice])
-    judged = held_out if len(held_out) else records
+    found = _chosen_fits(model.module, flat_parameters(model.module), records, task, _fresh(model), progress)
+    judged, family = records, found.family
+    outputs = {name: found.tried[choice] for name, choice in found.choices.items()}
     if len(held_out):
-        outputs = {
-            "constant": constant(task, records.y, len(held_out)),
-            "alone": family.outputs(family.fit(alone), held_out.x),
-            "published": family.outputs(family.fit(AS_PUBLISHED), held_out.x),
-            "finished": family.outputs(family.fit(best), held_out.x),
-        }
+        judged, outputs = held_out, found.outputs(held_out)
         family = family.on(joined(records, held_out))
-    else:
-        outputs = {
-            "constant": constant(task, records.y, len(records)),
-            "alone": tried[alone],
-            "published": tried[AS_PUBLISHED],
-            "finished": tried[best],
-        }
+    outputs = {"constant": constant(task, records.y, len(judged)), **outputs}
     rows = {
         name: {"loss": float(task.losses(each, judged.y).mean()), task.metric: task.score(each, judged.y)}
         for name, each in outputs.items()
     }
     return Finished(
-        theta=family.fit(best),
-        choice=best,
-        alone=alone,
+        theta=family.fit(found.choices["finished"]),
+        choice=found.choices["finished"],
+        alone=found.choices["alone"],
         rows=rows,
         worth=worth(task, outputs, judged),
         records=len(records) + len(held_out),
         held_out=len(held_out),
     )
+
+
+def finished_outputs(
+    module: nn.Module, published: Tensor, records: Records, held_out: Records, task: Task
+) -> dict[str, Tensor]:
+    """What held-out records get from a constant, a site `alone` and its `finished` model, for rehearsals.
+
+    `published` are the parameters θ of the published model.
+    """
+    records = records[records.usable]
+    found = _chosen_fits(module, published, records, task, flat_parameters(module), lambda share: None)
+    return {"constant": constant(task, records.y, len(held_out)), **found.outputs(held_out)}
+
+
+@dataclass(frozen=True)
+class _Fits:
+    """The fits that were chosen among those tried, by name."""
+
+    family: Family
+    tried: Mapping[Choice, Tensor]
+    choices: Mapping[str, Choice]
+
+    def outputs(self, held_out: Records) -> dict[str, Tensor]:
+        """What held-out records get from fits to all others."""
+        fit, x = self.family.fit, held_out.x
+        return {name: self.family.outputs(fit(choice), x) for name, choice in self.choices.items()}
+
+
+def _chosen_fits(
+    module: nn.Module, published: Tensor, records: Records, task: Task, fresh: Tensor, progress: Progress
+) -> _Fits:
+    _check(records)
+    family = open_family(module, published, records, task, fresh)
+    tried = family.out_of_fold(deal_folds(records), progress)
+    losses = {choice: float(task.losses(outputs, records.y).mean()) for choice, outputs in tried.items()}
+    alone = min((choice for choice in losses if choice.share == 0), key=lambda choice: losses[choice])
+    best = min(losses, key=lambda choice: losses[choice])
+    return _Fits(family, tried, {"alone": alone, "published": AS_PUBLISHED, "finished": best})
 
 
 def deal_folds(records: Records) -> Tensor:
@@ -134,7 +157,8 @@ def deal_folds(records: Records) -> Tensor:
     mixed = torch.randperm(len(units), generator=generator)
     order = mixed[sums[mixed].argsort(stable=True)]
     fold = torch.empty(len(units), dtype=torch.int64)
-    fold[order] = torch.arange(len(units)) % FOLDS
+    folds = FOLDS if len(units) >= FEW else min(2 * FOLDS, len(units))
+    fold[order] = torch.arange(len(units)) % folds
     return fold[of]
 
 
@@ -192,7 +216,7 @@ def _fresh(model: PersonalModel) -> Tensor:
     return flat_parameters(module)
 
 
-def _check(task: Task, records: Records) -> None:
+def _check(records: Records) -> None:
     if records.units < FOLDS:
         raise CannotFinish(
             f"{records.units} records can be used, and {FOLDS} are the fewest to choose by: give more records"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.data import Records
-from sottovoce.models import flat_parameters, logits, places
+from sottovoce.models import logits, places
 from sottovoce.tasks import Losses, Task
 
 BIAS_PULL = 0.01
@@ -184,9 +184,8 @@ def _wide(values: Tensor, like: Tensor) -> Tensor:
 class Family(ABC):
     """The fits of one model to one site's records, all of them usable."""
 
-    def __init__(self, module: nn.Module, records: Records, task: Task) -> None:
-        self._module, self._records, self._task = module, records, task
-        self._published = flat_parameters(module)
+    def __init__(self, module: nn.Module, published: Tensor, records: Records, task: Task) -> None:
+        self._module, self._published, self._records, self._task = module, published, records, task
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model at θ."""
@@ -211,15 +210,17 @@ class LinearFamily(Family):
 
     SHARES = (0.0, 0.3, 0.6, 1.0)
     PULLS = tuple(3.0**e for e in range(5, -7, -1))
+    LEAST = 5.0
+    """λ m is at least so much: a handful of records can always be told apart, and then fits run away."""
     CURVATURE = 0.25
     """Of a cross-entropy in an output, at its most; a scale for steps, not a bound."""
 
-    def __init__(self, module: nn.Module, records: Records, task: Task) -> None:
-        super().__init__(module, records, task)
+    def __init__(self, module: nn.Module, published: Tensor, records: Records, task: Task) -> None:
+        super().__init__(module, published, records, task)
         self._spanned = Spanned.of(records.x)
 
     def on(self, records: Records) -> Self:
-        return type(self)(self._module, records, self._task)
+        return type(self)(self._module, self._published, records, self._task)
 
     def out_of_fold(self, folds: Tensor, progress: Callable[[float], None]) -> dict[Choice, Tensor]:
         count = int(folds.max()) + 1
@@ -228,19 +229,19 @@ class LinearFamily(Family):
         offsets = self._centers(self.SHARES).repeat_interleave(count, dim=0)
         mine = torch.arange(len(folds))
         found: dict[Choice, Tensor] = {AS_PUBLISHED: self._centers((1.0,))[0]}
-        best, worse = math.inf, 0
+        pulls = [pull for pull in self.PULLS if pull * len(folds) >= self.LEAST]
+        best, since = [math.inf] * len(self.SHARES), [0] * len(self.SHARES)
         for done, (pull, fitted) in enumerate(
-            zip(self.PULLS, self._path(offsets, weights, self.PULLS, ROUGH), strict=True), start=1
+            zip(pulls, self._path(offsets, weights, pulls, ROUGH), strict=True), start=1
         ):
             outputs = (offsets + self._spanned.coordinates @ fitted).reshape(-1, count, *offsets.shape[1:])
-            losses = []
-            for share, each in zip(self.SHARES, outputs, strict=True):
+            for place, (share, each) in enumerate(zip(self.SHARES, outputs, strict=True)):
                 found[Choice(share, pull)] = each[folds, mine]
-                losses.append(float(self._task.losses(each[folds, mine], self._records.y).mean()))
-            progress(done / len(self.PULLS))
-            worse = 0 if min(losses) < best else worse + 1
-            best = min(best, *losses)
-            if worse == 2:  # less pull only fits more noise
+                loss = float(self._task.losses(each[folds, mine], self._records.y).mean())
+                since[place] = 0 if loss < best[place] else since[place] + 1
+                best[place] = min(best[place], loss)
+            progress(done / len(pulls))
+            if min(since) == 2:  # less pull only fits more noise, from every center
                 break
         return found
 
@@ -279,13 +280,15 @@ class ModuleFamily(Family):
     SPELLS, SPELL = 8, 15
     """How often a fit is looked at, and the steps in between."""
 
-    def __init__(self, module: nn.Module, records: Records, task: Task, fresh: Tensor) -> None:
-        super().__init__(module, records, task)
+    def __init__(
+        self, module: nn.Module, published: Tensor, records: Records, task: Task, fresh: Tensor
+    ) -> None:
+        super().__init__(module, published, records, task)
         self._fresh = fresh
         self._spells: dict[Choice, list[int]] = {}
 
     def on(self, records: Records) -> Self:
-        other = type(self)(self._module, records, self._task, self._fresh)
+        other = type(self)(self._module, self._published, records, self._task, self._fresh)
         other._spells = self._spells
         return other
 
@@ -345,9 +348,9 @@ class ModuleFamily(Family):
         return kept, at
 
 
-def open_family(module: nn.Module, records: Records, task: Task, fresh: Tensor) -> Family:
-    """The fits of a module; `fresh` are its parameters before any training."""
+def open_family(module: nn.Module, published: Tensor, records: Records, task: Task, fresh: Tensor) -> Family:
+    """The fits of a module; `fresh` are its parameters θ before any training."""
     layers = [m for m in module.modules() if not isinstance(m, nn.Sequential | nn.Flatten | nn.Identity)]
     if len(layers) == 1 and isinstance(layers[0], nn.Linear) and layers[0].bias is not None:
-        return LinearFamily(module, records, task)
-    return ModuleFamily(module, records, task, fresh)
+        return LinearFamily(module, published, records, task)
+    return ModuleFamily(module, published, records, task, fresh)

@@ -55,7 +55,7 @@ def foreign_plan(
     >>> foreign_plan({"model": "subprocess:call"})
     Traceback (most recent call last):
     sottovoce.foreign.ForeignError: a plan from elsewhere names model=subprocess:call, which is no built-in \
-one: if you trust that code, name it yourself (--model, or model="…" in the node config)
+one: if you trust that code, name it yourself (at a node: model="…" in its config)
     """
     if not isinstance(values, Mapping):
         raise ForeignError("that holds no plan: ask for the file again")
@@ -76,14 +76,16 @@ one: if you trust that code, name it yourself (--model, or model="…" in the no
     if plan.model not in MODELS and plan.model != model and not isinstance(model, nn.Module):
         raise ForeignError(
             f"a plan from elsewhere names model={plan.model}, which is no built-in one: if you trust that "
-            'code, name it yourself (--model, or model="…" in the node config)'
+            'code, name it yourself (at a node: model="…" in its config)',
+            "model",
         )
     if plan.features == "auto":
         raise ForeignError("a plan from elsewhere says features=auto, which its author completes: ask again")
     if ":" in plan.features and plan.features != features:
         raise ForeignError(
             f"a plan from elsewhere names features={plan.features}, which is no built-in map: if you trust "
-            "that code, name it yourself (--features)"
+            "that code, name it yourself",
+            "features",
         )
     return plan
 
@@ -125,8 +127,9 @@ def check_model(plan: Plan, facts: Facts, *, model: nn.Module | str | None = Non
     if parameters > MOST_PARAMETERS:
         raise ForeignError(
             f"model={plan.model} for records of shape {facts.shape} has {parameters:,} parameters, more than "
-            f"a plan from elsewhere may ask for ({MOST_PARAMETERS:,}): if that is right, name it yourself "
-            f'(--model {plan.model}, or model="{plan.model}" in the node config)'
+            f"a plan from elsewhere may ask for ({MOST_PARAMETERS:,}): if that is right, name {plan.model} "
+            f'yourself (at a node: model="{plan.model}" in its config)',
+            "model",
         )
 
 

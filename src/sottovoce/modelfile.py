@@ -304,7 +304,8 @@ def _loaded(
     if wanted != {name: (value.shape, value.dtype) for name, value in state.items()}:
         raise ModelFileError(
             f"{path} does not hold the parameters of model={plan.model} for records of shape {facts.shape}: "
-            "ask for the file again, or name the model it was trained with (--model)"
+            "ask for the file again, or name the model it was trained with",
+            "model",
         )
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise ModelFileError(f"{path} is damaged: a parameter is not finite")

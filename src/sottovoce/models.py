@@ -156,8 +156,9 @@ def open_model(
     """
     _refuse_given(name)
     if name not in MODELS:
-        hint = "name it yourself with --model" if ":" in name else nearest(name, MODELS)
-        raise ModelError(f"model={shown(name)} is not a built-in one: {hint}")
+        if ":" in name:
+            raise ModelError(f"model={shown(name)} is not a built-in one: name it yourself", "model")
+        raise ModelError(f"model={shown(name)} is not a built-in one: {nearest(name, MODELS)}")
     return _at_reference(MODELS[name], name, shape, classes, seed, options)
 
 

@@ -33,8 +33,7 @@ from sottovoce.catalog import (
     SHIFTS,
 )
 from sottovoce.errors import nearest
-from sottovoce.plan_rules import check
-from sottovoce.plan_text import PlanError, coerce, read_toml, split, told_apart, toml
+from sottovoce.plan_rules import PlanError, check, coerce, read_toml, split, told_apart, toml
 from sottovoce.presets import ALONE, FOLDER, PRESETS, preset_values
 
 __all__ = ["Plan", "PlanError", "key", "keys"]
@@ -262,13 +261,13 @@ class Plan:
     )
     attraction: float = key(
         0.01,
-        "mean-regularized: λ that draws every client's own model to their mean",
+        "mean-regularized: proximal strength λ, which draws each client's own model to their mean",
         natural=True,
         since="0.2",
     )
     shift: str = key(
         "none",
-        "turns: a simulated client sees its pictures by a quarter turn of its own",
+        "turns: a simulated client sees its pictures rotated by quarter turns of its own",
         "features sets",
         among=SHIFTS,
         since="0.2",

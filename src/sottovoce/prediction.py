@@ -98,8 +98,8 @@ def predict(
 ) -> Summary:
     """Writes a line for each record of a file, in its order, to `out` (.csv or .parquet).
 
-    A target in the file is not read. A record that cannot be used gets empty cells. `progress` hears how many
-    records are done. Nothing appears under the name `out` unless all of it can be written.
+    A target in the file is not read. A record that cannot be used gets empty cells. `progress` is called with
+    the number of records done. Nothing appears under the name `out` unless all of it can be written.
     """
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:

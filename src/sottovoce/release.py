@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sottovoce.catalog import CHANNELS
 from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
-from sottovoce.channel.noiseless import Noiseless
+from sottovoce.channel.direct import Noiseless
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 from sottovoce.channel.wire import Stream
 from sottovoce.context import Confusion, Statistic

@@ -89,7 +89,7 @@ class Server:
     # Phases
 
     def has(self, phase: Phase) -> bool:
-        """Whether the releases of a phase of participants were all received, or are over."""
+        """Returns whether the releases of a phase of participants were all received, or are over."""
         if phase.kind == "confusion":
             return self.confused
         return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
@@ -129,7 +129,7 @@ class Server:
         return due and not bool(self._known.all())
 
     def knows(self, participant: int) -> bool:
-        """Whether this participant's context is cached."""
+        """Returns whether this participant's context is cached."""
         return bool(self._known[participant])
 
     def receive_context(self, participant: int, context: np.ndarray) -> None:
@@ -281,7 +281,7 @@ class Server:
 
     @one_core()
     def receive_update(self, update: Update) -> None:
-        """Applies the noised sum of the next round, durable by now; a sum of nobody's moves nothing."""
+        """Applies the noised sum of the next round, durable by now; without participants it moves nothing."""
         if update.round != self.round + 1:
             raise SottovoceError(f"the sum is that of round {update.round}, not of round {self.round + 1}")
         if update.participants:

@@ -25,12 +25,11 @@ from starlette.routing import Route
 
 from sottovoce.errors import SottovoceError
 from sottovoce.report import page
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import Chart, Format
+from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
-from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import data_size, duration, equals, number, percent
 from sottovoce.report.run_figures import percent_tick
+from sottovoce.report.table import Html, tag
 from sottovoce.run.status import Status, read_status
 
 HOST = "127.0.0.1"
@@ -181,7 +180,7 @@ def open_watch(run: str | Path, port: int) -> tuple[uvicorn.Server, socket.socke
         reason = {errno.EADDRINUSE: "it is in use", errno.EACCES: "the system does not let you"}.get(
             getattr(error, "errno", None) or 0, str(error)
         )
-        raise SottovoceError(f"cannot listen on port {port}, {reason}: give another --port") from None
+        raise SottovoceError(f"cannot listen on port {port}, {reason}: give another port", "port") from None
     application = create_watch(run, ended=lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(application, access_log=False, log_level="error", ws="none"))
     return server, listening

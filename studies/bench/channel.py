@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.channel.wire import ChannelError
-from sottovoce.report.axis import Axis, logarithmic
-from sottovoce.report.chart import svg
+from sottovoce.report.chart import Axis, logarithmic, svg
 from sottovoce.report.figures import line_of, trend
 from sottovoce.report.numbers import number
 

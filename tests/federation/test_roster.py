@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation.agreement import MOST_RECORDS
-from sottovoce.federation.client_files import agree
+from sottovoce.federation.agreement import MOST_RECORDS, agree
 from sottovoce.federation.keys import EnrolmentError, agreed_secret, new_key, proof, public_key
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.store import Store

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sottovoce.federation import store as store_module
-from sottovoce.federation.client_files import agree
+from sottovoce.federation.agreement import agree
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.files import FileError

@@ -235,7 +235,7 @@ def test_records_that_were_added_change_no_denominator_and_too_few_count_as_zero
     write(world.sites / "north.csv", lines(50, 0))
     world.answer(0)  # whether a file has enough records is not for the server to learn
     with Ledger.open(world.sites / "north.ledger.sqlite", scope=client_scope("north")) as book:
-        assert len(book.charges(OWN_RECORDS)) == 2
+        assert len(list(book.charges(OWN_RECORDS))) == 2
 
 
 def test_where_a_person_has_several_records_clients_declare_persons(tmp_path: Path) -> None:

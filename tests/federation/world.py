@@ -9,8 +9,7 @@ from torch import Tensor
 
 from sottovoce.channel.wire import Stream
 from sottovoce.data import Dataset
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_files import agree, write_client_files
+from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.node import Node

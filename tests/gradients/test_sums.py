@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.gradients.sums import Sums
+from sottovoce.gradients.clipping import Sums
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])

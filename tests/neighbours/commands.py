@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
 from tests.onboarding.live import live
 
+from . import spy
 from .spy import Notes
 from .worlds import World
 
@@ -25,12 +25,16 @@ Launch = Callable[[Path, list[str]], str]
 
 
 def process(notes: Path, command: list[str]) -> str:
-    """The command in a process of its own."""
-    spied = [sys.executable, "-m", "tests.neighbours.spy", str(notes), *command]
-    ended = subprocess.run(spied, capture_output=True, text=True, check=False)
-    if ended.returncode not in (0, 1, 2):
-        raise RuntimeError(ended.stderr)
-    return "" if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+    """The command in a process of its own, forked from one that has loaded the program."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.neighbours.spy"])
+    said = notes.with_suffix(".txt")
+    child = context.Process(target=spy.run_apart, args=(notes, command, said))
+    child.start()
+    child.join()
+    if child.exitcode not in (0, 1, 2):
+        raise RuntimeError(f"{command[0]} ended with {child.exitcode}: {said.read_text()}")
+    return "" if child.exitcode == 0 else said.read_text().strip().splitlines()[-1]
 
 
 def through(

@@ -1,5 +1,6 @@
-"""Runs one of our commands, and notes what its clients are about to release: `python -m tests.neighbours.spy
-NOTES train …`. `federation FOLDER` stands for a federation whose nodes hold the files of a folder.
+"""Runs one of our commands, and notes what its clients are about to release.
+
+`federation FOLDER STATE` stands for a federation whose nodes hold the files of a folder.
 
 Clients are made to see the same coefficients in the same round, whatever was released before.
 """
@@ -7,6 +8,7 @@ Clients are made to see the same coefficients in the same round, whatever was re
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,5 +128,10 @@ def run(notes: Path, command: list[str]) -> None:
             taken.write(notes)
 
 
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2:])
+def run_apart(notes: Path, command: list[str], said: Path) -> None:
+    """The same in a process that is only for it; what it says goes to a file."""
+    with said.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        torch.set_num_threads(1)
+        run(notes, command)

@@ -79,6 +79,8 @@ class Case:
     model: str = "linear"
     bare: bool = False
     """An npz with a column of clients, and no records.toml."""
+    dealt: bool = False
+    """Records are dealt with partition=iid: one is replaced in its place."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -87,7 +89,9 @@ class Case:
         chosen |= {"records_per_client": 0, "context_records": 8, "gradient_records": 9 if self.fewer else 0}
         chosen |= {"context": self.context, "noise": self.noise, "model": self.model, "coefficients": 0}
         chosen |= {"features": self.features, "feature_size": 24, "evaluate_every": 0}
-        return {**chosen, **CONTEXTS[self.context]}
+        shared = {"channel": "integers", "individual": 0, "generated": 0} if self.noise == "shared" else {}
+        dealt = {"partition": "iid", "participants": 2, "future_clients": 1} if self.dealt else {}
+        return {**chosen, **CONTEXTS[self.context], **shared, **dealt}
 
 
 def cases() -> list[Case]:
@@ -101,16 +105,21 @@ def cases() -> list[Case]:
         if (shares and task != "classes") or (noise != "client" and not bounded):
             continue
         plain = Case(suffix, task, unit, context, noise)
-        found += [plain, replace(plain, edge=True, fewer=True)]
-        if suffix == ".csv":
-            found.append(replace(plain, model="mlp", fewer=True))
+        kinds = plain, replace(plain, edge=True, fewer=True), replace(plain, model="mlp", fewer=True)
+        found += (
+            [kinds[len(found) % 3], kinds[(len(found) + 1) % 3]]
+            if suffix == ".csv"
+            else [kinds[len(found) % 2]]
+        )
     for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
         if array == "picture":
             found.append(replace(plain, features="patterns", fewer=True))
-    found += [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
-    return found
+    bare = [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
+    dealt = [replace(case, dealt=True) for case in bare]
+    tables = [Case(".csv", task, False, "public", noise, dealt=True) for task in TARGETS for noise in PLACES]
+    return [*found, *bare, *dealt, *tables]
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
     at = coefficients(world.blueprint, random.getrandbits(32))
     table = Table.read(file)
     try:
-        for variant in family(table, world.agreed, random, count):
+        for variant in family(table, world.agreed, random, count, in_place=world.case.dealt):
             variant.write(file)
             try:
                 yield _left(world, route, file, at)
@@ -170,7 +179,8 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
 def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
     blueprint = world.blueprint
     if route in ("train", "future"):
-        return leaving(*opened(world.plan, data.load(world.source)), at)
+        looked_at = None if world.case.dealt else {"south", "north" if route == "train" else "west"}
+        return leaving(*opened(world.plan, data.load(world.source)), at, looked_at)
     if route == "personalize":
         mine = divided(future_records(file, blueprint), blueprint)
         return leaving_alone(blueprint, "west", mine, None, at)
@@ -181,8 +191,8 @@ def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
 
 
 def routes(case: Case) -> tuple[Route, ...]:
-    """An npz of all clients is nobody's own file."""
-    return ("train", "future") if case.bare else ROUTES
+    """An npz of all clients is nobody's own file, and dealt records are in nobody's."""
+    return ("train", "future") if case.bare or case.dealt else ROUTES
 
 
 def _agreement(case: Case) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.padding import pad
+from sottovoce.federation.sealing import pad
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.remote import Connection, OnboardingError, Service, onboard
 from sottovoce.onboarding.service import create_service

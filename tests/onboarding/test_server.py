@@ -18,8 +18,8 @@ from sottovoce.channel import ChannelError
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.keys import agreed_secret, new_key, public_key
-from sottovoce.federation.padding import pad
 from sottovoce.federation.result import write_run
+from sottovoce.federation.sealing import pad
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.server import (

@@ -130,7 +130,7 @@ def test_records_under_another_name_are_another_client(run: Path, records: Path)
     ask(served(run), records)
     renamed = Path(shutil.copy(records, records.with_name("theirs.npz")))
     ledger = records.with_suffix(".ledger.sqlite")
-    with pytest.raises(SottovoceError, match="say --client mine"):
+    with pytest.raises(SottovoceError, match="name the client mine"):
         ask(served(run), renamed, ledger=ledger)
     ask(served(run), renamed, ledger=ledger, client="mine")
 

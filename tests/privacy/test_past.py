@@ -229,6 +229,19 @@ def test_a_fact_that_is_none_about_a_ledger_makes_it_a_copy(path: Path, line: di
         assert ledger.past.copy == 0
 
 
+def test_a_run_whose_releases_were_lost_does_not_go_on_and_others_do(path: Path) -> None:
+    release(path, "a", 1)
+    for file in files(path):
+        file.unlink()
+    release(path, "b", 1)
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.past.check()
+        ledger.past.check("b")
+        ledger.past.check("c")
+        with pytest.raises(LedgerError, match="has lost releases of this run"):
+            ledger.past.check("a")
+
+
 def test_what_was_never_charged_is_a_sum_of_nothing(path: Path) -> None:
     release(path, "a", 1)
     with Ledger.open(path, scope=MINE) as ledger:
@@ -456,6 +469,15 @@ def test_releases_are_recovered_all_or_none(path: Path) -> None:
             ledger.recover(recovered(1, 2), "a")
         assert ledger.releases(OWN_RECORDS) == 1
         assert ledger.stored("a", OWN_RECORDS, "gradient", 1) is None
+
+
+@pytest.mark.parametrize(("releases", "spent"), [(0, 0.25), (1, 0.0), (1, 0.25)])
+def test_what_is_recovered_is_no_longer_part_of_a_lost_sum(path: Path, releases: int, spent: float) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.past.expect(Total(OWN_RECORDS, "a", releases, spent))
+        ledger.recover(recovered(1), "a")
+        assert ledger.past.lost_in("a") == Total(OWN_RECORDS, "a", 0, 0.0)
+        assert ledger.past.total_in("a") == Total(OWN_RECORDS, "a", 1, 0.25)
 
 
 def test_what_was_recovered_is_known_to_the_witness(path: Path) -> None:

@@ -152,6 +152,24 @@ def test_what_its_caller_knows_to_be_a_copy_stays_one(memory: Memory) -> None:
     assert copied(memory)
 
 
+def test_what_its_caller_finds_out_about_facts_that_look_true_is_not_forgotten(memory: Memory) -> None:
+    memory.note([{"count": 1}])
+    reader = Memory(memory._store)
+    reader.recall()
+    reader.copied = True  # they are true by their times, and say what cannot be
+    reader.note([{"count": 2}])
+    assert reader.copied
+    assert copied(memory)
+
+
+def test_facts_that_are_trusted_from_the_start_have_a_lock(memory: Memory) -> None:
+    memory.trust([{"count": 1}])
+    assert mode(memory.lock) == 0o600
+    assert not copied(memory)
+    memory.lock.unlink()
+    assert copied(memory)
+
+
 def test_facts_are_faithful_if_there_are_any_of_no_copy_and_all_about_one_thing(
     memory: Memory, store: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.report.axis import counting, linear, logarithmic
+from sottovoce.report.chart import counting, linear, logarithmic
 
 reals = st.lists(st.floats(-1e9, 1e9).map(lambda v: round(v, 6)), min_size=1, max_size=20)
 percents = st.lists(st.integers(0, 10**6).map(lambda n: n / 10**4), min_size=1, max_size=20)

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Chart, linear, svg
 from sottovoce.report.figures import bars, line_of, trend
 
 SPACE = "{http://www.w3.org/2000/svg}"

@@ -9,48 +9,69 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report.comparison import clients_table, gain, read_comparison, write_comparison
+from sottovoce.report.comparison import clients_table, read_comparison, rows_table, summary, write_comparison
 
 
 def found(clients: int = 3) -> dict[str, Any]:
     names = [f"site-{i}" for i in range(clients)]
     sites = [{"name": name, "role": "participant", "size": 100 + i} for i, name in enumerate(names)]
-    rows = {
+    values = {
+        "constant": 40.0,
+        "home_alone": 60.0,
+        "alone": 50.0,
+        "shared": 55.0,
+        "blend": 58.0,
+        "finished": 61.5,
+    }
+    rows: dict[str, Any] = {
         row: {
             "participants": value,
+            "log_loss": 1.0 - value / 100,
             "per_client": {name: value + i for i, name in enumerate(names)},
-            "future": None if row == "alone" else 50.0,
-            "future_per_client": {"west": None if row == "alone" else 50.0},
+            "log_loss_per_client": dict.fromkeys(names, 1.0 - value / 100),
+            "future": 50.0,
+            "future_per_client": {"west": 50.0},
             "epsilon": 4.0,
         }
-        for row, value in (("alone", 60.0), ("shared", 55.0), ("blend", 61.5))
+        for row, value in values.items()
     }
-    rows["blend"]["per_client"]["site-0"] = 50.0
+    rows["finished"]["per_client"]["site-0"] = 50.0
+    gains = {name: {"points": 1.5, "low": 0.5, "high": 2.5, "log_loss": -0.01} for name in names}
+    gains["site-0"] = {"points": -10.0, "low": -14.0, "high": -6.0, "log_loss": 0.2}
+    gain = {
+        "per_client": gains, "mean": 1.0, "median": 1.5, "worst_decile": -7.7,
+        "sites_gaining": clients - 1, "sites_losing": 1, "sites_undecided": 0,
+    }  # fmt: skip
+    curve = [
+        {"records": 10, "stated": 20.0, "observed": 30.0},
+        {"records": 9, "stated": 80.0, "observed": 70.0},
+    ]
     return {
         "sottovoce": "0.2", "dataset": "data/hospitals", "metric": "accuracy", "rounds": 40, "epsilon": 4.0,
         "delta": 1e-5, "clients": [*sites, {"name": "west", "role": "future", "size": 50}], "rehearsal": True,
-        "warning": "A choice made by looking at it is not covered by ε.", "rows": rows,
+        "warning": "A choice made by looking at it is not covered by ε.", "rows": rows, "repeats": 5,
+        "gain": gain, "reliability": {"published": curve, "finished": curve},
     }  # fmt: skip
 
 
-def test_gains_are_against_the_better_of_alone_and_shared() -> None:
-    assert gain(found(), "site-1") == pytest.approx(1.5)
-    assert gain(found(), "site-0") == pytest.approx(-10)
-    assert gain(found(), "west", "future_per_client") == pytest.approx(0)
+def test_the_summary_says_how_many_gain_and_lose() -> None:
+    said = summary(found())
+    assert "2 sites surely gain, 1 surely lose" in said
+    assert "median +1.5" in said
 
 
-def test_the_table_has_every_client_the_largest_first_and_the_mean() -> None:
+def test_the_table_has_every_site_the_largest_first_with_its_interval() -> None:
     assert "units (patient)" in clients_table({**found(), "unit": "patient"}).markdown()
     text = clients_table(found()).markdown()
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert [line.split("|")[1].strip() for line in lines] == [
-        "site-2", "site-1", "site-0", "west (future)", "mean of participants",
-    ]  # fmt: skip
+    assert [line.split("|")[1].strip() for line in lines] == ["site-2", "site-1", "site-0"]
     assert "-10.0" in lines[2]
-    assert "+1.5" in lines[-1]
+    assert "-14.0 to -6.0" in lines[2]
+    assert "alone at home" in text
+    assert "finished at home" in rows_table(found()).markdown()
 
 
-@pytest.mark.parametrize("clients", [3, 40])
+@pytest.mark.parametrize("clients", [3, 139])
 def test_page_and_picture_are_written(tmp_path: Path, clients: int) -> None:
     (tmp_path / "compare.json").write_text(json.dumps(found(clients)))
     page = write_comparison(tmp_path).read_text()

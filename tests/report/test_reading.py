@@ -37,7 +37,7 @@ def test_a_missing_file_is_named_with_the_way_to_finish_the_run(tmp_path: Path, 
     (write_example(tmp_path) / name).unlink()
     message = refusal(tmp_path)
     assert name in message
-    assert "--resume" in message
+    assert "resume the training" in message
 
 
 @pytest.mark.parametrize("name", ["result.json", "rounds.jsonl", "plan.toml"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.report.axis import logarithmic
+from sottovoce.report.chart import logarithmic
 from sottovoce.report.numbers import data_size
 from sottovoce.report.run import write_report
 

@@ -12,9 +12,9 @@ import pytest
 from sottovoce import data
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
-from sottovoce.run.comparison import ROWS, compare
+from sottovoce.run.comparison import AT_HOME, ROWS, compare
 from sottovoce.run.training import train
-from tests.data.hospitals import folder
+from tests.data.hospitals import AGREED, HEADER, folder
 
 FEW: dict[str, Any] = {"rounds": 4, "epsilon": 4.0, "future_clients": "west"}
 
@@ -36,13 +36,13 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict
     at = tmp_path_factory.mktemp("compare")
     hospitals = folder(at / "hospitals", north=site(1, 200, 30), south=site(2, 80, -30), west=site(3, 60, 0))
     plan = Plan.load(overrides={**FEW, "dataset": str(hospitals)})
-    return hospitals, at / "c", compare(plan, at / "c")
+    return hospitals, at / "c", compare(plan, at / "c", repeats=2)
 
 
 def test_three_rows_tell_how_every_client_fares(compared: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, found = compared
-    assert list(found["rows"]) == ["alone", "shared", "blend"]
-    for row in found["rows"].values():
+    assert list(found["rows"]) == ["constant", "home_alone", "alone", "shared", "blend", "finished"]
+    for row in (found["rows"][name] for name in ROWS):
         assert set(row["per_client"]) == {"north", "south"}
         assert set(row["future_per_client"]) == {"west"}
         assert row["participants"] == pytest.approx(sum(row["per_client"].values()) / 2)
@@ -97,8 +97,8 @@ def test_rehearsals_with_noise_at_the_server_or_without_any_work_too(
         ("nowhere", {"epsilon": float("inf"), "seeded": True}),
     ):
         plan = Plan.load(overrides={**FEW, "dataset": str(hospitals), "channel": "direct", **changes})
-        found = compare(plan, tmp_path / name)
-        assert set(found["rows"]) == set(ROWS)
+        found = compare(plan, tmp_path / name, repeats=1)
+        assert set(found["rows"]) == {*ROWS, *AT_HOME}
     assert found["epsilon"] is None
     assert not any(path.suffix == ".sqlite" for path in (tmp_path / "nowhere").iterdir())
 
@@ -107,7 +107,46 @@ def test_a_dataset_of_ones_own_brings_its_own_preset_as_in_train(tmp_path: Path)
     """H3: what the preset chose for mnist-small was kept for records of somebody's own."""
     hospitals = folder(tmp_path / "hospitals", north=site(1, 60, 30), south=site(2, 60, -30))
     plan, mine = Plan.load(overrides={"rounds": 2, "epsilon": 4.0}), data.load(hospitals)
-    compared, trained = compare(plan, tmp_path / "c", dataset=mine), train(plan, tmp_path / "t", dataset=mine)
+    compared, trained = (
+        compare(plan, tmp_path / "c", dataset=mine, repeats=1),
+        train(plan, tmp_path / "t", dataset=mine),
+    )
     assert compared["participants"] == trained["participants"] == 2
     told = ("preset", "dataset", "context", "features", "coefficients", "basis")
     assert {key: compared[key] for key in told} == {key: trained[key] for key in told}
+
+
+def test_what_a_site_makes_at_home_carries_no_noise_and_gains_are_against_it(
+    compared: tuple[Path, Path, dict[str, Any]],
+) -> None:
+    _, _, found = compared
+    rows, gain = found["rows"], found["gain"]
+    assert rows["home_alone"]["log_loss"] < rows["constant"]["log_loss"]
+    for name in ("north", "south"):
+        points = rows["finished"]["per_client"][name] - rows["home_alone"]["per_client"][name]
+        assert gain["per_client"][name]["points"] == pytest.approx(points)
+        assert gain["per_client"][name]["low"] <= points <= gain["per_client"][name]["high"]
+    assert gain["sites_gaining"] + gain["sites_losing"] + gain["sites_undecided"] == 2
+    assert {"published", "finished"} == set(found["reliability"])
+    assert sum(bin["records"] for bin in found["reliability"]["finished"]) == 2 * (40 + 16)
+
+
+def test_numbers_are_judged_by_skill_over_all_records_and_not_by_a_mean_of_r2(tmp_path: Path) -> None:
+    """A site whose target hardly varies has an R² of minus hundreds, which no mean should carry (M5)."""
+    agreed = AGREED.replace('task = "classes"', 'task = "number"').replace(
+        'values = ["benign", "malignant"]', "low = 0\nhigh = 100"
+    )
+    rng = np.random.default_rng(0)
+
+    def numbers(size: int, spread: float) -> str:
+        age = rng.integers(20, 90, size)
+        target = 50 + spread * (age - 55) / 35 + rng.normal(0, 0.1, size)
+        return HEADER + "".join(f"{a},120,f,{t:.3f}\n" for a, t in zip(age, target, strict=True))
+
+    at = folder(tmp_path / "sites", agreed, flat=numbers(60, 0.0), steep=numbers(200, 30.0))
+    plan = Plan.load(overrides={"rounds": 4, "epsilon": 4.0, "dataset": str(at)})
+    found = compare(plan, tmp_path / "c", repeats=1)
+    rows = found["rows"]
+    assert rows["constant"]["participants"] == pytest.approx(0.0, abs=1e-6)
+    assert rows["home_alone"]["participants"] > 95
+    assert rows["shared"]["per_client"]["flat"] < -100 < rows["shared"]["participants"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,16 @@ def test_a_plan_says_what_shared_noise_promises_and_what_is_left_of_it() -> None
     assert any("nothing is gained" in doubt for doubt in alone["doubts"])
     assert "helpers and" not in alone["promise"]
     assert outline(small_plan())["sharing"] is None
+
+
+def test_a_plan_with_noise_at_each_client_says_what_sharing_it_would_gain() -> None:
+    """Against the numbers of both plans: all clients of one size, and 32 of 40 shares counted on."""
+    plans = [
+        Plan.load(overrides={"preset": name, "dataset": "mnist", "rounds": 40}) for name in ("best", "shared")
+    ]
+    best, shared = (outline(plan) for plan in plans)
+    alone, together = best["sigma"] / math.sqrt(40), shared["sharing"]["sigma_total"]
+    assert best["shared_gain"] == pytest.approx(alone / together, rel=2e-3)
+    assert best["shared_gain"] == pytest.approx(math.sqrt(32))
+    assert shared["shared_gain"] is None
+    assert outline(small_plan())["shared_gain"] is None  # its method has no bound

@@ -66,7 +66,7 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     with pytest.raises(RunError, match=r"no plan\.toml"):
         directory.plan()
-    with pytest.raises(RunError, match="train --resume"):
+    with pytest.raises(RunError, match="resume"):
         directory.result()
     directory.result_file.write_text("{")
     with pytest.raises(RunError, match="damaged"):

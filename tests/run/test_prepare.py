@@ -19,8 +19,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Dataset
 from sottovoce.data.description import Description
 from sottovoce.federation import agreement
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_files import agree
+from sottovoce.federation.agreement import Agreement, agree
 from sottovoce.plan import SHAPES, Plan, PlanError, keys
 from sottovoce.run import cost, export, prepare
 from sottovoce.run.comparison import compare

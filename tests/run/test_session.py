@@ -57,7 +57,7 @@ def test_an_interrupted_run_resumes_bit_for_bit_with_its_ledger(tmp_path, record
 
     if seeded:
         whole = train(plan, tmp_path / "whole", dataset=records)
-    with pytest.raises(Interrupted, match="--resume"):
+    with pytest.raises(Interrupted, match="resume the training"):
         train(plan, tmp_path / "cut", dataset=records, on_round=stop_in_round_four)
     charged = ledger_rows(tmp_path / "cut" / "ledger.sqlite", plan, records)
     result = train(plan, tmp_path / "cut", dataset=records, resume=True)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sottovoce.channel import dithers, lrsuq
+from sottovoce.channel import lattice as lattices
+from sottovoce.channel import lrsuq
 from sottovoce.channel.polar import codec, states
 from sottovoce.channel.polar.states import RAW, States, chosen_words, uniforms
 from tests.channel.cases import EXACT, opened, worst
@@ -78,12 +79,12 @@ def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) ->
 
 @pytest.mark.parametrize("lattice", ["Z4", "D4", "E8"])
 def test_balls_two_percent_too_wide_are_caught(monkeypatch: pytest.MonkeyPatch, lattice: str) -> None:
-    honest = dithers._radii
+    honest = lattices._radii
 
     def widened(words: NDArray[np.uint64], blocks: int) -> NDArray[np.float64]:
         return honest(words, blocks) * 1.02
 
-    monkeypatch.setattr(dithers, "_radii", widened)
+    monkeypatch.setattr(lattices, "_radii", widened)
     assert _worst(f"lrsuq/{lattice}", "typical", 16384, 12) > CAUGHT
 
 
@@ -91,12 +92,12 @@ def test_balls_two_percent_too_wide_are_caught(monkeypatch: pytest.MonkeyPatch, 
 def test_radii_of_too_few_degrees_of_freedom_are_caught(
     monkeypatch: pytest.MonkeyPatch, lattice: str
 ) -> None:
-    honest = dithers._radii
+    honest = lattices._radii
 
     def narrow(words: NDArray[np.uint64], blocks: int) -> NDArray[np.float64]:
         return honest(words.reshape(blocks, -1)[:, 1:].ravel(), blocks)
 
-    monkeypatch.setattr(dithers, "_radii", narrow)
+    monkeypatch.setattr(lattices, "_radii", narrow)
     assert _worst(f"lrsuq/{lattice}", "typical", 16384, 4) > CAUGHT
 
 

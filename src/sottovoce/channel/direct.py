@@ -3,12 +3,18 @@
 `direct` sends float32(u + ξ) with ξ ~ N(0, σ²I) drawn privately in float64; its only deviation from the exact
 law is the rounding to float32. `direct-q12` quantizes that noised vector: still private as post-processing,
 but its error is Gaussian plus a rounding error of at most half a step.
+
+The noise-free ablation `epsilon=inf`: statistics travel as they are, and nobody is protected.
+
+It exists to measure what the noise costs (Sec. 3.3 of the paper). It is kept out of `sottovoce.channel`, so
+that no channel there can be opened without noise.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,3 +80,21 @@ def _unpack12(packed: bytes, count: int) -> NDArray[np.uint16]:
     padded = np.frombuffer(packed + bytes(-len(packed) % 3), np.uint8).reshape(-1, 3).astype(np.uint16)
     pairs = np.stack([padded[:, 0] | (padded[:, 1] & 15) << 8, padded[:, 1] >> 4 | padded[:, 2] << 4], axis=1)
     return pairs.ravel()[:count]
+
+
+class Noiseless:
+    """The shape of a channel with σ = 0: float32 there and back."""
+
+    name = "noiseless"
+    sigma = 0.0
+    rounding = 1e-6  # float32
+    widening = 0.0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, u: Any, *, secret: bytes, stream: Any, private: Any = None) -> bytes:
+        return np.asarray(u, dtype="<f4").tobytes()
+
+    def decode(self, message: bytes, *, secret: bytes, stream: Any) -> NDArray[np.float64]:
+        return np.frombuffer(message, dtype="<f4").astype(np.float64)

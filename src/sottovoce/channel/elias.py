@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import rangecoder
-from sottovoce.channel.dithers import Dithers, Integers, Reals, accept, in_blocks
 from sottovoce.channel.kernel import kernel
-from sottovoce.channel.lattice import DIMENSION, dither, unit
+from sottovoce.channel.lattice import DIMENSION, Dithers, Integers, Reals, accept, dither, in_blocks, unit
 from sottovoce.channel.lrsuq import Lrsuq, put_point, take_point
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.rangecoder import Bytes, Words, put_number, take_number

@@ -16,12 +16,22 @@ from numpy.typing import NDArray
 
 from sottovoce.channel import rangecoder
 from sottovoce.channel.base import Channel
-from sottovoce.channel.dithers import Dithers, Integers, Reals, accept, in_blocks
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.lattice import DIMENSION, LATTICES, MOST_NEIGHBOURS, dither, neighbours, unit
+from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel.lattice import (
+    DIMENSION,
+    LATTICES,
+    MOST_NEIGHBOURS,
+    Dithers,
+    Integers,
+    Reals,
+    accept,
+    dither,
+    in_blocks,
+    neighbours,
+    unit,
+)
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.rangecoder import Bytes, Words, peek, put, put_number, take, take_number
-from sottovoce.channel.tables import load_tables
 from sottovoce.channel.wire import ChannelError
 
 _BYTES_PER_TRY = 128  # more than one decision can cost: an escape names 8 coordinates below 2⁴⁴

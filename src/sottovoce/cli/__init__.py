@@ -22,7 +22,8 @@ def main() -> None:
     try:
         app()
     except SottovoceError as error:
-        problem(str(error))
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in error.options)
+        problem(f"{error} ({flags})" if flags else str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         problem("interrupted")

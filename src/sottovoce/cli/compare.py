@@ -1,4 +1,4 @@
-"""`sottovoce compare`: a rehearsal of every client alone, one shared model, and a blend of both."""
+"""`sottovoce compare`: a rehearsal of what a site has today beside what joining gives it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from sottovoce.cli.display import out as stdout
 from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, SETTINGS
 from sottovoce.cli.runs import plan_of
 
+MOST_LINES = 30
+"""Sites that the terminal lists; the report has them all."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command to the application."""
@@ -25,16 +28,19 @@ def register(app: typer.Typer) -> None:
 def compare(
     settings: list[str] = SETTINGS,
     out: Path = typer.Option(..., help="Folder for compare.json, compare.html, compare.svg and ledgers."),
+    repeats: int = typer.Option(5, help="Splits of all records; more narrow the intervals."),
     model: str = OWN_MODEL,
     features: str = OWN_FEATURES,
     json: bool = JSON,
 ) -> None:
-    """Rehearse: every client alone, one model for all, a blend of both; who gains, who loses.
+    """Rehearse: what a site has today beside what joining gives it; who gains, who loses, how sure that is.
 
-    For records of which nothing is published. Ledgers are its own, no model is written, and a choice made by
+    Rows: a constant, alone at home without noise, one shared model, the published model, and that model
+    finished at home. Several splits of all records give intervals. For records of which nothing is
+    published. Ledgers are its own, no model is written, and a choice made by
     looking at the accuracies is not covered by ε.
     """
-    from sottovoce.report.comparison import clients_table, write_comparison
+    from sottovoce.report.comparison import clients_table, rows_table, summary, write_comparison
     from sottovoce.run.comparison import ROWS
     from sottovoce.run.comparison import compare as compare_rows
 
@@ -46,14 +52,18 @@ def compare(
         found = compare_rows(
             plan,
             out,
-            on_round=stack.enter_context(_rows_progress(len(ROWS) * plan.rounds)),
+            repeats=repeats,
+            on_round=stack.enter_context(_rows_progress(max(repeats, 1) * len(ROWS) * plan.rounds)),
             on_features=stack.enter_context(feature_progress()),
         )
     path = write_comparison(out)
     if json:
         as_json(found)
         return
-    stdout.print(clients_table(found).terminal())
+    stdout.print(f"[bold]{escape(summary(found))}[/]", soft_wrap=True, highlight=False)
+    stdout.print(rows_table(found).terminal())
+    if len(found["gain"]["per_client"]) <= MOST_LINES:
+        stdout.print(clients_table(found).terminal())
     stdout.print(f"[dark_orange]•[/] {escape(found['warning'])}", soft_wrap=True, highlight=False)
     stdout.print(f"report: {escape(str(path))}", soft_wrap=True, highlight=False)
 

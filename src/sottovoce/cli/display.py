@@ -1,18 +1,26 @@
-"""What the command line shows: tables for people, JSON for programs, progress on standard error."""
+"""What the command line shows: tables for people, JSON for programs, progress on standard error.
+
+Asking the owner of records before something is released, or before a limit is moved.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sottovoce.errors import visible
+from sottovoce.errors import SottovoceError, visible
 from sottovoce.report.numbers import count, data_size, label, number, percent
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.terms import Price
+
 
 out = Console()
 err = Console(stderr=True)
@@ -174,7 +182,7 @@ def epsilon(value: float | None) -> str:
 
 @contextmanager
 def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
-    """A bar over clients, gone when all are done; yields what hears each name and how many there are."""
+    """Shows a bar over clients, gone when all are done; yields a callback for each name and their number."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     parts = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -188,3 +196,25 @@ def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
             done += 1
 
         yield advance
+
+
+def consent(*, yes: bool) -> Callable[[Price], None]:
+    """Shows a price and asks; raises unless the owner agrees."""
+
+    def agree(price: Price) -> None:
+        err.print(str(price), soft_wrap=True, highlight=False)
+        confirm("release it?", yes=yes)
+
+    return agree
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks on the terminal; where there is none, `--yes` must have been said."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise SottovoceError(
+            "nobody is here to ask: repeat the command with --yes to agree; nothing was done"
+        )
+    if not typer.confirm(question, err=True):
+        raise SottovoceError("declined: nothing was done")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.consent import consent
-from sottovoce.cli.display import answer, err, personalized
+from sottovoce.cli.display import answer, consent, err, personalized
 from sottovoce.cli.options import (
     CLIENT,
     DATA,
@@ -71,8 +70,7 @@ def federate(
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
     from sottovoce import data
-    from sottovoce.federation.agreement import Agreement
-    from sottovoce.federation.client_files import agree, write_client_files
+    from sottovoce.federation.agreement import Agreement, agree, write_client_files
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.consent import confirm
-from sottovoce.cli.display import answer, as_json, err, out
+from sottovoce.cli.display import answer, as_json, confirm, err, out
 from sottovoce.cli.options import JSON, YES
 
 if TYPE_CHECKING:

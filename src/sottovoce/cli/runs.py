@@ -10,10 +10,10 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.consent import consent
 from sottovoce.cli.display import (
     answer,
     as_json,
+    consent,
     epsilon,
     err,
     facts,
@@ -42,7 +42,7 @@ from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.plan_text import split
+from sottovoce.plan_rules import split
 from sottovoce.report.numbers import (
     data_size,
     duration,
@@ -252,7 +252,14 @@ def _noise(costs: dict[str, Any]) -> str:
     if costs["plan"]["noise"] == "client":
         own = sorted({site["sigma"] for site in costs["clients"] if site["sigma"] is not None})
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
-        return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts)))
+        gain = costs["shared_gain"]
+        less = (
+            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server (so far "
+            "simulated only)"
+            if gain
+            else ""
+        )
+        return ", ".join(filter(None, (f"at each client: σ = {sigmas} for gradients", contexts))) + less
     if costs["sharing"] is not None:
         shared = costs["sharing"]
         added = (

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.data.checking import Check, check
-from sottovoce.data.client_file import read_client
 from sottovoce.data.clients import (
     ClientRecords,
     Clients,
@@ -32,7 +31,7 @@ from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import Description
 from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.facts import Facts
-from sottovoce.data.folder import client_files, described, read_folder, read_one
+from sottovoce.data.folder import client_files, described, read_client, read_folder, read_one
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched

@@ -51,7 +51,10 @@ class Check:
 
 
 def check(path: Path, progress: Callable[[str, int], None] = lambda client, clients: None) -> Check:
-    """Every site of a folder, or the one in a file; `progress` hears each name and how many there are."""
+    """Checks every site of a folder, or the one in a file.
+
+    `progress` is called with each client's name and the number of clients.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
     agreed = folder.agreement(path)

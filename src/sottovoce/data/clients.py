@@ -83,7 +83,7 @@ def split_seeds(clients: int, seed: int) -> list[int]:
 
 
 def training_size(records: int) -> int:
-    """How many of a participant's records are for training: 4:1, so 333 of 417."""
+    """Returns how many of a participant's records are for training: 4:1, so 333 of 417."""
     return records * 4 // 5
 
 

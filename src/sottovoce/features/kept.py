@@ -41,9 +41,9 @@ def described(
 ) -> Dataset:
     """The dataset as the plan's feature map sees it; itself where the plan has none.
 
-    `progress` hears how many of all records are done. Nothing is computed twice for one map and dataset, not
-    by two processes either: the second waits. `local` as in `feature_map`. Where clients see turned pictures,
-    x holds the features of all four turns, (N, 4, size).
+    `progress` is called with the number of records done, and of all. Nothing is computed twice for one map
+    and dataset, not by two processes either: the second waits. `local` as in `feature_map`. Where clients see
+    turned pictures, x holds the features of all four turns, (N, 4, size).
     """
     features = feature_map(plan, dataset.facts, device, local)
     if features is None:
@@ -118,7 +118,7 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None
         return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)
     if plan.features != local:
         raise SottovoceError(
-            f"features={plan.features} is code: if you trust it, name it yourself (--features)"
+            f"features={plan.features} is code: if you trust it, name it yourself", "features"
         )
     return open_local(local, facts.shape, size=size, mirror=mirror)
 

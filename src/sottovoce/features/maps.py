@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from sottovoce.catalog import FEATURES
 from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.features import centres
-from sottovoce.features.patterns import Network, Patterns
+from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
+from sottovoce.features.patterns import channels as by_channel
 from sottovoce.features.scattering import Scattering, mirrored
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
@@ -144,18 +144,18 @@ def open_features(
 
 
 def map_size(name: str, shape: tuple[int, ...]) -> int:
-    """How many numbers the map `name` has for pictures of `shape`, before any projection."""
+    """Returns how many numbers the map `name` has for pictures of `shape`, before any projection."""
     opened = open_features(name, shape)
     return 0 if opened is None else opened.size
 
 
 def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
-    scatter, centre = Scattering(height, width, device=device), centres.shipped()["scattering"].to(device)
+    scatter, centre = Scattering(height, width, device=device), shipped()["scattering"].to(device)
 
     def describe(coefficients: Tensor) -> Tensor:
         if channels == 1:
-            return centres.by_kind(coefficients)
-        return centres.centred(centres.paths(coefficients), centre)
+            return by_kind(coefficients)
+        return centred(paths(coefficients), centre)
 
     def part(x: Tensor, mirror: bool) -> Tensor:
         coefficients = scatter(x)
@@ -169,10 +169,10 @@ def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Pa
 
 def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
     patterns = Patterns(Network.shipped().to(device))
-    centre = centres.shipped()["patterns"].to(device)
+    centre = shipped()["patterns"].to(device)
 
     def describe(x: Tensor) -> Tensor:
-        return centres.centred(centres.channels(patterns(x), patterns.channels), centre)
+        return centred(by_channel(patterns(x), patterns.channels), centre)
 
     def part(x: Tensor, mirror: bool) -> Tensor:
         return describe(x) + describe(x.flip(-1)) if mirror else describe(x)

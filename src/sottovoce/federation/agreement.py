@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import tomllib
 from collections.abc import Sequence
@@ -20,13 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.data import Facts
+from sottovoce.data import Dataset, Facts, division, load
+from sottovoce.data.description import NAME
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_facts
+from sottovoce.files import PUBLIC, private_folder, write_atomically
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
-from sottovoce.run.prepare import resolve
+from sottovoce.run.prepare import outline, resolve
 
 MOST_RECORDS = 2**31
 
@@ -191,3 +196,50 @@ def _check_features(plan: Plan, facts: Facts) -> None:
         )
     if source is not None and described_facts(source, plan) != facts:
         raise AgreementError("the agreement's features are not those of its plan: ask for the file again")
+
+
+def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
+    """The agreement of a plan about its own dataset, resolved as the simulator resolves it.
+
+    The clients of a seeded one are played by this machine: a real client refuses it.
+    """
+    records = load(plan.dataset) if dataset is None else dataset
+    if records.home is not None:
+        raise SottovoceError(
+            f"{records.home} is a folder of sites, which have their files already: give its agreement "
+            f"{records.home / NAME} and how many participants, and deal out no dataset",
+            "records",
+        )
+    outlined = outline(plan, records)
+    agreed = Agreement(outlined.plan, outlined.blueprint.facts, plan.seeded, outlined.plan.model)
+    return agreed.frozen(outlined.trained) if agreed.open else agreed
+
+
+def write_client_files(
+    agreement: Agreement, folder: str | Path, dataset: Dataset | None = None
+) -> list[Path]:
+    """Writes `client-I.npz` for participants, `future-I.npz` for future clients, and `agreement.toml`.
+
+    To try a federation out on one machine: the files hold exactly the records that the simulator gives to the
+    same clients. In a real federation nobody could do this: clients bring their own files.
+    """
+    plan, out = agreement.plan, Path(folder)
+    records = load(plan.dataset) if dataset is None else dataset
+    private_folder(out)
+    write_atomically(out / "agreement.toml", agreement.to_toml().encode(), PUBLIC)
+    paths = []
+    for number, index in enumerate(division(records, plan)):
+        future = number - plan.participants
+        path = out / (f"client-{number}.npz" if future < 0 else f"future-{future}.npz")
+        file = io.BytesIO()
+        np.savez(
+            file,
+            x=records.x[index].numpy(),
+            y=records.y[index].numpy(),
+            classes=records.facts.classes,
+            mean=records.facts.mean,
+            std=records.facts.std,
+        )
+        write_atomically(path, file.getvalue())
+        paths.append(path)
+    return paths

@@ -100,7 +100,7 @@ class Recovery:
         return (self._memory.faithful() or [{}])[-1]
 
     def _restored(self) -> bool:
-        """Whether the ledger, or the memory of the run, was put back since its last release."""
+        """Returns whether the ledger, or the memory of the run, was put back since its last release."""
         now, noted = self._now(), self._noted()
         return not noted or noted["releases"] > now["releases"] or now["copy"] not in (0, noted["copy"])
 

@@ -10,6 +10,9 @@ release is applied, and with it every copy of the message, wherever one was kept
 
 The salt means that a stranger who passes a key of his own off as the server's cannot read the answer either.
 What goes the other way, a client's final coefficients, is sealed with the secret of the enrolment alone.
+
+An entropy-coded message is longer where the statistic is unusual; padded to a multiple of the bucket, most
+messages of a run have one length, which says little about the statistic inside.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sottovoce.channel.wire import ChannelError, Stream, stream_bytes
 from sottovoce.federation.keys import KEY_BYTES, new_key, public_key
-from sottovoce.federation.padding import pad, unpad
 
 _HEADER = struct.Struct(f">{KEY_BYTES}s{KEY_BYTES}sI")
+_LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 SEAL_BYTES = _HEADER.size + _TAG_BYTES
 """By how much a seal makes a padded message longer."""
@@ -111,3 +114,28 @@ def _key(private: bytes, theirs: bytes, header: bytes, agreed: bytes, stream: St
         ) from None
     info = b"sottovoce sealed release:" + header + stream_bytes(stream)
     return HKDF(SHA256(), length=32, salt=agreed, info=info).derive(shared)
+
+
+def pad(message: bytes, bucket: int) -> bytes:
+    """The message in the smallest multiple of `bucket` bytes that holds it; a bucket of 0 leaves it alone.
+
+    >>> len(pad(b"release", 64)), unpad(pad(b"release", 64), 64)
+    (64, b'release')
+    """
+    if not bucket:
+        return message
+    framed = _LENGTH.pack(len(message)) + message
+    return framed + bytes(-len(framed) % bucket)
+
+
+def unpad(padded: bytes, bucket: int) -> bytes:
+    """The message inside; a ChannelError where the length it states is not the length it has."""
+    if not bucket:
+        return padded
+    if len(padded) < _LENGTH.size or len(padded) % bucket:
+        raise ChannelError(f"message of {len(padded)} bytes is not padded to multiples of {bucket}: refused")
+    [length] = _LENGTH.unpack_from(padded)
+    end = _LENGTH.size + length
+    if not end <= len(padded) < end + bucket or any(padded[end:]):
+        raise ChannelError(f"message says it holds {length} bytes, which its {len(padded)} cannot: refused")
+    return padded[_LENGTH.size : end]

@@ -18,7 +18,7 @@ from sottovoce.gradients.patches import Window
 
 
 def on_gpu(values: Tensor) -> bool:
-    """Whether this is worked on as a GPU likes it."""
+    """Returns whether this is worked on as a GPU likes it."""
     return values.device.type != "cpu"
 
 

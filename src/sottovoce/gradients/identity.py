@@ -134,7 +134,7 @@ def squares(values: Tensor) -> Tensor:
 
 
 def _records(values: Tensor) -> int:
-    """How many records of (…, records, size) make a block."""
+    """Returns how many records of (…, records, size) make a block."""
     return max(1, _IN_CACHE // values.shape[-1])
 
 

@@ -31,7 +31,7 @@ class Window:
         return cls(_pair(layer.kernel_size), _pair(layer.stride), _pair(padding), _pair(layer.dilation))
 
     def places(self, height: int, width: int) -> tuple[int, int]:
-        """How many positions it takes in an image, down and across."""
+        """Returns how many positions it takes in an image, down and across."""
         down, across = (
             (side + 2 * p - d * (s - 1) - 1) // step + 1
             for side, p, d, s, step in zip(

@@ -78,7 +78,7 @@ def _flattened(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str]
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether a module was made to do something else than its class says."""
+    """Returns whether a module was made to do something else than its class says."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     return bool(hooks) or "forward" in vars(module)
 

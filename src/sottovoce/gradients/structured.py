@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sottovoce.gradients.clipping import Sums
 from sottovoce.gradients.layers import Convolution, record_last
 from sottovoce.gradients.stack import Capture
-from sottovoce.gradients.sums import Sums
 from sottovoce.models import places
 from sottovoce.subspace import Share, StructuredPartition
 

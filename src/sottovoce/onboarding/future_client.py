@@ -22,7 +22,7 @@ from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
-from sottovoce.data.client_file import has_target
+from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key

@@ -63,11 +63,13 @@ class Keys:
                     return content[:KEY_BYTES]
                 raise SottovoceError(
                     f"the context in {self._ledger} was made for another key of this run, with which the "
-                    "run was not served: give another --ledger and add up what both have spent"
+                    "run was not served: give another ledger and add up what both have spent",
+                    "ledger",
                 )
         raise SottovoceError(
             f"the context in {self._ledger} has lost its key {self._kept}: restore the key, or give another "
-            "--ledger and add up what both have spent"
+            "ledger and add up what both have spent",
+            "ledger",
         )
 
     def keep(self) -> None:

@@ -174,7 +174,7 @@ def create_service(
     """
     server, tokens, registry = Onboarding(run, model), Tokens(Path(run)), CollectorRegistry()
     if not read_tokens(Path(run)) and not open_to_all:
-        raise SottovoceError(f"nobody has a token: make one with 'sottovoce serve {run} --new-token NAME'")
+        raise SottovoceError("nobody has a token: make a new one", "new_token")
     specification, context_model = server.specification.fields(server.blueprint), server.context_model()
     largest, together = server.largest_body, Together(server.answer)
     again = Counter(

@@ -31,7 +31,7 @@ def new_token(run: Path, name: str) -> str:
         tokens = read_tokens(run)
         if name in tokens.values():
             raise SottovoceError(
-                f"there is a token for {name} already: 'sottovoce serve {run} --revoke {name}' to replace it"
+                f"there is a token for {name} already: revoke it first, to replace it", "revoke"
             )
         token = secrets.token_urlsafe(TOKEN_BYTES)
         _write(run, {**tokens, token_hash(token): name})

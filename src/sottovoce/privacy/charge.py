@@ -29,7 +29,7 @@ class Budget:
     accounting: str
 
     def covers(self, spending: float) -> bool:
-        """Whether a client may have spent Σ (Δ/σ)² = `spending`.
+        """Returns whether a client may have spent Σ (Δ/σ)² = `spending`.
 
         >>> Budget(epsilon=16, delta=1e-5, accounting="exact").covers(2.9**2)
         True

@@ -261,7 +261,7 @@ class Ledger:
             if not limit.covers(after):
                 advice = "use fewer rounds, more noise or more epsilon"
                 if limit == held:
-                    advice = f"its owner can raise it with 'sottovoce ledger raise {self.path} --epsilon E'"
+                    advice = f"its owner can raise it with 'sottovoce ledger raise {self.path}'"
                 raise Overspent(
                     f"the {charge} would take ε from {limit.price(before):.4f} to {limit.price(after):.4f}, "
                     f"beyond the budget of {limit.epsilon:g} at δ = {limit.delta:g}: {advice}"
@@ -319,7 +319,7 @@ class Ledger:
         return epsilon(self.spent(client), delta, accounting)
 
     def releases(self, client: Client, *, run: str | None = None) -> int:
-        """How many releases the client was ever charged for, in all runs, or one by one in one run.
+        """Returns how many releases the client was ever charged for, in all runs, or one by one in one run.
 
         The number only grows: a receiver that remembers a larger one is facing a restored backup.
         """

@@ -234,7 +234,7 @@ class LedgerFile(Database):
 
 
 def same_scope(one: str, other: str) -> bool:
-    """Whether both say the same; names of clients are compared as people read them."""
+    """Returns whether both say the same; names of clients are compared as people read them."""
     return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 
@@ -244,7 +244,8 @@ def other_scope(path: Path, mine: str, wanted: str) -> LedgerError:
         owner, asked = mine.removeprefix(CLIENT), wanted.removeprefix(CLIENT)
         return LedgerError(
             f"{path} is the ledger of the client '{owner}', not of '{asked}': give the ledger of '{asked}',"
-            f" or say --client {owner} if these are the records of '{owner}' under another name"
+            f" or name the client {owner} if these are the records of '{owner}' under another name",
+            "client",
         )
     return LedgerError(
         f"{path} is about other records or another division into clients: give another file, or"

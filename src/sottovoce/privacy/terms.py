@@ -48,7 +48,7 @@ class Price:
         """Why what the budget does not cover is not released, and what its owner can do."""
         return (
             f"{self}, which the budget does not cover: nothing was released; its owner can raise it with "
-            f"'sottovoce ledger raise {ledger} --epsilon E'"
+            f"'sottovoce ledger raise {ledger}'"
         )
 
 

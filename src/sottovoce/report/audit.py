@@ -7,12 +7,10 @@ from statistics import NormalDist
 from typing import Any
 
 from sottovoce.report import page
-from sottovoce.report.axis import Axis
-from sottovoce.report.chart import Chart, svg
+from sottovoce.report.chart import Axis, Chart, svg
 from sottovoce.report.figures import Series, trend
-from sottovoce.report.markup import Html, tag
 from sottovoce.report.numbers import equals, number, percent
-from sottovoce.report.table import Table
+from sottovoce.report.table import Html, Table, tag
 
 TONES = {"worst": "orange", "given": "blue"}
 PAIRS = {"worst": "the worst pair", "given": "the worst pair of the given records"}

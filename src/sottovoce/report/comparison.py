@@ -1,28 +1,41 @@
-"""The report of a rehearsal: who gains and who loses by joining, from the file that it left."""
+"""The report of a rehearsal: why a site should join, or should not, from the file that it left."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
+from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.report import page
-from sottovoce.report.axis import linear
-from sottovoce.report.chart import Chart, svg
-from sottovoce.report.figures import Group, bars, strip
-from sottovoce.report.markup import tag
+from sottovoce.report.chart import Chart, linear, logarithmic, svg
+from sottovoce.report.figures import Series, Span, line_of, reaches, spans, trend
 from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
 from sottovoce.report.run_figures import percent_tick
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import Table, TableEntry, tag
 
-TONES = {"alone": "gray", "shared": "orange", "blend": "blue"}
-WORDS = {"alone": "every client alone", "shared": "one model for all", "blend": "blend of both"}
-MOST_BARS = 30
-"""Clients that are shown by name; more are dots."""
+ROWS = ("constant", "home_alone", "shared", "blend", "finished")
+"""Rows that people are shown, in this order."""
+SITE_ROWS = ("home_alone", "blend", "finished")
+"""Rows that are shown site by site."""
+WORDS = {
+    "constant": "constant",
+    "home_alone": "alone at home",
+    "shared": "shared",
+    "blend": "published",
+    "finished": "finished at home",
+}
+EXPLAINED = {
+    "constant": "the site's own shares, or its mean",
+    "home_alone": "its own records, no noise: what it has today",
+    "shared": "one private model for all",
+    "blend": "its private model",
+    "finished": "its private model, fitted to its own records and kept there",
+}
+NAMED = 30
+"""Sites that are shown by name; more are lines without names."""
 NOTICED = 0.5
 """Points from which on a difference is colored."""
 
@@ -30,10 +43,10 @@ NOTICED = 0.5
 def write_comparison(folder: Path) -> Path:
     """Writes compare.html and compare.svg from compare.json; returns the path of the page."""
     found = read_comparison(folder / "compare.json")
-    path, chart = folder / "compare.html", clients_chart(found)
-    write_atomically(path, render(found, chart).encode())
-    picture = svg(_title(found), "; ".join(_facts(found)[:3]), [chart])
-    write_atomically(folder / "compare.svg", picture.encode())
+    path, pictures = folder / "compare.html", charts(found)
+    write_atomically(path, render(found, pictures).encode(), PRIVATE)
+    picture = svg(_title(found), "; ".join([summary(found), *_facts(found)[:2]]), pictures[:1])
+    write_atomically(folder / "compare.svg", picture.encode(), PRIVATE)
     return path
 
 
@@ -41,92 +54,174 @@ def read_comparison(path: Path) -> dict[str, Any]:
     """What a rehearsal left."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not set(TONES) <= set(found["rows"]):
+        if not set(ROWS) <= set(found["rows"]) or "per_client" not in found["gain"]:
             raise KeyError("rows")
     except FileNotFoundError:
         raise SottovoceError(f"{path} does not exist: make it with sottovoce compare") from None
     except (ValueError, KeyError, TypeError):
-        raise SottovoceError(f"{path} is damaged: compare again") from None
+        raise SottovoceError(f"{path} is damaged or of another version: compare again") from None
     return found
 
 
-def gain(found: Mapping[str, Any], client: str, role: str = "per_client") -> float | None:
-    """By how many points a blend is above the better of alone and shared, for one client."""
-    values = {name: row[role].get(client) for name, row in found["rows"].items()}
-    others = [values[name] for name in ("alone", "shared") if values[name] is not None]
-    return None if values["blend"] is None or not others else values["blend"] - max(others)
+def summary(found: Mapping[str, Any]) -> str:
+    """How many sites gain and lose by joining, in a sentence."""
+    gain = found["gain"]
+    if gain["median"] is None:
+        return "no site has records to tell by"
+    return (
+        f"by joining {count(gain['sites_gaining'], 'site')} surely gain, {gain['sites_losing']} surely lose, "
+        f"{gain['sites_undecided']} cannot tell; median {gain['median']:+.1f} points, "
+        f"worst tenth {gain['worst_decile']:+.1f} or less"
+    )
+
+
+def rows_table(found: Mapping[str, Any]) -> Table:
+    """A line for each row: metric and loss, means over participants."""
+    lines = [
+        [WORDS[row], percent(found["rows"][row]["participants"]), number(found["rows"][row]["log_loss"]),
+         EXPLAINED[row]]
+        for row in ROWS
+    ]  # fmt: skip
+    head = ["", label(found["metric"]), _loss(found), ""]
+    return Table(head, lines, f"Why join? {count(found['repeats'], 'split')} at {_promise(found)}")
 
 
 def clients_table(found: Mapping[str, Any]) -> Table:
-    """A line for each client, the largest first, and one for their mean."""
-    rows = []
-    for site in sorted(found["clients"], key=lambda site: (site["role"] != "participant", -site["size"])):
-        role = "per_client" if site["role"] == "participant" else "future_per_client"
-        values = [percent(found["rows"][name][role].get(site["name"])) for name in TONES]
-        difference = gain(found, site["name"], role)
-        name = site["name"] if site["role"] == "participant" else f"{site['name']} (future)"
-        rows.append([name, number(site["size"]), *values, _difference(difference)])
-    means = {name: row["participants"] for name, row in found["rows"].items()}
-    if None not in means.values():
-        whole = means["blend"] - max(means["alone"], means["shared"])
-        middle = [percent(means[name]) for name in TONES]
-        rows.append(["mean of participants", "", *middle, _difference(whole)])
-    head = ["client", counted(found.get("unit", "record")), *TONES, "blend gains"]
-    return Table(head, rows, f"Who gains, who loses, at {_promise(found)}")
+    """A line for each participant, the largest first: what it gains against alone at home, and how surely."""
+    lines = []
+    for site in _participants(found):
+        name, gain = site["name"], found["gain"]["per_client"].get(site["name"])
+        values = [percent(found["rows"][row]["per_client"].get(name)) for row in SITE_ROWS]
+        lines.append([name, number(site["size"]), *values, *_gained(gain)])
+    words = (WORDS[row] for row in SITE_ROWS)
+    head = ["site", counted(found.get("unit", "record")), *words, "gain", "95 %"]
+    return Table(head, lines, "Site by site: finished against alone at home")
 
 
-def clients_chart(found: Mapping[str, Any]) -> Chart:
-    """Every participant under the three rows."""
-    names = [site["name"] for site in found["clients"] if site["role"] == "participant"]
-    values = {row: {name: found["rows"][row]["per_client"][name] for name in names} for row in TONES}
-    known = [value for row in values.values() for value in row.values() if value is not None]
-    judged = label(found["metric"])
-    note = f"{judged[0].upper() + judged[1:]} on held-out records of each participant; one draw of noise."
-    if len(names) > MOST_BARS:
-        groups = [
-            Group(WORDS[row], tone, {n: v for n, v in values[row].items() if v is not None})
-            for row, tone in TONES.items()
-        ]
-        bounds = (0.0, 100.0) if found["metric"] == "accuracy" else (-math.inf, 100.0)
-        axis = linear(known or [0.0, 100.0], bounds=bounds)
-        return strip("Client by client", note, groups, x=axis, x_name=judged, show=percent_tick)
-    by_client = {
-        name: {WORDS[row]: v for row in TONES if (v := values[row][name]) is not None and math.isfinite(v)}
+def future_table(found: Mapping[str, Any]) -> Table | None:
+    """What future clients get without any training; None where there are none."""
+    names = [site["name"] for site in found["clients"] if site["role"] == "future"]
+    lines = [
+        [name, *(percent(found["rows"][row]["future_per_client"].get(name)) for row in ("shared", "blend"))]
         for name in names
-    }
-    tones = {WORDS[row]: tone for row, tone in TONES.items()}
-    axis = linear([0.0, *(max(value, 0.0) for value in known)], zero=True)
-    return bars("Client by client", note, by_client, tones, x=axis, show=percent_tick)
+    ]
+    return Table(["future client", "shared", "published"], lines, "Who joins later") if names else None
 
 
-def render(found: Mapping[str, Any], chart: Chart) -> str:
+def charts(found: Mapping[str, Any]) -> list[Chart]:
+    """From alone to finished; gains over size; reliability."""
+    rows, judged = found["rows"], label(found["metric"])
+    moves, gains = [], []
+    for site in _participants(found):
+        name, gain = site["name"], found["gain"]["per_client"].get(site["name"])
+        start, end = (rows[row]["per_client"].get(name) for row in ("home_alone", "finished"))
+        if gain is None or start is None or end is None:
+            continue
+        around = [None if gain[side] is None else start + gain[side] for side in ("low", "high")]
+        moves.append(Span(name, start, end, *around))
+        gains.append((float(site["size"]), Span(name, 0.0, gain["points"], gain["low"], gain["high"])))
+    note = f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first."
+    ends = [value for span in moves for value in (span.start, span.end)] or [0.0, 1.0]
+    points = [span.end for _, span in gains] or [0.0]
+    reach = 2 * max(map(abs, points)) + 1  # wider intervals are cut: they only say that nothing is known
+    known = [end for _, span in gains for end in (span.low, span.high) if end is not None]
+    spread = [min(max(end, -reach), reach) for end in known]
+    return [
+        spans(
+            "What joining gives each site",
+            f"{note} The band is an interval of 95 %.",
+            moves,
+            (("alone at home", "gray"), ("finished at home", "blue")),
+            x=linear(ends),
+            x_name=judged,
+            show=percent_tick,
+            named=len(moves) <= NAMED,
+        ),
+        reaches(
+            "Gains over size",
+            "Points of finished against alone at home, with intervals of 95 %.",
+            gains,
+            x=logarithmic([at for at, _ in gains] or [1.0, 10.0]),
+            y=linear([0.0, *points, *spread]),
+            x_name=f"{counted(found.get('unit', 'record'))} of a site",
+            show="{:+g}".format,
+        ),
+        _reliability(found),
+    ]
+
+
+def _reliability(found: Mapping[str, Any]) -> Chart:
+    """How often things happen that are stated with a probability; on the dashed line it means what it says.
+
+    Of two classes the second is meant, of more the one that is decided.
+    """
+    curves, tones = found["reliability"], {"published": "orange", "finished": "blue"}
+    lines = [
+        line_of(row, tones[row], [(bin["stated"], bin["observed"]) for bin in bins])
+        for row, bins in curves.items()
+    ]
+    if lines:
+        lines.append(Series("as stated", "dashed", [0.0, 100.0], [0.0, 100.0]))
+    scale = linear([0.0, 100.0])
+    title, note = "Do probabilities mean something?", "Share of held-out records, by stated probability."
+    return trend(title, note, lines, x_name="stated", x=scale, y=scale if lines else None, show=percent_tick,
+                 x_show=percent_tick)  # fmt: skip
+
+
+def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
     """The page."""
     cards = [
         page.card(
-            name,
-            WORDS[name].capitalize(),
-            percent(row["participants"]),
-            row["participants"],
-            f"mean {label(found['metric'])} of participants",
-            f"future clients: {percent(row['future'])}" if row["future"] is not None else "",
+            row,
+            WORDS[row].capitalize(),
+            percent(found["rows"][row]["participants"]),
+            found["rows"][row]["participants"],
+            f"{label(found['metric'])}; {_loss(found)} {number(found['rows'][row]['log_loss'])}",
+            EXPLAINED[row],
         )
-        for name, row in found["rows"].items()
+        for row in ROWS
     ]
+    later = future_table(found)
     return page.page(
         f"{_title(found)} – Sottovoce",
-        page.header(_title(found), _facts(found), "Sottovoce · rehearsal"),
+        page.header(_title(found), [summary(found), *_facts(found)], "Sottovoce · rehearsal"),
         tag("p", found["warning"], class_="alert", role="note"),
         tag(
             "main",
             page.cards(*cards),
-            page.section("Who gains, who loses", page.grid(chart), clients_table(found).html()),
+            page.section("Who gains, who loses", page.grid(*pictures), clients_table(found).html()),
+            page.section("Future clients", later.html()) if later is not None else "",
         ),
         tag("footer", f"Written by sottovoce {found.get('sottovoce', UNKNOWN)}."),
     )
 
 
+def _participants(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    sites = [site for site in found["clients"] if site["role"] == "participant"]
+    return sorted(sites, key=lambda site: -site["size"])
+
+
+def _gained(gain: Mapping[str, Any] | None) -> tuple[TableEntry, str]:
+    if gain is None:
+        return TableEntry(UNKNOWN), UNKNOWN
+    if gain["low"] is None:
+        return TableEntry(f"{gain['points']:+.1f}", value=gain["points"]), UNKNOWN
+    sure = gain["low"] > 0 or gain["high"] < 0
+    entry = TableEntry(
+        f"{gain['points']:+.1f}",
+        better=gain["points"] > 0 if sure and abs(gain["points"]) >= NOTICED else None,
+        share=min(1.0, abs(gain["points"]) / 10),
+        value=gain["points"],
+    )
+    return entry, f"{gain['low']:+.1f} to {gain['high']:+.1f}"
+
+
+def _loss(found: Mapping[str, Any]) -> str:
+    return "loss" if found["metric"] == "r2" else "log loss"
+
+
 def _title(found: Mapping[str, Any]) -> str:
-    return f"Alone, shared or blended on {Path(str(found['dataset'])).name or found['dataset']}"
+    return f"Why join? A rehearsal on {Path(str(found['dataset'])).name or found['dataset']}"
 
 
 def _facts(found: Mapping[str, Any]) -> list[str]:
@@ -138,10 +233,3 @@ def _promise(found: Mapping[str, Any]) -> str:
     if found["epsilon"] is None:
         return "no privacy"
     return f"{equals('ε', found['epsilon'])}, {equals('δ', found['delta'])}"
-
-
-def _difference(points: float | None) -> TableEntry:
-    if points is None:
-        return TableEntry(UNKNOWN)
-    better = None if abs(points) < NOTICED else points > 0
-    return TableEntry(f"{points:+.1f}", better=better, share=min(1.0, abs(points) / 10), value=points)

@@ -20,8 +20,9 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SottovoceError(
-            f"{path} does not exist: give the directory of a finished run, or finish it with "
-            f"`sottovoce train --out {path.parent} --resume`"
+            f"{path} does not exist: give the directory of a finished run, or resume the training in "
+            f"{path.parent}",
+            "resume",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, f"cannot be read ({error})") from None

@@ -1,4 +1,4 @@
-"""The kinds of chart: a trend, a strip of clients, columns of clients, and bars by name."""
+"""The kinds of chart: a trend, a strip or columns of clients, bars by name, spans and points with reach."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sottovoce.report.axis import Axis, counting
-from sottovoce.report.chart import Chart, Format
-from sottovoce.report.markup import Html, tag
+from sottovoce.report.chart import Axis, Chart, Format, counting
+from sottovoce.report.table import Html, tag
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,80 @@ def bars(
         marks.append(_line("target", x.at(target[1]), 0, x.at(target[1]), 100))
         legend.append((target[0], "target"))
     return Chart(title, note, marks, texts, legend, labels, x=x, x_show=show, height=42 * len(rows))
+
+
+@dataclass(frozen=True)
+class Span:
+    """From where to where one name goes, and an interval around its end, if one is known."""
+
+    name: str
+    start: float
+    end: float
+    low: float | None = None
+    high: float | None = None
+
+
+def spans(
+    title: str,
+    note: str,
+    rows: Sequence[Span],
+    tones: tuple[tuple[str, str], tuple[str, str]],
+    *,
+    x: Axis,
+    x_name: str,
+    show: Format,
+    named: bool,
+) -> Chart:
+    """A row a name: a line from a hollow start to its end, over the interval of the end.
+
+    `tones` are name and color of starts and of ends; names stand above their rows where they are `named`.
+    """
+    if not rows:
+        return Chart(title, note)
+    marks, texts, labels, row = _upright(x), [], [], 100 / len(rows)
+    (start_name, start_tone), (end_name, end_tone) = tones
+    for i, span in enumerate(rows):
+        up = 100 - (i + (0.72 if named else 0.5)) * row
+        a, b = x.at(span.start), x.at(span.end)
+        if span.low is not None and span.high is not None:
+            low, high = (min(max(x.at(end), 0.0), 100.0) for end in (span.low, span.high))
+            marks.append(_line(f"reach {end_tone}", low, up, high, up))
+        marks += [_line(f"span {end_tone}", a, up, b, up), _dot(start_tone, a, up), _dot(end_tone, b, up)]
+        words = f"{start_name} {show(span.start)}, {end_name} {show(span.end)}"
+        texts.append((b, f"{span.name}: {words} ({span.end - span.start:+.1f})"))
+        if named:
+            labels.append((100 - (i + 0.4) * row, span.name))
+    legend = [(start_name, start_tone), (end_name, end_tone)]
+    height = max(160, (34 if named else 9) * len(rows))
+    return Chart(
+        title, note, marks, sorted(texts), legend, labels, x=x, x_name=x_name, x_show=show, height=height
+    )
+
+
+def reaches(
+    title: str,
+    note: str,
+    points: Sequence[tuple[float, Span]],
+    *,
+    x: Axis,
+    y: Axis,
+    x_name: str,
+    show: Format,
+) -> Chart:
+    """A dot for each name at (x, its end), with its interval, around a line at zero."""
+    if not points:
+        return Chart(title, note)
+    marks, texts = [*_grid(y), _line("target", 0, y.at(0.0), 100, y.at(0.0))], []
+    for at, span in points:
+        a, b = x.at(at), y.at(span.end)
+        if span.low is not None and span.high is not None:
+            low, high = (min(max(y.at(end), 0.0), 100.0) for end in (span.low, span.high))
+            marks.append(_line("reach blue", a, low, a, high))
+        marks.append(_dot("blue", a, b, f"{span.name}: {show(span.end)}"))
+        texts.append((a, f"{span.name} ({at:,.0f}): {show(span.end)}"))
+    return Chart(
+        title, note, marks, sorted(texts), x=x, y=y, x_name=x_name, x_show="{:,g}".format, y_show=show
+    )
 
 
 def _points(line: Series) -> list[tuple[float, float]]:

@@ -12,8 +12,7 @@ from importlib.resources import files
 
 from sottovoce.report import chart
 from sottovoce.report.chart import Chart
-from sottovoce.report.markup import Html, join, tag
-from sottovoce.report.table import Table
+from sottovoce.report.table import Html, Table, join, tag
 
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"

@@ -35,7 +35,8 @@ def round_scalars(folder: str | Path) -> Iterator[Callable[[Mapping[str, Any]], 
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise SottovoceError(
-            "TensorBoard is not installed: pip install 'sottovoce[tensorboard]', or omit --tensorboard"
+            "TensorBoard is not installed: pip install 'sottovoce[tensorboard]', or train without it",
+            "tensorboard",
         ) from None
     private_folder(Path(folder))
     with SummaryWriter(str(folder)) as writer:

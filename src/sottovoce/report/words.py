@@ -10,9 +10,9 @@ import math
 import re
 
 from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
-from sottovoce.report.markup import Html, join, tag
 from sottovoce.report.numbers import count, equals, number, out_of
 from sottovoce.report.reading import ReportedRun
+from sottovoce.report.table import Html, join, tag
 
 
 def warning(run: ReportedRun) -> str | None:
@@ -50,7 +50,7 @@ def _made(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def without_noise(run: ReportedRun) -> bool:
-    """Whether releases left without noise, as an ablation."""
+    """Returns whether releases left without noise, as an ablation."""
     return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
 
 

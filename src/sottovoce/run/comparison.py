@@ -1,41 +1,51 @@
-"""A rehearsal: every client alone, one shared model, and a blend of both, side by side before a run.
+"""A rehearsal: what a site has today beside what joining gives it, before a run.
 
-It is for records of which nothing is published: synthetic, public or retrospective ones. Each row is a run of
-its own, charged to a ledger of its own; no model is written, and nothing enters the ledger of a folder. A
-choice made by looking at accuracies is not covered by any ε (docs/sharp-edges.md), and the result says so.
+Six rows: a *constant*, every site *alone at home* without noise, *alone* with noise, one *shared* model, the
+*published* model of a blend, and that model *finished* at home (`finishing`). What joining is worth is
+finished against alone at home, site by site, on held-out records; several splits of all records say how sure
+that is. It is for records of which nothing is published: synthetic, public or retrospective ones. Each run is
+charged to a ledger of its own; no model is written, and nothing enters the ledger of a folder. A choice made
+by looking at the figures is not covered by any ε (docs/sharp-edges.md), and the result says so.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import seeded_master
 from sottovoce.central import DrawnRounds
+from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
+from sottovoce.evaluation import Evaluation, mean_known
 from sottovoce.features.kept import Progress
-from sottovoce.files import private_folder, write_atomically
+from sottovoce.files import PRIVATE, private_folder, write_atomically
+from sottovoce.finishing import CannotFinish, constant, finished_outputs
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.prepare import Prepared, Shared, prepare
-from sottovoce.run.result import accuracies, description, site_rows
+from sottovoce.run.result import description, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
+from sottovoce.tasks import Task, open_task
 
 RESULT = "compare.json"
 WARNING = (
-    "A rehearsal: its accuracies are made of held-out records without noise, so a choice made by looking at "
+    "A rehearsal: its figures are made of held-out records without noise, so a choice made by looking at "
     "them is not covered by ε. Use records of which nothing is published."
 )
 ROWS: dict[str, dict[str, Any]] = {
@@ -43,15 +53,40 @@ ROWS: dict[str, dict[str, Any]] = {
     "shared": {"individual": 0.0, "generated": 0.0},
     "blend": {},
 }
-"""What each row changes in the plan."""
+"""What each row that is trained with noise changes in the plan."""
+AT_HOME = ("constant", "home_alone", "finished")
+"""Rows that a site makes by itself."""
+REPEATS = 5
+BINS = 10
+"""Of a reliability curve."""
+# Student's t at 97.5 %, by degrees of freedom; beyond these it is the normal's, nearly.
+_STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+_HELD_OUT = 0.25
+"""Held-out records for each that trains: splits overlap, and their mean is less sure than 1/repeats says."""
 
 OnRound = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One model on one site's held-out records."""
+
+    metric: float | None
+    loss: float
+    error: float
+    """The sum of all losses."""
+    records: int
+
+
+Split = dict[str, dict[str, Scored]]
+"""Of one split: rows, and the participants in each."""
 
 
 def compare(
     plan: Plan,
     out: str | Path,
     *,
+    repeats: int = REPEATS,
     dataset: Dataset | None = None,
     module: nn.Module | None = None,
     cache: bool = True,
@@ -60,37 +95,75 @@ def compare(
 ) -> dict[str, Any]:
     """Rehearses a plan of method `blend` and returns what `compare.json` in the folder `out` then holds.
 
-    `rows` has for each of `ROWS` the mean over `participants` of accuracy (or of the task's own metric) in
-    percent, `per_client`, `future` (a mean too, None without future clients), `future_per_client` and
-    `epsilon`, the most that a participant has spent.
+    `rows` has for each row `participants`, the mean of accuracy (for numbers the skill against each site's
+    own mean, over all records) in percent; `log_loss` (half the squared error of a number scaled to −1…1);
+    `per_client` and `log_loss_per_client`. Rows that are trained also have `future` and `future_per_client`
+    (None without future clients) and `epsilon`, the most that a participant has spent. All are means over
+    `repeats` splits. `gain` is about finished against alone at home.
     """
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
+    if repeats < 1:
+        raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
     folder = Path(out)
     if (folder / RESULT).exists():
-        raise SottovoceError(f"{folder} already holds a comparison: choose another --out")
+        raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
-    rows = {name: ready(plan.replace(**changes), dataset) for name, changes in ROWS.items()}
+    first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
+    if (
+        plan.partition == "client" and first.federation.future_names
+    ):  # the same sites join later in all splits
+        plan = plan.replace(future_names=",".join(first.federation.future_names))
     try:
         private_folder(folder)
     except OSError as error:
         raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
-    found: dict[str, Any] = {}
+    splits, future, spent, curves = list[Split](), list[dict[str, Any]](), list[dict[str, Any]](), Curves()
     told: dict[str, Any] = {}
-    for name, prepared in rows.items():
-        ledger = folder / f"{name}.ledger.sqlite"
-        found[name], told = _rehearse(prepared, ledger, partial(on_round, name))
-    result = {**told, "rehearsal": True, "warning": WARNING, "rows": found}
-    write_atomically(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+    for repeat in range(repeats):
+        with TemporaryDirectory() as temporary:
+            ledgers = folder if repeat == 0 else Path(temporary)
+            trained: Split = {}
+            future.append({})
+            spent.append({})
+            for name, changes in ROWS.items():
+                prepared = ready(plan.replace(seed=plan.seed + repeat, **changes), dataset)
+                run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
+                task = open_task(prepared.blueprint.facts)
+                trained[name] = {client: _scored(task, found) for client, found in run.seen.items()}
+                future[-1][name] = {client: found.accuracy for client, found in run.future.items()}
+                spent[-1][name], told = run.spent, run.told
+            splits.append({**trained, **_at_home(prepared, run, curves)})
+    rows = {name: _row(name, splits, task) for name in ("constant", "home_alone", *ROWS, "finished")}
+    for name in ROWS:
+        rows[name] |= {"epsilon": spent[0][name], **_future([each[name] for each in future])}
+    result = {
+        **told,
+        "rehearsal": True,
+        "warning": WARNING,
+        "repeats": repeats,
+        "rows": rows,
+        "gain": _gain(splits, task),
+        "reliability": curves.told(),
+    }
+    write_atomically(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
     return result
 
 
-def _rehearse(
-    prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any]], None]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True)
+class Rehearsed:
     """How one run went, and what it was."""
+
+    seen: Mapping[str, Evaluation]
+    future: Mapping[str, Evaluation]
+    coefficients: Tensor
+    spent: float | None
+    told: dict[str, Any]
+
+
+def _rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any]], None]) -> Rehearsed:
     plan, blueprint, federation = prepared.plan, prepared.blueprint, prepared.federation
     run = plan.digest() if plan.seeded else secrets.token_hex(8)
     master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
@@ -107,16 +180,167 @@ def _rehearse(
         while not simulation.done:
             on_round(simulation.step())
         simulation.finish()
-        found = accuracies(*simulation.evaluate())
+        seen, future = simulation.evaluate()
         sites = site_rows(blueprint, federation, book)
     spent = [site["epsilon"] for site in sites if site["role"] == "participant"]
-    row = {
-        "participants": found["seen"],
-        "per_client": found["seen_per_client"],
-        "future": found["future"],
-        "future_per_client": found["future_per_client"],
-        "epsilon": max(spent) if plan.private else None,
-    }
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
-    return row, {**description(blueprint), **told}
+    coefficients = server.coefficients(list(range(plan.participants)))
+    worst = max(spent) if plan.private else None
+    return Rehearsed(seen, future, coefficients, worst, {**description(blueprint), **told})
+
+
+def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
+    """What each site makes by itself: of its own records alone, and of the published model."""
+    blueprint, federation = prepared.blueprint, prepared.federation
+    task = open_task(blueprint.facts)
+
+    def finished(participant: int) -> dict[str, Tensor]:
+        mine = federation.participants[participant]
+        theta = blueprint.theta(run.coefficients[participant])
+        held_out = mine.held_out[mine.held_out.usable]
+        try:
+            return finished_outputs(blueprint.module, theta, mine.train, held_out, task)
+        except CannotFinish:  # too few records, or one target: nothing can be fitted, and what is there stays
+            usable = mine.train[mine.train.usable]
+            same = constant(task, usable.y, len(held_out))
+            return {
+                "constant": same,
+                "alone": same,
+                "finished": run.seen[federation.names[participant]].outputs,
+            }
+
+    outputs = side_by_side(finished, list(range(len(federation.names))))
+    split: Split = {row: {} for row in AT_HOME}
+    for name, found in zip(federation.names, outputs, strict=True):
+        y = run.seen[name].y
+        curves.add("published", task, run.seen[name].outputs, y)
+        curves.add("finished", task, found["finished"], y)
+        for row, key in zip(AT_HOME, ("constant", "alone", "finished"), strict=True):
+            split[row][name] = _scored(task, Evaluation.of(task, found[key], y))
+    return split
+
+
+def _scored(task: Task, found: Evaluation) -> Scored:
+    outputs, y = found.outputs.float(), found.y
+    if not len(y):
+        return Scored(None, float("nan"), 0.0, 0)
+    bounded = outputs.clamp(-1.0, 1.0) if task.name == "number" else outputs
+    losses = task.losses(bounded, y)
+    return Scored(found.accuracy, float(losses.mean()), float(losses.sum()), len(y))
+
+
+def _row(name: str, splits: Sequence[Split], task: Task) -> dict[str, Any]:
+    """The means of one row over all splits."""
+    clients = [client for client in splits[0][name] if all(client in split[name] for split in splits)]
+    points = {client: [_points(split, name, client, task) for split in splits] for client in clients}
+    losses = {client: [split[name][client].loss for split in splits] for client in clients}
+    per_client = {client: mean_known(values) for client, values in points.items()}
+    participants = mean_known(list(per_client.values()))
+    if task.name == "number":
+        participants = mean_known(
+            [_skill(split[name].values(), split["constant"].values()) for split in splits]
+        )
+    known = {
+        client: float(np.nanmean(values)) for client, values in losses.items() if np.isfinite(values).any()
+    }
+    return {
+        "participants": participants,
+        "log_loss": float(np.mean(list(known.values()))) if known else None,
+        "per_client": per_client,
+        "log_loss_per_client": known,
+    }
+
+
+def _points(split: Split, row: str, client: str, task: Task) -> float | None:
+    """A site's metric in percent; of numbers the skill against its own mean."""
+    if task.name == "number":
+        return _skill([split[row][client]], [split["constant"][client]])
+    return split[row][client].metric
+
+
+def _skill(rows: Iterable[Scored], constants: Iterable[Scored]) -> float | None:
+    """100 · (1 − squared error / that of each site's mean), over all records."""
+    error, least = (sum(scored.error for scored in scores) for scores in (rows, constants))
+    return 100.0 * (1.0 - error / least) if least > 0 else None
+
+
+def _future(splits: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """What future clients get, by name; who joins later may differ from split to split."""
+    names = sorted({name for split in splits for name in split})
+    each = {name: mean_known([split[name] for split in splits if name in split]) for name in names}
+    return {"future": mean_known(list(each.values())), "future_per_client": each}
+
+
+def _gain(splits: Sequence[Split], task: Task) -> dict[str, Any]:
+    """Finished against alone at home, in points, for each site with an interval of 95 % over the splits."""
+    sites: dict[str, dict[str, Any]] = {}
+    for client in _row("finished", splits, task)["per_client"]:
+        pairs = [
+            (_points(split, "finished", client, task), _points(split, "home_alone", client, task))
+            for split in splits
+        ]
+        gains = [one - other for one, other in pairs if one is not None and other is not None]
+        if not gains:
+            continue
+        mean, reach = float(np.mean(gains)), _reach(gains, 100 / splits[0]["finished"][client].records)
+        losses = [split["finished"][client].loss - split["home_alone"][client].loss for split in splits]
+        low, high = (None, None) if reach is None else (mean - reach, mean + reach)
+        sites[client] = {"points": mean, "low": low, "high": high, "log_loss": float(np.nanmean(losses))}
+    points = [site["points"] for site in sites.values()]
+    gaining = sum(site["low"] is not None and site["low"] > 0 for site in sites.values())
+    losing = sum(site["high"] is not None and site["high"] < 0 for site in sites.values())
+    return {
+        "per_client": sites,
+        "mean": float(np.mean(points)) if points else None,
+        "median": float(np.median(points)) if points else None,
+        "worst_decile": float(np.quantile(points, 0.1)) if points else None,
+        "sites_gaining": gaining,
+        "sites_losing": losing,
+        "sites_undecided": len(sites) - gaining - losing,
+    }
+
+
+def _reach(gains: Sequence[float], least: float) -> float | None:
+    """Half of an interval of 95 % for a mean over splits that overlap (Nadeau and Bengio, 2003).
+
+    Splits that agree by chance are not surer than `least`, what one held-out record is worth. None for a
+    single split, which says nothing about itself.
+    """
+    if len(gains) < 2:
+        return None
+    t = _STUDENT.get(len(gains) - 1, 2.0)
+    return max(least, t * float(np.std(gains, ddof=1)) * float(np.sqrt(1 / len(gains) + _HELD_OUT)))
+
+
+class Curves:
+    """Reliability curves: of held-out records by stated probability, how many were as stated."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, np.ndarray] = {}
+
+    def add(self, row: str, task: Task, outputs: Tensor, y: Tensor) -> None:
+        """Adds one site's records: the second of two classes, the decided one of more, or every label."""
+        if task.name == "number":
+            return
+        stated = task.values(outputs.double())
+        true = y if task.name == "labels" else torch.nn.functional.one_hot(y, stated.shape[1])
+        if task.name == "classes":
+            chosen = torch.ones_like(y) if stated.shape[1] == 2 else stated.argmax(dim=1)
+            stated, true = (values.gather(1, chosen[:, None]) for values in (stated, true))
+        p, t = stated.flatten().numpy(), true.flatten().double().numpy()
+        bins = np.minimum((p * BINS).astype(int), BINS - 1)
+        counts = self._counts.setdefault(row, np.zeros((3, BINS)))
+        for place, weights in enumerate((np.ones_like(p), p, t)):
+            counts[place] += np.bincount(bins, weights, BINS)
+
+    def told(self) -> dict[str, list[dict[str, float]]]:
+        """For each row the bins that hold records: `records`, `stated` and `observed`, both in percent."""
+        return {
+            row: [
+                {"records": n, "stated": 100 * p / n, "observed": 100 * t / n}
+                for n, p, t in counts.T.tolist()
+                if n
+            ]
+            for row, counts in self._counts.items()
+        }

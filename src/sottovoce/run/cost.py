@@ -57,6 +57,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "sigma_context": blueprint.sigma_context,
         "releases_context": resolved.releases_context,
         "sharing": _sharing(blueprint),
+        "shared_gain": _shared_gain(resolved),
         "sigma_carried": blueprint.releases_of(0)["gradient"].channel.sigma,
         "releases": releases,
         "releases_min": int(counts.min()),
@@ -157,6 +158,17 @@ def _sharing(blueprint: Blueprint) -> dict[str, Any] | None:
             for count in honest
         },
     }
+
+
+def _shared_gain(plan: Plan) -> float | None:
+    """How many times less noise a round's mean would have if clients shared it: √H, where they add it now.
+
+    Each then adds σ²/H to a sum that needs σ², instead of all of it.
+    """
+    if plan.place.summed or not plan.private or not plan.traits.bounded:
+        return None
+    honest = plan.in_every_sum - plan.may_collude
+    return math.sqrt(honest) if 1 < honest < plan.clients_per_round else None
 
 
 def _one_release(blueprint: Blueprint) -> tuple[int, float]:

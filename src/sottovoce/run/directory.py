@@ -75,7 +75,7 @@ class RunDirectory:
         """Makes room for a new run; an earlier run is never overwritten."""
         if self.plan_file.exists():
             raise RunError(
-                f"{self.path} already holds a run: choose another --out, or continue it with --resume"
+                f"{self.path} already holds a run: choose another folder, or resume it", "out", "resume"
             )
         try:
             private_folder(self.path)
@@ -121,7 +121,8 @@ class RunDirectory:
             name = changed[0]
             raise RunError(
                 f"{self.path} was started with {name}={getattr(started, name)}, not {getattr(plan, name)}: "
-                "resume without changes, or start a new run with another --out"
+                "resume without changes, or start a new run in another folder",
+                "out",
             )
 
     def result(self) -> dict[str, Any]:
@@ -129,10 +130,11 @@ class RunDirectory:
         try:
             result: dict[str, Any] = json.loads(self.result_file.read_text())
         except FileNotFoundError:
-            raise RunError(f"{self.path} has no result.json yet: finish it with train --resume") from None
+            raise RunError(f"{self.path} has no result.json yet: resume its training", "resume") from None
         except json.JSONDecodeError:
             raise RunError(
-                f"{self.result_file} is damaged: delete it, then train --resume makes it again"
+                f"{self.result_file} is damaged: delete it, and resume the training to make it again",
+                "resume",
             ) from None
         return result
 

@@ -32,6 +32,9 @@ from sottovoce.server import Server
 if TYPE_CHECKING:
     from sottovoce.run.masks import Masks  # needs `cryptography`, which a simulation without masks does not
 
+Observed = dict[str, float | None]
+"""What only a simulator sees of a round, by its key in rounds.jsonl."""
+
 TOGETHER = 64
 """Clients that release, or are evaluated, side by side; what they make is in memory at once."""
 
@@ -71,6 +74,18 @@ class Made:
     client: Client
     message: bytes
     decoded: np.ndarray | None
+
+    @property
+    def participant(self) -> int:
+        """Whose it is, of the participants."""
+        assert self.client.participant is not None
+        return self.client.participant
+
+    @property
+    def vector(self) -> np.ndarray:
+        """What it says, where that was wanted."""
+        assert self.decoded is not None
+        return self.decoded
 
 
 class Simulation:
@@ -129,40 +144,48 @@ class Simulation:
 
         `clipped` (clients, k) holds the clipped means where an engine has computed them for many runs.
         """
-        gain = self.server.gain(opened.participants)
-        releases, sent, signals, noises = {}, 0, list[float](), list[float]()
-        shares: dict[int, bytes] = {}
-        summed, shared = self.blueprint.plan.place.summed, self.blueprint.plan.place.shared
-        if self._masks is not None:
-            self._masks.begin()
-        drawn = self._updates.get(opened.number) if summed and self._updates is not None else None
+        gain, place = self.server.gain(opened.participants), self.blueprint.plan.place
         asked = [
             client.gradient(opened.number, opened.coefficients[i], None if clipped is None else clipped[i])
             for i, client in enumerate(opened.clients)
         ]
-        for made in self._released(asked, decoded=drawn is None and not shared):
+        if place.shared:
+            return opened.line(gain, None, **self._sum_shares(opened.number, asked))
+        if place.at_server:
+            return opened.line(gain, None, **self._sum_at_server(opened.number, asked))
+        effective, observed = self._apply(asked)
+        return opened.line(gain, effective, **observed)
+
+    def _apply(self, asked: Sequence[Asked]) -> tuple[float | None, Observed]:
+        """Applies releases that are private by themselves."""
+        releases, sent, signals, noises = {}, 0, list[float](), list[float]()
+        for made in self._released(asked):
             sent += len(made.message)
-            client = made.client
-            if shared and client.participant is not None:
-                shares[client.participant] = made.message
-            if made.decoded is None or client.participant is None:
-                continue
-            releases[client.participant] = made.decoded
-            if client.signal is not None and not summed:
-                signals.append(float(np.linalg.norm(client.signal)))
-                noises.append(float(np.linalg.norm(made.decoded - client.signal)))
-        effective = None
-        if not summed:
-            effective = self.server.receive_round(releases)
-        elif shared:
-            total = self._total(opened.number, shares)
-            self.server.receive_update(self.server.share_out(total, list(shares)))
-        else:
-            self.server.receive_update(drawn or self._draw(releases))
-        # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
-        counted = {} if summed and not shared and len(opened.clients) == 1 else {"bytes": sent}
+            releases[made.participant], signal = made.vector, made.client.signal
+            if signal is not None:
+                signals.append(float(np.linalg.norm(signal)))
+                noises.append(float(np.linalg.norm(made.vector - signal)))
         signal_norm, noise_norm = (float(np.mean(norms)) if norms else None for norms in (signals, noises))
-        return opened.line(gain, effective, **counted, signal_norm=signal_norm, noise_norm=noise_norm)
+        effective = self.server.receive_round(releases)
+        return effective, {"bytes": sent, "signal_norm": signal_norm, "noise_norm": noise_norm}
+
+    def _sum_at_server(self, number: int, asked: Sequence[Asked]) -> Observed:
+        """Applies the sum of releases with the server's noise, which is drawn once for ever."""
+        drawn = None if self._updates is None else self._updates.get(number)
+        made = list(self._released(asked, decoded=drawn is None))
+        self.server.receive_update(drawn or self._draw({one.participant: one.vector for one in made}))
+        # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
+        sent = {} if len(made) == 1 else {"bytes": sum(len(one.message) for one in made)}
+        return {**sent, "signal_norm": None, "noise_norm": None}
+
+    def _sum_shares(self, number: int, asked: Sequence[Asked]) -> Observed:
+        """Applies the sum of clients' shares, unmasked if they have masks."""
+        if self._masks is not None:
+            self._masks.begin()
+        made = self._released(asked, decoded=False)
+        shares = {one.participant: one.message for one in made}
+        self.server.receive_update(self.server.share_out(self._total(number, shares), list(shares)))
+        return {"bytes": sum(map(len, shares.values())), "signal_norm": None, "noise_norm": None}
 
     def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
         """The sum of the shares of a round, unmasked if they have masks."""
@@ -234,10 +257,8 @@ class Simulation:
         model, total = self.server.model_of(phase), 0
         participants = map(self._participant, range(self.blueprint.plan.participants))
         for made in self._released(client.once(phase.kind, model) for client in participants):
-            assert made.client.participant is not None
-            assert made.decoded is not None
             total += len(made.message)
-            self.server.receive(phase.kind, made.client.participant, made.decoded)
+            self.server.receive(phase.kind, made.participant, made.vector)
         self.server.close(phase)
         return total
 

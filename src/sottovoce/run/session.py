@@ -194,7 +194,7 @@ class Session:
 def _check_ledger(path: Path, given: Path | None, plan: Plan) -> None:
     """A run continues with the ledger it was started with: a new one would forget what was spent."""
     if given is not None and given.absolute() != path.absolute():
-        raise RunError(f"the run was started with the ledger {path}: omit --ledger, or name that one")
+        raise RunError(f"the run was started with the ledger {path}: name none, or that one", "ledger")
     if plan.private and not path.exists():
         raise RunError(
             f"the run's ledger {path} is missing: restore it, a new one would forget what was spent"

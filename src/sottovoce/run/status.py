@@ -146,7 +146,7 @@ def _no_run(directory: RunDirectory) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; for a moment this takes its place in the queue."""
+    """Returns whether a process holds the lock of a file; for a moment this takes its place in the queue."""
     if not path.exists():
         return False
     with path.open("rb") as file:

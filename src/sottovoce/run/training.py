@@ -72,7 +72,9 @@ def train(
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
-                f"continue with 'sottovoce train --resume --out {out}'"
+                f"resume the training in {out}",
+                "resume",
+                "out",
             ) from None
 
 

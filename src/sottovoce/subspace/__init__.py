@@ -1,15 +1,198 @@
-"""Where clients' models may differ from the reference: public orthonormal bases P, opened by `open_basis`."""
+"""Where clients' models may differ from the reference: public orthonormal bases P, opened by `open_basis`.
 
-from sottovoce.subspace.allocation import Share
-from sottovoce.subspace.bases import (
-    BASIS_KINDS,
-    Basis,
-    BasisKind,
-    Identity,
-    SignedPartition,
-    StructuredPartition,
-    open_basis,
-)
+Adaptation subspaces: the public bases P in which clients' models differ from the reference.
+
+A signed partition (Appendix A of the paper) puts the d model parameters into k disjoint non-empty groups
+with public random signs, so that PᵀP = I, ‖P a‖ = ‖a‖, and lifting or projecting costs one pass over d
+numbers. The structured variant keeps every group within one row of one layer, so that per-record gradients
+can be clipped in the subspace without ever being written out. Every basis follows from its seed alone,
+alike on every machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.models import trainable
+from sottovoce.subspace.allocation import Share, allocate
+
+BasisKind = Literal["structured", "unstructured", "identity"]
+BASIS_KINDS: tuple[BasisKind, ...] = ("structured", "unstructured", "identity")
+
+log = logging.getLogger(__name__)
+
+
+class Basis(Protocol):
+    """What the rest of the package asks of a basis P ∈ ℝ^{d×k} with orthonormal columns."""
+
+    @property
+    def kind(self) -> BasisKind: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def coefficients(self) -> int: ...
+    def lift(self, a: Tensor) -> Tensor:
+        """P a, from (..., k) to (..., d)."""
+
+    def project(self, g: Tensor) -> Tensor:
+        """Pᵀ g, from (..., d) to (..., k)."""
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SignedPartition:
+    """P with one signed entry per row: parameter q belongs to group `index[q]` with weight s_q/√|I_j|.
+
+    >>> basis = open_basis("unstructured", nn.Linear(4, 3), coefficients=5, seed=0)
+    >>> a = torch.randn(2, 5)
+    >>> torch.allclose(basis.project(basis.lift(a)), a, atol=1e-6)
+    True
+    """
+
+    coefficients: int
+    index: Tensor  # int64 (d,)
+    weight: Tensor  # float32 (d,)
+
+    @property
+    def kind(self) -> BasisKind:
+        return "unstructured"
+
+    @property
+    def size(self) -> int:
+        return self.index.numel()
+
+    def lift(self, a: Tensor) -> Tensor:
+        """P a, from (..., k) to (..., d), in the precision of `a`; ‖P a‖ = ‖a‖."""
+        return a.index_select(-1, self.index) * self.weight.to(a.dtype)
+
+    def project(self, g: Tensor) -> Tensor:
+        """Pᵀ g, from (..., d) to (..., k), in the precision of `g`; ‖Pᵀ g‖ ≤ ‖g‖."""
+        out = g.new_zeros(*g.shape[:-1], self.coefficients)
+        return out.index_add_(-1, self.index, g * self.weight.to(g.dtype))
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, index=self.index.to(device), weight=self.weight.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredPartition(SignedPartition):
+    """A signed partition whose groups stay within one row of one weight (see
+    `sottovoce.subspace.allocation`).
+
+    A row of a linear weight has a partition of its inputs of its own; all taps of a convolution share one
+    or two partitions of its input channels; every other parameter is a group by itself.
+    """
+
+    shares: tuple[Share, ...]  # in the order of the parameters
+
+    @property
+    def kind(self) -> BasisKind:
+        return "structured"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """k = d: the whole model adapts (methods `global` and `full`)."""
+
+    size: int
+
+    @property
+    def kind(self) -> BasisKind:
+        return "identity"
+
+    @property
+    def coefficients(self) -> int:
+        return self.size
+
+    def lift(self, a: Tensor) -> Tensor:
+        return a
+
+    def project(self, g: Tensor) -> Tensor:
+        return g
+
+    def to(self, device: torch.device | str) -> Self:
+        return self
+
+
+def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> SignedPartition | Identity:
+    """The basis of `kind` with `coefficients` columns for the parameters of `module`, from a public seed.
+
+    The parameters are taken in the order of `torch.nn.utils.parameters_to_vector`. `identity` ignores
+    `coefficients`. Where k is too small (or a weight too unusual) for the structure, `structured` falls
+    back to `unstructured` with a warning, and the `kind` of what is returned tells the truth.
+
+    >>> open_basis("identity", nn.Linear(4, 3), coefficients=0, seed=0).coefficients
+    15
+    """
+    size = sum(parameter.numel() for parameter in trainable(module))
+    if kind == "identity":
+        return Identity(size)
+    if kind not in BASIS_KINDS:
+        raise SottovoceError(f"unknown basis '{kind}': {nearest(kind, BASIS_KINDS)}")
+    if not 1 <= coefficients <= size:
+        raise SottovoceError(
+            f"coefficients={coefficients} does not fit a model of {size} parameters: "
+            f"set coefficients to at most {size}"
+        )
+    bits = _PublicBits(seed)
+    if kind == "structured":
+        shares = allocate(module, coefficients)
+        if shares is not None:
+            return _structured(shares, coefficients, bits)
+        log.warning(
+            "no structured basis with %d coefficients for this model: using the unstructured one",
+            coefficients,
+        )
+    order = bits.permutation((size,))
+    index = np.empty(size, np.int64)
+    index[order] = np.arange(size) % coefficients
+    return SignedPartition(coefficients, *_signed(index, bits.signs((size,)), coefficients))
+
+
+class _PublicBits:
+    """A stream of public random bits; Philox's raw stream is the same for every release of numpy."""
+
+    def __init__(self, seed: int) -> None:
+        self._raw = np.random.Philox(key=seed)
+
+    def permutation(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Independent uniform permutations of the last axis."""
+        keys = self._raw.random_raw(int(np.prod(shape))).reshape(shape)
+        return np.argsort(keys, axis=-1, kind="stable")
+
+    def signs(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        top = self._raw.random_raw(int(np.prod(shape))).reshape(shape) >> np.uint64(63)
+        return 2 * top.astype(np.int64) - 1
+
+
+def _signed(index: NDArray[np.int64], signs: NDArray[np.int64], groups: int) -> tuple[Tensor, Tensor]:
+    sizes = np.bincount(index, minlength=groups)
+    weight = signs / np.sqrt(sizes[index])
+    return torch.from_numpy(index), torch.from_numpy(weight.astype(np.float32))
+
+
+def _structured(shares: tuple[Share, ...], coefficients: int, bits: _PublicBits) -> StructuredPartition:
+    index, signs, first = [], [], 0
+    for share in shares:
+        # A convolution draws once for all its taps, which then see one and the same sketch of its input.
+        drawn = (share.rows if share.role == "linear" else 1, share.inputs)
+        local = bits.permutation(drawn) % share.groups_per_row()[:, None]
+        # Group g of row r is number g·rows + r: the order in which gradients come out of a layer.
+        index.append(share.flatten(first + local * share.rows + np.arange(share.rows)[:, None]))
+        signs.append(share.flatten(np.broadcast_to(bits.signs(drawn), (share.rows, share.inputs))))
+        first += share.groups
+    parts = _signed(np.concatenate(index), np.concatenate(signs), coefficients)
+    return StructuredPartition(coefficients, *parts, shares)
+
 
 __all__ = [
     "BASIS_KINDS",

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sottovoce.channel.polar.cancellation import cancel, dithers_from, transform
+from sottovoce.channel.polar.folding import cancel, dithers_from, transform
 
 
 def _cancelled(bias: np.ndarray, dithers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

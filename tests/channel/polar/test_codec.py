@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from sottovoce.channel import rangecoder
+from sottovoce.channel.kernel import load_tables
+from sottovoce.channel.polar.codec import (
+    STEP,
+    offsets,
+    put_offsets,
+    rotate,
+    signs_from,
+    take_offsets,
+    unrotate,
+)
 from sottovoce.channel.polar.model import BINS, SCALES, dither_bins, leaf_classes, model, scale_squared
-from sottovoce.channel.polar.offsets import STEP, offsets, put_offsets, take_offsets
-from sottovoce.channel.polar.rotation import rotate, signs_from, unrotate
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
-from sottovoce.channel.tables import load_tables
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 64, 2048])

@@ -4,27 +4,161 @@ The statistic is rotated and scaled (v); each output coordinate is split into a 
 that are uniform under a shared reference law; states are selected by Poisson functional representation, bits
 by successive cancellation of a polar code with shared dithers. Every step samples the exact conditional law
 of N(v, 1), so the decoded error is exactly N(0, σ²I) and independent of u; only the surprises are sent.
+
+A shared random rotation that makes every statistic look alike, coordinate by coordinate.
+
+H·D₂·H·D₁ with H the normalized Hadamard matrix and D₁, D₂ shared random signs; applied twice because once
+leaves sparse vectors sparse. It is orthonormal, so it keeps N(0, σ²I) exactly.
+
+Whole steps taken off coordinates that lie far outside the model, sent as integers.
+
+Shifting a coordinate by a known amount keeps the law of its error, and keeps the work bounded: what is left
+after the shift is as small as the model expects.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import rangecoder
 from sottovoce.channel.base import Channel
-from sottovoce.channel.polar.cancellation import cancel, dithers_from, transform
-from sottovoce.channel.polar.folding import branch_bias, branch_odds, given_bit, magnitudes, sign_bias
+from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel.polar.folding import (
+    branch_bias,
+    branch_odds,
+    cancel,
+    dithers_from,
+    given_bit,
+    magnitudes,
+    sign_bias,
+    transform,
+)
 from sottovoce.channel.polar.model import SCALES, Law, dither_bins, model, scale_number
-from sottovoce.channel.polar.offsets import STEP, offsets, put_offsets, take_offsets
-from sottovoce.channel.polar.rotation import rotate, signs_from, unrotate
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
-from sottovoce.channel.tables import load_tables
+from sottovoce.channel.rangecoder import Bytes, Words, put_bit, put_number, take_bit, take_number
 from sottovoce.channel.wire import ChannelError, Stream
 
 Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+STEP = 4.0  # in units of σ: what is left is uniform with s² = 4/3, within the tables
+_LARGEST_S2 = 1.6  # above, every coordinate gets an offset
+_OUTLYING = 6.0  # scales beyond which a single coordinate gets one
+_ANY = 64  # weight out of 2^16 of "some offset is not zero"
+_BITS = 16
+
+
+def offsets(v: Reals) -> Integers:
+    """Steps to take off each coordinate of v (in units of σ): nearly always all zero."""
+    s2 = float(v @ v) / v.size
+    steps = np.rint(v / STEP)
+    if s2 <= _LARGEST_S2:
+        steps[np.abs(v) <= max(_OUTLYING * math.sqrt(s2), STEP)] = 0.0
+    return steps.astype(np.int64)
+
+
+@kernel
+def put_offsets(state: Words, out: Bytes, steps: Integers) -> None:
+    """Code the offsets: one cheap decision when all are zero."""
+    total = 0.0
+    count = 0
+    for j in range(steps.size):
+        total += abs(steps[j])
+        count += steps[j] != 0
+    put_bit(state, out, count > 0, _ANY, _BITS)
+    if not count:
+        return
+    shift = 0
+    while total / count > 2.0 * (1 << shift):
+        shift += 1
+    put_number(state, out, shift, 0)
+    zero = 1 << (_BITS - 1)
+    for j in range(steps.size):
+        put_bit(state, out, steps[j] == 0, zero, _BITS)
+        zero = _adapted(zero, steps[j] == 0)
+        if steps[j] != 0:
+            put_bit(state, out, steps[j] < 0, 1, 1)
+            put_number(state, out, abs(steps[j]) - 1, shift)
+
+
+@kernel
+def take_offsets(state: Words, data: Bytes, steps: Integers) -> bool:
+    """The mirror of `put_offsets`; False for a forged payload."""
+    steps[:] = 0
+    if not take_bit(state, data, _ANY, _BITS):
+        return True
+    shift = take_number(state, data, 0)
+    if shift < 0 or shift > 48:
+        return False
+    zero = 1 << (_BITS - 1)
+    for j in range(steps.size):
+        is_zero = take_bit(state, data, zero, _BITS) == 1
+        zero = _adapted(zero, is_zero)
+        if not is_zero:
+            negative = take_bit(state, data, 1, 1)
+            size = take_number(state, data, shift)
+            if size < 0:
+                return False
+            steps[j] = -(size + 1) if negative else size + 1
+    return True
+
+
+@kernel
+def _adapted(zero: int, was_zero: bool) -> int:
+    """The weight of a zero offset after one more was seen; stays within 2^16's interior."""
+    if was_zero:
+        return zero + (((1 << _BITS) - zero) >> 5)
+    return zero - (zero >> 5)
+
+
+def rotate(v: Reals, signs: Reals) -> None:
+    """Rotate `v` (length a power of two) in place; `signs` has shape (2, len(v)) and entries ±1."""
+    for row in signs:
+        v *= row
+        _hadamard(v)
+
+
+def unrotate(v: Reals, signs: Reals) -> None:
+    """Undo `rotate` in place."""
+    for row in signs[::-1]:
+        _hadamard(v)
+        v *= row
+
+
+def signs_from(words: NDArray[np.uint64], size: int) -> Reals:
+    """Two rows of `size` signs, one per bit of `words`."""
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=2 * size, bitorder="little")
+    return 1.0 - 2.0 * bits.reshape(2, size).astype(np.float64)
+
+
+@kernel
+def _hadamard(v: Reals) -> None:
+    size = v.size
+    half = 1
+    if size >= 8:
+        for j in range(0, size, 8):
+            a, b, c, d = v[j] + v[j + 1], v[j] - v[j + 1], v[j + 2] + v[j + 3], v[j + 2] - v[j + 3]
+            e, f, g, h = v[j + 4] + v[j + 5], v[j + 4] - v[j + 5], v[j + 6] + v[j + 7], v[j + 6] - v[j + 7]
+            a, b, c, d = a + c, b + d, a - c, b - d
+            e, f, g, h = e + g, f + h, e - g, f - h
+            v[j], v[j + 1], v[j + 2], v[j + 3] = a + e, b + f, c + g, d + h
+            v[j + 4], v[j + 5], v[j + 6], v[j + 7] = a - e, b - f, c - g, d - h
+        half = 8
+    while half < size:
+        for start in range(0, size, 2 * half):
+            low, high = v[start : start + half], v[start + half : start + 2 * half]
+            for j in range(half):
+                a, b = low[j], high[j]
+                low[j], high[j] = a + b, a - b
+        half *= 2
+    v /= np.sqrt(np.float64(size))
+
+
 Bits = NDArray[np.uint8]
 
 _BYTES_PER_COORDINATE = 96  # more than offset, raw state and all planes of one coordinate can cost

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.tables import load_tables
+from sottovoce.channel.kernel import kernel, load_tables
 
 SCALES = 86
 MOST_FOLDS = 5

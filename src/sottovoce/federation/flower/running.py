@@ -35,7 +35,7 @@ def run_app(
     """
     if not (Path(app) / "pyproject.toml").exists():
         raise RunFailed(
-            f"{app} holds no app: write one with 'sottovoce federate --plan PLAN.toml --out {app}'"
+            f"{app} holds no app: write one there, with 'sottovoce federate' and a plan", "out", "plan"
         )
     reason = ""
     for _ in range(tries):

@@ -92,13 +92,15 @@ def write_app(
     """
     folder, chosen = Path(app), options or Options()
     if (folder / "pyproject.toml").exists():
-        raise SottovoceError(f"{folder} already holds an app: choose another --out, or run that one")
+        raise SottovoceError(f"{folder} already holds an app: choose another folder, or run that one", "out")
     package = folder / "sottovoce_app"
     package.mkdir(parents=True, exist_ok=True)
     simulated = ""
     if agreement.plan.seeded and simulated_clients is None:
         raise SottovoceError(
-            "a seeded plan is for clients that this machine plays: --deal DIR, or seeded=false for real ones"
+            "a seeded plan is for clients that this machine plays: deal them their records, or set "
+            "seeded=false for real ones",
+            "deal",
         )
     if agreement.plan.model not in MODELS:
         model = json.dumps(agreement.plan.model)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
-from sottovoce.features.images import (
+from studies.images import (
     filter_stacks,
     generate,
     gratings,
@@ -15,6 +13,7 @@ from sottovoce.features.images import (
     spectra,
     textures,
 )
+from torch import Tensor
 
 
 def _rng(seed: int) -> torch.Generator:

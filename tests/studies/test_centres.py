@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import torch
+from studies.images import generate
 
-from sottovoce.features.centres import by_kind, centred, channels, paths, shipped, standardized
-from sottovoce.features.images import generate
-from sottovoce.features.patterns import Network, Patterns
+from sottovoce.features.patterns import (
+    Network,
+    Patterns,
+    by_kind,
+    centred,
+    channels,
+    paths,
+    shipped,
+    standardized,
+)
 from sottovoce.features.scattering import Scattering
 
 

@@ -1,0 +1,99 @@
+"""`make neighbours`: at least 10⁵ pairs of files to their statistics, and 10³ through whole commands, in
+processes of their own; prints the table of docs/privacy.md and what was refused. Fails if a promise broke.
+`python -m tests.neighbours files` or `commands` makes one half of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from random import Random
+
+from sottovoce.audit.leaving import Largest
+
+from .commands import through
+from .worlds import Case, cases, neighbours, routes, world
+
+FILES, PAIRS = 32, 100_000
+THROUGH = {
+    "train": Case(".csv", "classes", True, "shares", "server"),
+    "personalize": Case(".csv", "classes", False, "shares", edge=True),
+    "onboard": Case(".parquet", "classes", True, "shares"),
+    "federation": Case(".npz", "classes", False, "shares"),
+}
+FILES_OF_COMMANDS, PAIRS_OF_COMMANDS = 23, 1_000
+
+
+def of_case(given: tuple[int, int]) -> Largest:
+    """One family of files of a case, by another way in each turn."""
+    number, turn = given
+    case, found = cases()[number], Largest()
+    ways = routes(case)
+    with tempfile.TemporaryDirectory() as folder:
+        random, way = Random(f"{number}:{turn}"), ways[(number + turn) % len(ways)]
+        found.compare(list(neighbours(world(case, Path(folder)), way, random, FILES)))
+    return found
+
+
+def of_command(given: tuple[str, int]) -> Largest:
+    """One family through a whole command."""
+    command, turn = given
+    found = Largest()
+    with tempfile.TemporaryDirectory() as folder:
+        here = world(THROUGH[command], Path(folder))
+        random = Random(f"{command}:{turn}")
+        found.compare(list(through(here, command, Path(folder, "runs"), random, FILES_OF_COMMANDS)))
+    return found
+
+
+def show(found: Largest, what: str) -> None:
+    """The table, in Markdown, and what was refused."""
+    print(f"\n{found.pairs:,} pairs {what}\n")
+    print("| release | noise | pairs | largest ratio |\n|---|---|---|---|")
+    for row in found.releases:
+        print(f"| {row['kind']} | {row['place']} | {row['compared']:,} | {row['ratio']:.4f} |")
+    print(f"\n{sum(found.refused.values()):,} pairs of which one file was refused:")
+    for why, count in sorted(found.refused.items(), key=lambda pair: -pair[1]):
+        print(f"{count:8,}  {why}")
+    for fault in found.faults:
+        print(f"BROKEN: {fault}")
+    sys.stdout.flush()
+
+
+def from_file_to_statistic() -> Largest:
+    files, turn = Largest(), 0
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        while files.pairs < PAIRS:
+            for found in pool.imap_unordered(of_case, [(number, turn) for number in range(len(cases()))]):
+                files.add(found)
+            turn += 1
+            print(f"{files.pairs:,} pairs", file=sys.stderr)
+    return files
+
+
+def through_commands() -> Largest:
+    commands, turn = Largest(), 0
+    while commands.pairs < PAIRS_OF_COMMANDS:
+        with ThreadPool(os.cpu_count()) as pool:  # each waits for processes of its own
+            for found in pool.imap_unordered(of_command, [(command, turn) for command in THROUGH]):
+                commands.add(found)
+                print(f"{commands.pairs:,} pairs through commands", file=sys.stderr)
+        turn += 1
+    return commands
+
+
+def main(parts: list[str]) -> int:
+    broken = 0
+    if "commands" not in parts:
+        files = from_file_to_statistic()
+        show(files, "from file to statistic")
+        broken += len(files.faults)
+    if "files" not in parts:
+        commands = through_commands()
+        show(commands, "through whole commands and processes")
+        broken += len(commands.faults)
+    return 1 if broken else 0
