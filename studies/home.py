@@ -22,9 +22,7 @@ import torch
 from benchmarks.hospitals import SIZES, hospitals, trained
 from torch import Tensor
 
-from sottovoce import data
 from sottovoce.data import Records
-from sottovoce.features.kept import described
 from sottovoce.finishing import finished_outputs
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
@@ -175,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     jobs = list(work(options.parts, options.seeds))
     if any(job[0] is at_pictures for job in jobs):  # once, before all processes need them
-        described(data.load("cifar10"), Plan.load(overrides={"dataset": "cifar10"}), device=options.device)
+        prepare(Plan.load(overrides={"dataset": "cifar10"}), device=options.device)
     figures: list[Figures] = []
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
         for found in pool.imap_unordered(_do, jobs, chunksize=1):
