@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart quickstart-tables test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables audit test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -37,8 +37,8 @@ test-federation: .venv/installed
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
-# Pairs of files that differ in one unit, and everything that would leave of both: 20 minutes on two cores. Prints
-# the table of docs/privacy.md.
+# Pairs of files that differ in one unit, and everything that would leave of both: minutes. Prints the tables of
+# docs/privacy.md.
 neighbours: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours
 
@@ -47,6 +47,10 @@ neighbours: .venv/installed
 mutants: .venv/installed
 	mkdir -p build
 	$(BIN)/python tools/mutants.py --out build/mutants.jsonl $(MUTANTS)
+
+# The real presets: how far one record moves each release, and how well the worst pair is guessed (minutes).
+audit: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --timeout=3600 -m slow tests/audit
 
 soak: .venv/installed
 	$(BIN)/python -m tests.federation.soak

@@ -22,17 +22,15 @@ import torch
 from benchmarks.hospitals import SIZES, hospitals, trained
 from torch import Tensor
 
-from sottovoce import data
 from sottovoce.data import Records
-from sottovoce.features.kept import described
 from sottovoce.finishing import finished_outputs
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.run.rounds import Simulation
-from sottovoce.run.training import train
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
+from studies.sweep import Job, run_batch
 
 RESULTS = Path(__file__).parents[1] / "results" / "home.json"
 PICTURES: dict[str, dict[str, Any]] = {
@@ -61,15 +59,24 @@ def at_hospitals(epsilon: float, seed: int) -> Figures:
     return {"part": "hospitals", "setting": f"ε = {epsilon:g}", "seed": seed, "sites": found}
 
 
-def at_pictures(setting: str, seed: int) -> list[Figures]:
+def plan_of(setting: str, seed: int) -> Plan:
+    """The plan of a run on CIFAR-10."""
+    given = {"dataset": "cifar10", "seeded": True, "channel": "direct", "evaluate_every": 0}
+    return Plan.load(overrides={**given, **PICTURES[setting], "seed": seed})
+
+
+def train_pictures(folder: Path, seeds: Sequence[int], device: str) -> None:
+    """Makes all runs on CIFAR-10, those of one setting together, below a folder."""
+    for place, setting in enumerate(PICTURES):
+        jobs = [Job(plan_of(setting, seed), folder / f"{place}-{seed}") for seed in seeds]
+        run_batch(jobs, device=device, law=True)
+
+
+def at_pictures(setting: str, seed: int, folder: Path) -> list[Figures]:
     """Rows of one run on CIFAR-10, participant by participant, and its future clients with a few labels."""
     torch.set_num_threads(1)
-    given = {"dataset": "cifar10", "seeded": True, "channel": "direct", "evaluate_every": 0}
-    plan = Plan.load(overrides={**given, **PICTURES[setting], "seed": seed})
-    with tempfile.TemporaryDirectory() as folder:
-        train(plan, Path(folder) / "run")
-        prepared = prepare(plan, trusted=True)
-        simulation = _finished(prepared, Path(folder) / "run")
+    prepared = prepare(plan_of(setting, seed), trusted=True)
+    simulation = _finished(prepared, folder / f"{list(PICTURES).index(setting)}-{seed}")
     blueprint, task = prepared.blueprint, open_task(prepared.blueprint.facts)
     seen = []
     for i, mine in enumerate(prepared.federation.participants):
@@ -150,18 +157,31 @@ def table(figures: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
-def work(parts: Sequence[str], seeds: int) -> Iterator[tuple[Any, ...]]:
+def work(parts: Sequence[str], seeds: int, folder: Path) -> Iterator[tuple[Any, ...]]:
     """What is to be done, a function and what it is called with."""
     if "hospitals" in parts:
         yield from ((at_hospitals, epsilon, 200 + i) for epsilon in (2.0, 8.0) for i in range(seeds))
     if "pictures" in parts:
-        yield from ((at_pictures, setting, 41 + i) for setting in PICTURES for i in range(seeds))
+        yield from ((at_pictures, setting, 41 + i, folder) for setting in PICTURES for i in range(seeds))
 
 
 def _do(job: tuple[Any, ...]) -> list[Figures]:
     function, *arguments = job
     found = function(*arguments)
     return found if isinstance(found, list) else [found]
+
+
+def measure(jobs: Sequence[tuple[Any, ...]], processes: int, out: Path) -> list[Figures]:
+    """Does all jobs, some at a time, and keeps what is known so far in a file."""
+    figures: list[Figures] = []
+    told: list[Figures] = []
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        for found in pool.imap_unordered(_do, jobs, chunksize=1):
+            figures += found
+            print(table(summed_up(found)).splitlines()[-1], found[0]["seed"], flush=True)
+            told = summed_up(sorted(figures, key=lambda one: (one["part"], one["setting"], one["seed"])))
+            out.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return told
 
 
 def main() -> None:
@@ -173,16 +193,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where features of pictures are computed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    jobs = list(work(options.parts, options.seeds))
-    if any(job[0] is at_pictures for job in jobs):  # once, before all processes need them
-        described(data.load("cifar10"), Plan.load(overrides={"dataset": "cifar10"}), device=options.device)
-    figures: list[Figures] = []
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
-        for found in pool.imap_unordered(_do, jobs, chunksize=1):
-            figures += found
-            print(table(summed_up(found)).splitlines()[-1], found[0]["seed"], flush=True)
-            told = summed_up(sorted(figures, key=lambda one: (one["part"], one["setting"], one["seed"])))
-            options.out.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder)
+        if "pictures" in options.parts:
+            train_pictures(runs, range(41, 41 + options.seeds), options.device)
+        told = measure(list(work(options.parts, options.seeds, runs)), options.jobs, options.out)
     print(table(told))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from sottovoce.account import Account
+from sottovoce.account import Account, folder_ledger
+from sottovoce.data import load
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.recovery import opened
@@ -354,3 +356,12 @@ def test_a_path_is_said_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monk
     assert Account.of(records, Terms()).path == Path("sites/north.ledger.sqlite")
     with Ledger.open("sites/ledger.sqlite", scope=NAMED):
         assert Account.of(records, Terms()).path == Path("sites/ledger.sqlite")
+
+
+def test_a_folder_has_one_ledger_for_all_runs_that_protect_somebody(tmp_path: Path) -> None:
+    folder = sites(tmp_path / "sites")
+    records = load(str(folder))
+    plan = planned(folder, seeded=False)
+    assert folder_ledger(plan, records) == folder / "ledger.sqlite"
+    assert folder_ledger(replace(plan, seeded=True), records) is None
+    assert folder_ledger(plan, replace(records, home=None)) is None

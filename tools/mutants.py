@@ -47,9 +47,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("test_context.py", "gradients/test_units.py", "test_release.py"): ("context",),
     ("gradients/test_recordwise.py",): ("gradients/recordwise",),
-    ("gradients",): tuple(
-        f"gradients/{name}" for name in ("clipping", "identity", "mean", "vmap")
-    ),
+    ("gradients",): tuple(f"gradients/{name}" for name in ("clipping", "identity", "mean", "vmap")),
     ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): ("client", "release"),
     ("run/test_prepare.py",): ("run/prepare",),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
@@ -176,14 +174,24 @@ def mutants(module: str, text: str) -> Iterator[Mutant]:
             )
 
 
-def _named(node: ast.AST, names: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """The classes and functions below a node."""
+def _named(node: ast.AST, names: str = "", within: bool = False) -> Iterator[tuple[str, ast.AST]]:
+    """The classes, functions and constants below a node."""
+    within = within or isinstance(node, FUNCTION)
     for child in ast.iter_child_nodes(node):
-        inner = names
-        if isinstance(child, FUNCTION | ast.ClassDef):
-            inner = f"{names}.{child.name}" if names else child.name
+        inner = _inside(names, child, within)
+        if inner != names:
             yield inner, child
-        yield from _named(child, inner)
+        yield from _named(child, inner, within)
+
+
+def _inside(names: str, node: ast.AST, within: bool) -> str:
+    """The names around what stands in a node: its own too, if it is a class, a function, or a constant that
+    is not given its value `within` a function."""
+    name = getattr(node, "name", "") if isinstance(node, FUNCTION | ast.ClassDef) else ""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and not within:
+        name = target.id
+    return ".".join(filter(None, (names, name)))
 
 
 def _shape(node: ast.AST) -> str:
@@ -203,9 +211,7 @@ def _digest(text: str) -> str:
 
 def _places(node: ast.AST, place: Place) -> Iterator[Place]:
     """The places below a node at which something may be changed."""
-    names, span = place.names, _span(node) or place.span
-    if isinstance(node, FUNCTION | ast.ClassDef):
-        names = f"{names}.{node.name}" if names else node.name
+    names, span = _inside(place.names, node, place.function is not None), _span(node) or place.span
     for name, value in ast.iter_fields(node):
         if name in UNTRIED:
             continue

@@ -69,7 +69,7 @@ def test_what_is_looked_for_would_be_found(tmp_path: Path, codewords: Secrets, s
     assert "careless" in found(tmp_path, codewords)
 
 
-@pytest.mark.parametrize("channel", ["direct", "direct-q12"])
+@pytest.mark.parametrize("channel", ["direct", "direct-q12", "integers"])
 def test_no_codeword_and_no_key_outlives_its_round(
     tmp_path: Path, codewords: Secrets, seal_keys: Secrets, channel: str
 ) -> None:

@@ -6,6 +6,7 @@ processes of their own; prints the table of docs/privacy.md and what was refused
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 from multiprocessing.pool import ThreadPool
@@ -13,7 +14,6 @@ from pathlib import Path
 from random import Random
 
 from sottovoce.audit.leaving import Largest
-from sottovoce.cores import available
 
 from .commands import through
 from .worlds import Case, cases, neighbours, routes, world
@@ -53,7 +53,7 @@ def of_command(given: tuple[str, int]) -> Largest:
 def show(found: Largest, what: str) -> None:
     """The table, in Markdown, and what was refused."""
     print(f"\n{found.pairs:,} pairs {what}\n")
-    print("| release | noise | pairs | largest ratio |\n|---|---|---|---|")
+    print("| release | noise | statistics compared | largest ratio |\n|---|---|---|---|")
     for row in found.releases:
         print(f"| {row['kind']} | {row['place']} | {row['compared']:,} | {row['ratio']:.4f} |")
     print(f"\n{sum(found.refused.values()):,} pairs of which one file was refused:")
@@ -66,7 +66,7 @@ def show(found: Largest, what: str) -> None:
 
 def from_file_to_statistic() -> Largest:
     files, turn = Largest(), 0
-    with multiprocessing.get_context("spawn").Pool(available()) as pool:
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         while files.pairs < PAIRS:
             for found in pool.imap_unordered(of_case, [(number, turn) for number in range(len(cases()))]):
                 files.add(found)
@@ -78,7 +78,7 @@ def from_file_to_statistic() -> Largest:
 def through_commands() -> Largest:
     commands, turn = Largest(), 0
     while commands.pairs < PAIRS_OF_COMMANDS:
-        with ThreadPool(available()) as pool:  # each waits for processes of its own
+        with ThreadPool(os.cpu_count()) as pool:  # each waits for processes of its own
             for found in pool.imap_unordered(of_command, [(command, turn) for command in THROUGH]):
                 commands.add(found)
                 print(f"{commands.pairs:,} pairs through commands", file=sys.stderr)

@@ -86,6 +86,9 @@ def test_only_a_blend_can_be_compared(compared: tuple[Path, Path, dict[str, Any]
     with pytest.raises(SottovoceError, match="method=blend"):
         compare(plan, tmp_path / "c")
     assert not (tmp_path / "c").exists()
+    shared = Plan.load(overrides={"preset": "shared", "dataset": "mnist-small"})
+    with pytest.raises(SottovoceError, match="noise=shared has no own parts"):
+        compare(shared, tmp_path / "shared")
 
 
 def test_rehearsals_with_noise_at_the_server_or_without_any_work_too(

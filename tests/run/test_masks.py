@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sottovoce import data
+from sottovoce.cli.outcome import show
 from sottovoce.data import Dataset
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan, PlanError
@@ -41,11 +42,18 @@ def charges(out: Path, plan: Plan, records: Dataset) -> list[tuple[Any, ...]]:
         return [(e.charge.client, e.charge.kind, e.charge.round, e.charge.place) for e in ledger.charges()]
 
 
-def test_masks_change_nothing_but_what_travels(tmp_path: Path, records: Dataset) -> None:
+def test_masks_change_nothing_but_what_travels(
+    tmp_path: Path, records: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = shared_plan()
     plain = train(plan, tmp_path / "plain", dataset=records)
     masked = train(plan, tmp_path / "masked", dataset=records, masks=True)
     assert (plain["masks"], masked["masks"]) == (False, True)
+    show(plain, tmp_path / "plain")
+    show(masked, tmp_path / "masked")
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("shares were"))
+    assert "not masked" in first
+    assert "masked, and only sums unmasked" in second
     one, other = model(tmp_path / "plain"), model(tmp_path / "masked")
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert masked["uplink"]["bytes"] == plain["uplink"]["bytes"] + 3 * 6 * 32

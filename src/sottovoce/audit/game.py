@@ -75,7 +75,7 @@ class _Run:
         self._blueprint, self._name, self._participant = pair.blueprint, pair.name, pair.participant
         self._book, self._run, self._secret = book, run, client_secret(master, pair.name)
         self._client = pair.client(held, book, run, self._secret)
-        self._others = [pair.client(file) for file in pair.files]
+        self._others = [self._client if file is held else pair.client(file) for file in pair.files]
         self._server = Server(pair.blueprint)
         self._seen = Seen(coefficients=np.zeros(pair.blueprint.coefficients))
         self._made: dict[tuple[Kind, int], tuple[float, float, int]] = {}
@@ -164,8 +164,13 @@ class _Run:
         stream = release.stream(self._run, self._name, number)
         decoded = release.decode(message, secret=self._secret, stream=stream)
         first, second = (
-            client.statistic(ask(client, kind, number, coefficients)).numpy() for client in self._others
+            self._client.signal
+            if client is self._client
+            else client.statistic(ask(client, kind, number, coefficients)).numpy()
+            for client in self._others
         )
+        assert first is not None
+        assert second is not None
         return decoded, first, second, release
 
     def _weigh(self, kind: Kind, seen: Vector, first: Vector, second: Vector, variance: float) -> None:
@@ -182,7 +187,7 @@ class _Run:
     def _compare_ledger(self) -> None:
         """Holds every release against the row of the ledger that charges it."""
         seen, charged = self._seen, {}
-        seen.faults += [fault for client in (self._client, *self._others) for fault in client.faults]
+        seen.faults += [fault for client in {self._client, *self._others} for fault in client.faults]
         for entry in self._book.charges(self._name):
             charged[entry.charge.kind, entry.charge.round] = entry.charge
             seen.charged += entry.charge.mu_squared

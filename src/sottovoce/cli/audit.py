@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from sottovoce.cli.check import lines
-from sottovoce.cli.display import as_json, feature_progress, out, progress_over
+from sottovoce.cli.display import as_json, feature_progress, out
 from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, complete_setting
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
@@ -60,17 +60,17 @@ def audit(
         from sottovoce.audit.auditing import audit as audit_plan
 
         named = [str(run / "plan.toml")] if run is not None else settings
-        with progress_over("playing") as playing, feature_progress() as describing:
+        with feature_progress("auditing") as auditing, feature_progress() as describing:
             of_plan = audit_plan(
                 plan_of(named, model, features),
                 runs,
-                progress=lambda done, of: playing(f"run {done}", of),
+                progress=auditing,
                 on_features=describing,
             )
         found = {**of_plan, **found, "faults": [*found["faults"], *of_plan["faults"]]}
     kept = folder or run
     if kept is not None:
-        keep(found, kept, alone=run is None)
+        keep(found, kept, alone=kept != run)
     if json:
         as_json(found)
     else:

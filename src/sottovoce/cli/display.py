@@ -154,11 +154,11 @@ def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 @contextmanager
-def feature_progress() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over records that a feature map describes; it appears only while it has work."""
+def feature_progress(doing: str = "features") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over so many of all, such as records described; it appears only while it has work."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("[bold]features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=err, transient=True)
     task = bar.add_task("records", total=None)
 

@@ -103,6 +103,8 @@ def compare(
     """
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
+    if plan.place.shared:
+        raise PlanError("noise=shared has no own parts to compare: rehearse preset=central instead")
     if repeats < 1:
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
     folder = Path(out)

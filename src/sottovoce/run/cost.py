@@ -116,10 +116,11 @@ def promise(blueprint: Blueprint) -> str:
     if not plan.private:
         return "none: nothing gets noise, and nobody is protected"
     if plan.place.shared:
+        clients = "1 client" if plan.may_collude == 1 else f"{plan.may_collude} clients"
         others = f", {plan.helpers - 1} of {plan.helpers} helpers" if plan.helpers > 1 else ""
         return (
-            f"who sees every sum of a round, generator and model (the server{others} and {plan.may_collude} "
-            f"clients of a round together) learns almost the same if one {unit} were another (ε = "
+            f"who sees every sum of a round, generator and model (the server{others} and {clients} "
+            f"of a round together) learns almost the same if one {unit} were another (ε = "
             f"{plan.epsilon:g}, δ = {plan.delta:g}), while cryptography holds and one helper is honest"
         )
     if plan.place.at_server:
