@@ -68,6 +68,11 @@ class Agreement:
             raise AgreementError(
                 "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
             )
+        if self.plan.delta * self.plan.gradient_records > 1:  # `resolve` says the same where these are open
+            raise AgreementError(
+                f"delta={self.plan.delta:g} is above one over gradient_records={self.plan.gradient_records:,}: "
+                "somebody's record may be given away whole, agree on a smaller delta"
+            )
         if not self.plan.private:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 
