@@ -179,6 +179,16 @@ def test_any_record_replaced_and_any_order_exchanges_one_record_of_each_set(
         assert (bits(before) - bits(after)).total() <= 1
 
 
+def test_records_that_cannot_be_used_are_drawn_apart() -> None:
+    """All of them are equal: together they would be all of a small set."""
+    x, y = torch.arange(1000.0)[:, None], torch.zeros(1000).long()
+    x[:100] = torch.nan
+    mine = split_participant(Records(x, y, identity=of_records(x, y)), 200, seed=2)
+    # 20 of 100 are expected among 200 of 1,000, with a standard deviation of 3.8: six of them are 23.
+    for part in (mine.held_out, mine.context):
+        assert 0 < int(part.x.isnan().sum()) < 43
+
+
 def test_bytes_and_the_same_records_as_numbers_are_the_same_units() -> None:
     """One unusable record makes numbers of the bytes of a whole file, which must not deal the others anew."""
     x = torch.randint(0, 256, (9, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
