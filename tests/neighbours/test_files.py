@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sottovoce import data
 from sottovoce.audit.leaving import Largest, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, family
-from sottovoce.plan import PlanError
+from sottovoce.plan import Plan, PlanError
 
 from .worlds import Case, cases, left, neighbours, routes, world
 
@@ -68,7 +68,8 @@ def test_one_target_more_that_is_missing_decides_about_no_other_record(
 
 def test_records_of_units_are_refused_rather_than_dealt(place: Path) -> None:
     here = world(Case(".csv", "classes", True, "public"), place)
-    plan = here.plan.replace(partition="iid", participants=3, future_clients=0, future_names="")
+    dealt_to = {"partition": "iid", "participants": 3, "clients_per_round": 3, "future_clients": 0}
+    plan = Plan.load(overrides={**here.case.plan, **dealt_to, "dataset": str(here.source)})
     given_file = here.file("north").read_bytes()
 
     def dealt() -> list[str]:
