@@ -69,6 +69,9 @@ def test_a_finished_run_is_recounted_and_its_report_says_so(tmp_path: Path) -> N
     assert "ε by dp-accounting" in answer.stdout
     assert 'id="audit"' in (run / "report.html").read_text()
     assert (run / "audit.json").stat().st_mode & 0o777 == 0o600
+    apart = tmp_path / "apart"
+    assert runner.invoke(app, ["audit", str(run), "--out", str(apart)]).exit_code == 0
+    assert {path.name for path in apart.iterdir()} == {"audit.json", "audit.html"}
     found = json.loads(runner.invoke(app, ["audit", str(run), "--runs", "20", "--json"]).stdout)
     assert found["ledger"]["faults"] == []
     assert len(found["games"]) == 2

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.blueprint import draw
 from sottovoce.client import Client
 from sottovoce.data import (
     ClientRecords,
@@ -25,12 +24,12 @@ from sottovoce.data import (
     divide,
     load,
     read_client,
-    settle,
     split_future,
     split_participant,
 )
 from sottovoce.data.identity import of_names, of_records, order
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 AGREED = """
 task = "classes"
@@ -68,26 +67,11 @@ def save(at: Path, rows: Rows, kind: str, agreed: str = AGREED) -> Path:
 
 def sets(path: Path, context: int) -> list[Records]:
     """What a client of such a file uses: in training, held out, in its context, in two rounds, later on."""
-    dataset = load(path)
-    plan = settle(
-        Plan.load(
-            overrides={
-                "preset": "best",
-                "dataset": str(path),
-                "partition": "client",
-                "participants": 0,
-                "future_clients": 0,
-                "clients_per_round": 0,
-                "records_per_client": 0,
-                "gradient_records": 7,
-                "context_records": context,
-                "model": "linear",
-            }
-        ),
-        dataset,
-    )
-    mine = divide(dataset, plan).participants[0]
-    client = Client("north", mine, draw(plan, dataset.facts, sizes=[7]), None, run="r", secret=b"")
+    given = {"preset": "best", "dataset": str(path), "model": "linear", "partition": "client"}
+    given |= {"participants": 0, "future_clients": 0, "clients_per_round": 0, "records_per_client": 0}
+    ready = prepare(Plan.load(overrides={**given, "gradient_records": 7, "context_records": context}))
+    mine = ready.federation.participants[0]
+    client = Client("north", mine, ready.blueprint, None, run="r", secret=b"", participant=0)
     agreed = Description.load(path.parent / "records.toml")
     later = split_future(read_client(path, facts=agreed.facts(), needed=2), context, 5)
     rounds = [client.training_records(number) for number in (1, 2)]

@@ -178,6 +178,7 @@ ONLY = {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/federation/agreement.py",  # of a plan that all have agreed on
         "src/sottovoce/run/export.py",  # of a finished run
+        "src/sottovoce/audit/pair.py",  # of a prepared run, with another model
         "benchmarks/predict.py",  # a model without any records
     },
 }

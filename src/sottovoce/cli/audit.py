@@ -70,7 +70,7 @@ def audit(
         found = {**of_plan, **found, "faults": [*found["faults"], *of_plan["faults"]]}
     kept = folder or run
     if kept is not None:
-        keep(found, kept, alone=run is None)
+        keep(found, kept, alone=kept != run)
     if json:
         as_json(found)
     else:
