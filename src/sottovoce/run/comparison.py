@@ -33,7 +33,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
-from sottovoce.finishing import CannotFinish, constant, finished_outputs
+from sottovoce.finishing import finished_outputs
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.prepare import Prepared, Shared, prepare
@@ -201,16 +201,7 @@ def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
         mine = federation.participants[participant]
         theta = blueprint.theta(run.coefficients[participant])
         held_out = mine.held_out[mine.held_out.usable]
-        try:
-            return finished_outputs(blueprint.module, theta, mine.train, held_out, task)
-        except CannotFinish:  # too few records, or one target: nothing can be fitted, and what is there stays
-            usable = mine.train[mine.train.usable]
-            same = constant(task, usable.y, len(held_out))
-            return {
-                "constant": same,
-                "alone": same,
-                "finished": run.seen[federation.names[participant]].outputs,
-            }
+        return finished_outputs(blueprint.module, theta, mine.train, held_out, task)
 
     outputs = side_by_side(finished, list(range(len(federation.names))))
     split: Split = {row: {} for row in AT_HOME}
