@@ -129,7 +129,7 @@ def ways_in(case: Case, at: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "evaluate", lambda: evaluate(at / "run", dataset=case.dataset, module=code)
     yield "models", lambda: export.write_models(at / "run", at / "models", module=code)
     if plan.traits.individual:
-        yield "compare", lambda: compare(plan, at / "compared", **given)
+        yield "compare", lambda: compare(plan, at / "compared", repeats=1, **given)
     if case.module is None:
         yield "outline", lambda: outline(plan, case.dataset)
     if case.named:
