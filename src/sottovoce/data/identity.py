@@ -32,7 +32,7 @@ def of_names(names: Iterable[str]) -> Tensor:
 def of_records(x: Tensor, y: Tensor, client: Tensor | None = None) -> Tensor:
     """Identities (n, 2), int64, of records as they are stored; bytes count as numbers from 0 to 1.
 
-    `client` (n,) says whose each record is, where they are of several: another client's records count nothing.
+    `client` (n,) says whose each record is, where they are of several: others' records count nothing.
 
     >>> x, y = torch.tensor([[0, 255], [1, 0], [0, 255]], dtype=torch.uint8), torch.tensor([1, 1, 1])
     >>> len(of_records(x, y).unique(dim=0)), torch.equal(of_records(x, y)[:2], of_records(x / 255, y)[:2])
