@@ -37,8 +37,8 @@ test-federation: .venv/installed
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
 
-# Pairs of files that differ in one unit, and everything that would leave of both: 20 minutes on two cores. Prints
-# the table of docs/privacy.md.
+# Pairs of files that differ in one unit, and everything that would leave of both: minutes. Prints the tables of
+# docs/privacy.md.
 neighbours: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours
 

@@ -21,7 +21,7 @@ PLAN = {
     "future_clients": 1,
     "records_per_client": 60,
     "context_records": 20,
-    "coefficients": 256,
+    "coefficients": 4096,
     "clients_per_round": 2,
     "rounds": 2,
     "evaluate_every": 0,

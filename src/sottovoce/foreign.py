@@ -127,8 +127,8 @@ def check_model(plan: Plan, facts: Facts, *, model: nn.Module | str | None = Non
     if parameters > MOST_PARAMETERS:
         raise ForeignError(
             f"model={plan.model} for records of shape {facts.shape} has {parameters:,} parameters, more than "
-            f"a plan from elsewhere may ask for ({MOST_PARAMETERS:,}): if that is right, name {plan.model} "
-            f'yourself (at a node: model="{plan.model}" in its config)',
+            f"a plan from elsewhere may ask for ({MOST_PARAMETERS:,}): if that is right, name it yourself "
+            f'(at a node: model="{plan.model}" in its config)',
             "model",
         )
 

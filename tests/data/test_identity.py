@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.blueprint import draw
 from sottovoce.client import Client
 from sottovoce.data import (
     ClientRecords,
@@ -25,12 +24,12 @@ from sottovoce.data import (
     divide,
     load,
     read_client,
-    settle,
     split_future,
     split_participant,
 )
 from sottovoce.data.identity import of_names, of_records, order
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 AGREED = """
 task = "classes"
@@ -68,26 +67,11 @@ def save(at: Path, rows: Rows, kind: str, agreed: str = AGREED) -> Path:
 
 def sets(path: Path, context: int) -> list[Records]:
     """What a client of such a file uses: in training, held out, in its context, in two rounds, later on."""
-    dataset = load(path)
-    plan = settle(
-        Plan.load(
-            overrides={
-                "preset": "best",
-                "dataset": str(path),
-                "partition": "client",
-                "participants": 0,
-                "future_clients": 0,
-                "clients_per_round": 0,
-                "records_per_client": 0,
-                "gradient_records": 7,
-                "context_records": context,
-                "model": "linear",
-            }
-        ),
-        dataset,
-    )
-    mine = divide(dataset, plan).participants[0]
-    client = Client("north", mine, draw(plan, dataset.facts, sizes=[7]), None, run="r", secret=b"")
+    given = {"preset": "best", "dataset": str(path), "model": "linear", "partition": "client"}
+    given |= {"participants": 0, "future_clients": 0, "clients_per_round": 0, "records_per_client": 0}
+    ready = prepare(Plan.load(overrides={**given, "gradient_records": 7, "context_records": context}))
+    mine = ready.federation.participants[0]
+    client = Client("north", mine, ready.blueprint, None, run="r", secret=b"", participant=0)
     agreed = Description.load(path.parent / "records.toml")
     later = split_future(read_client(path, facts=agreed.facts(), needed=2), context, 5)
     rounds = [client.training_records(number) for number in (1, 2)]
@@ -193,6 +177,26 @@ def test_any_record_replaced_and_any_order_exchanges_one_record_of_each_set(
     one, two = split(rows), split(changed)
     for before, after in ((one.train, two.train), (one.context, two.context), (one.held_out, two.held_out)):
         assert (bits(before) - bits(after)).total() <= 1
+
+
+def test_records_that_cannot_be_used_are_drawn_apart() -> None:
+    """All of them are equal: together they would be all of a small set."""
+    x, y = torch.arange(1000.0)[:, None], torch.zeros(1000).long()
+    x[:100] = torch.nan
+    mine = split_participant(Records(x, y, identity=of_records(x, y)), 200, seed=2)
+    # 20 of 100 are expected among 200 of 1,000, with a standard deviation of 3.8: six of them are 23.
+    for part in (mine.held_out, mine.context):
+        assert 0 < int(part.x.isnan().sum()) < 43
+
+
+def test_a_copy_at_another_client_counts_nothing() -> None:
+    """A record that becomes a copy of another client's must not give that one another number."""
+    x, y, client = torch.ones(6, 1), torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1])
+    together, alone = of_records(x, y, client), of_records(x[3:], y[3:])
+    assert torch.equal(together[3:], alone)
+    assert torch.equal(together[:3], alone)
+    mixed = torch.tensor([3, 0, 4, 1, 5, 2])
+    assert torch.equal(of_records(x, y, client[mixed])[client[mixed] == 1], alone)
 
 
 def test_bytes_and_the_same_records_as_numbers_are_the_same_units() -> None:

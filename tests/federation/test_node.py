@@ -19,8 +19,8 @@ import torch
 from sottovoce.data import Records, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
+from sottovoce.federation.client_directory import Enrolment
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.enrolment import Enrolment
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_log import ClientLog
+from sottovoce.federation.client_directory import ClientLog
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.recovery import Recovery
 from sottovoce.federation.store import Store

@@ -53,7 +53,7 @@ def of_command(given: tuple[str, int]) -> Largest:
 def show(found: Largest, what: str) -> None:
     """The table, in Markdown, and what was refused."""
     print(f"\n{found.pairs:,} pairs {what}\n")
-    print("| release | noise | pairs | largest ratio |\n|---|---|---|---|")
+    print("| release | noise | statistics compared | largest ratio |\n|---|---|---|---|")
     for row in found.releases:
         print(f"| {row['kind']} | {row['place']} | {row['compared']:,} | {row['ratio']:.4f} |")
     print(f"\n{sum(found.refused.values()):,} pairs of which one file was refused:")

@@ -17,9 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce.blueprint import participant_name
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_log import shown
 from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.roster import Roster

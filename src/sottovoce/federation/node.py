@@ -28,11 +28,10 @@ from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client
 from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
 from sottovoce.downlink import BadCoefficients, Downlink
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_log import ClientLog, shown
-from sottovoce.federation.enrolment import Enrolment
+from sottovoce.federation.client_directory import ClientLog, Enrolment
 from sottovoce.federation.keys import (
     EnrolmentError,
     agreed_secret,

@@ -20,7 +20,7 @@ from typing import Any
 from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_log import ClientLog
+from sottovoce.federation.client_directory import ClientLog
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger, Total
 from sottovoce.privacy.rollback import Memory
 

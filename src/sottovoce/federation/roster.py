@@ -9,8 +9,8 @@ from typing import Any
 
 from sottovoce.blueprint import participant_name
 from sottovoce.data.folder import CLIENT
+from sottovoce.errors import shown
 from sottovoce.federation.agreement import MOST_RECORDS, Agreement
-from sottovoce.federation.client_log import shown
 from sottovoce.federation.keys import (
     KEY_BYTES,
     EnrolmentError,

@@ -18,9 +18,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.blueprint import participant_name
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_log import shown
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.keys import EnrolmentError

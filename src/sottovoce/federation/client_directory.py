@@ -1,16 +1,28 @@
-"""What a client agreed with the server of one run, in a file of the client's directory."""
+"""What a client keeps in its directory, for its owner: what it agreed with the servers of runs, and its log.
+
+Lines of the log say what it released, resent and refused, and why. They hold names, rounds and ε, nothing
+that is computed from records: neither bytes nor norms. Only an error may say more about them, and the server
+is not told that.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from sottovoce.federation.client_log import shown
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.files import write_atomically
+
+log = logging.getLogger("sottovoce.federation")
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 
@@ -53,3 +65,30 @@ class Enrolment:
     def write(self, directory: Path) -> None:
         """Keeps the enrolment durably, for its owner only."""
         write_atomically(self.file(directory, self.run), json.dumps(asdict(self)).encode())
+
+
+class ClientLog:
+    """The file `client.log` of a client's directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note(self, text: str, *, level: int = logging.INFO) -> None:
+        """Adds one line, here and to the log of this process."""
+        log.log(level, "%s", text)
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {logging.getLevelName(level)} {text}\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def refusals(self, what: str) -> Iterator[None]:
+        """Notes why `what` was refused, and lets the server be told."""
+        try:
+            yield
+        except Exception as error:
+            why = str(error) if isinstance(error, SottovoceError) else repr(error)
+            self.note(f"refused {what}: {why}", level=logging.ERROR)
+            raise
