@@ -189,6 +189,16 @@ def test_records_that_cannot_be_used_are_drawn_apart() -> None:
         assert 0 < int(part.x.isnan().sum()) < 43
 
 
+def test_a_copy_at_another_client_counts_nothing() -> None:
+    """A record that becomes a copy of another client's must not give that one another number."""
+    x, y, client = torch.ones(6, 1), torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1])
+    together, alone = of_records(x, y, client), of_records(x[3:], y[3:])
+    assert torch.equal(together[3:], alone)
+    assert torch.equal(together[:3], alone)
+    mixed = torch.tensor([3, 0, 4, 1, 5, 2])
+    assert torch.equal(of_records(x, y, client[mixed])[client[mixed] == 1], alone)
+
+
 def test_bytes_and_the_same_records_as_numbers_are_the_same_units() -> None:
     """One unusable record makes numbers of the bytes of a whole file, which must not deal the others anew."""
     x = torch.randint(0, 256, (9, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -29,8 +29,10 @@ def of_names(names: Iterable[str]) -> Tensor:
     return _hashes(name.encode(errors="surrogatepass") for name in names)
 
 
-def of_records(x: Tensor, y: Tensor) -> Tensor:
+def of_records(x: Tensor, y: Tensor, client: Tensor | None = None) -> Tensor:
     """Identities (n, 2), int64, of records as they are stored; bytes count as numbers from 0 to 1.
+
+    `client` (n,) says whose each record is, where they are of several: others' records count nothing.
 
     >>> x, y = torch.tensor([[0, 255], [1, 0], [0, 255]], dtype=torch.uint8), torch.tensor([1, 1, 1])
     >>> len(of_records(x, y).unique(dim=0)), torch.equal(of_records(x, y)[:2], of_records(x / 255, y)[:2])
@@ -41,7 +43,8 @@ def of_records(x: Tensor, y: Tensor) -> Tensor:
         _rows(x[start : start + rows].cpu(), y[start : start + rows].cpu())
         for start in range(0, len(x), rows)
     ]
-    return _counted(torch.cat([*parts, torch.zeros(0, 2, dtype=torch.int64)]))
+    found = torch.cat([*parts, torch.zeros(0, 2, dtype=torch.int64)])
+    return _counted(found, torch.zeros(len(x), dtype=torch.int64) if client is None else client)
 
 
 def order(identity: Tensor, seed: int) -> Tensor:
@@ -66,15 +69,15 @@ def _rows(x: Tensor, y: Tensor) -> Tensor:
     return _hashes(data[start : start + width] for start in range(0, len(data), width))
 
 
-def _counted(identity: Tensor) -> Tensor:
-    """Identities in which the first, second, third of equal records differ: they are drawn apart.
+def _counted(identity: Tensor, client: Tensor) -> Tensor:
+    """Identities in which the first, second, third of a client's equal records differ: they are drawn apart.
 
     Replacing a record takes the last of those that equal it, and adds one to those that equal the new one.
     """
-    found = identity.numpy()
-    by = np.lexsort(found.T)
+    found, owner = identity.numpy(), client.cpu().numpy()
+    by = np.lexsort((*found.T, owner))
     again = np.zeros(len(by), bool)
-    again[1:] = (found[by[1:]] == found[by[:-1]]).all(axis=1)
+    again[1:] = (found[by[1:]] == found[by[:-1]]).all(axis=1) & (owner[by[1:]] == owner[by[:-1]])
     places = np.arange(len(by))
     number = places - np.maximum.accumulate(np.where(again, 0, places))
     repeated = by[again]

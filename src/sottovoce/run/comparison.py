@@ -114,10 +114,9 @@ def compare(
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
-    if (
-        plan.partition == "client" and first.federation.future_names
-    ):  # the same sites join later in all splits
-        plan = plan.replace(future_names=",".join(first.federation.future_names))
+    again = plan  # in later splits the same sites join later as in the first
+    if plan.partition == "client" and first.federation.future_names:
+        again = plan.replace(future_names=",".join(first.federation.future_names))
     try:
         private_folder(folder)
     except OSError as error:
@@ -131,7 +130,8 @@ def compare(
             future.append({})
             spent.append({})
             for name, changes in ROWS.items():
-                prepared = ready(plan.replace(seed=plan.seed + repeat, **changes), dataset)
+                split = again.replace(seed=plan.seed + repeat) if repeat else plan
+                prepared = ready(split.replace(**changes), dataset)
                 run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
                 trained[name] = {client: _scored(task, found) for client, found in run.seen.items()}
