@@ -39,6 +39,7 @@ PICTURES: dict[str, dict[str, Any]] = {
     "central, ε = 4, 200 records": {"preset": "central", "epsilon": 4.0, "records_per_client": 250},
 }
 LABELS = (20, 50, 100, 200)
+NAMES = {"hospitals": "hospitals", "pictures": "CIFAR-10", "labels": "newcomers to CIFAR-10"}
 ROWS = ("constant", "alone", "published", "finished")
 
 Figures = dict[str, Any]
@@ -153,7 +154,9 @@ def table(figures: Sequence[Figures]) -> str:
     for one in figures:
         cells = [f"{one['accuracy'][row]:.1f} ({one['log_loss'][row]:.3f})" for row in ROWS]
         error = "" if one["gain_error"] is None else f" ± {one['gain_error']:.1f}"
-        lines.append(f"| {one['part']}: {one['setting']} | {' | '.join(cells)} | {one['gain']:+.1f}{error} |")
+        lines.append(
+            f"| {NAMES[one['part']]}, {one['setting']} | {' | '.join(cells)} | {one['gain']:+.1f}{error} |"
+        )
     return "\n".join(lines)
 
 
@@ -192,7 +195,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="where features of pictures are computed")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the table of what was measured before")
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.out.read_text(encoding="utf-8"))))
+        return
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         if "pictures" in options.parts:

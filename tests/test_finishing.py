@@ -12,9 +12,17 @@ import torch
 
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.finishing import CannotFinish, Worth, constant, deal_folds, finish, finish_records
+from sottovoce.finishing import (
+    CannotFinish,
+    Worth,
+    constant,
+    deal_folds,
+    finish,
+    finish_records,
+    finished_outputs,
+)
 from sottovoce.modelfile import GeneratorFile, HomeModel, Origin, PersonalModel, load_tensors
-from sottovoce.models import open_model
+from sottovoce.models import flat_parameters, open_model
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
@@ -256,3 +264,12 @@ def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path)
     assert published[0] == published[1]
     homes = [(tmp_path / f"south-{missing}.home.safetensors").read_bytes() for missing in (0, 80)]
     assert homes[0] != homes[1]
+
+
+def test_where_nothing_can_be_fitted_the_published_model_stays() -> None:
+    published, others = model(), records(50, seed=1)
+    theta = flat_parameters(published.module)
+    one_class = Records(torch.randn(20, 4), torch.zeros(20).long())
+    found = finished_outputs(published.module, theta, one_class, others, open_task(published.facts))
+    assert torch.equal(found["finished"], found["published"])
+    assert torch.equal(found["alone"], found["constant"])

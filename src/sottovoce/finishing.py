@@ -23,7 +23,7 @@ from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
 from sottovoce.modelfile import PersonalModel, home_model
-from sottovoce.models import flat_parameters, import_model, model_options
+from sottovoce.models import flat_parameters, import_model, logits, model_options
 from sottovoce.tasks import Task, open_task
 
 Progress = Callable[[float], None]
@@ -109,13 +109,20 @@ def finish_records(
 def finished_outputs(
     module: nn.Module, published: Tensor, records: Records, held_out: Records, task: Task
 ) -> dict[str, Tensor]:
-    """What held-out records get from a constant, a site `alone` and its `finished` model, for rehearsals.
+    """What held-out records get from a constant, a site `alone`, the published and the `finished` model.
 
-    `published` are the parameters θ of the published model.
+    `published` are parameters θ. Where nothing can be fitted (too few records, or one target), a site alone
+    has the constant, and its finished model is the published one.
     """
     records = records[records.usable]
-    found = _chosen_fits(module, published, records, task, flat_parameters(module), lambda share: None)
-    return {"constant": constant(task, records.y, len(held_out)), **found.outputs(held_out)}
+    same = constant(task, records.y, len(held_out))
+    try:
+        found = _chosen_fits(module, published, records, task, flat_parameters(module), lambda share: None)
+    except CannotFinish:
+        with torch.no_grad():
+            outputs = logits(module, published, held_out.x)
+        return {"constant": same, "alone": same, "published": outputs, "finished": outputs}
+    return {"constant": same, **found.outputs(held_out)}
 
 
 @dataclass(frozen=True)

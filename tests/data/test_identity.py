@@ -179,6 +179,26 @@ def test_any_record_replaced_and_any_order_exchanges_one_record_of_each_set(
         assert (bits(before) - bits(after)).total() <= 1
 
 
+def test_records_that_cannot_be_used_are_drawn_apart() -> None:
+    """All of them are equal: together they would be all of a small set."""
+    x, y = torch.arange(1000.0)[:, None], torch.zeros(1000).long()
+    x[:100] = torch.nan
+    mine = split_participant(Records(x, y, identity=of_records(x, y)), 200, seed=2)
+    # 20 of 100 are expected among 200 of 1,000, with a standard deviation of 3.8: six of them are 23.
+    for part in (mine.held_out, mine.context):
+        assert 0 < int(part.x.isnan().sum()) < 43
+
+
+def test_a_copy_at_another_client_counts_nothing() -> None:
+    """A record that becomes a copy of another client's must not give that one another number."""
+    x, y, client = torch.ones(6, 1), torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1])
+    together, alone = of_records(x, y, client), of_records(x[3:], y[3:])
+    assert torch.equal(together[3:], alone)
+    assert torch.equal(together[:3], alone)
+    mixed = torch.tensor([3, 0, 4, 1, 5, 2])
+    assert torch.equal(of_records(x, y, client[mixed])[client[mixed] == 1], alone)
+
+
 def test_bytes_and_the_same_records_as_numbers_are_the_same_units() -> None:
     """One unusable record makes numbers of the bytes of a whole file, which must not deal the others anew."""
     x = torch.randint(0, 256, (9, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

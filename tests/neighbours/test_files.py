@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from sottovoce import data
 from sottovoce.audit.leaving import Largest, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, family
-from sottovoce.plan import PlanError
+from sottovoce.plan import Plan, PlanError
 
-from .worlds import Case, _left, cases, neighbours, routes, world
+from .worlds import Case, cases, left, neighbours, routes, world
 
 CASES = cases()
 
@@ -42,19 +43,27 @@ def test_one_unit_moves_every_statistic_by_at_most_its_charge(
 
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("route", ["personalize", "node"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_one_target_more_that_is_missing_decides_about_no_other_record(
-    place: Path, route: str, unit: bool
+    place: Path, suffix: str, route: Literal["personalize", "node"], unit: bool
 ) -> None:
-    """Files at the edge of what may be unusable, all of them beyond it and back."""
+    """Of files at the edge of what may be unusable, every record that has a target loses it."""
+    seen = Largest()
     for context in ("moments", "shares"):
-        edge = Case(".csv", "classes", unit, context, edge=True)
-        seen = Largest()
-        for seed in range(4):
-            way = "node" if route == "node" else "personalize"
-            seen.compare(list(neighbours(world(edge, place), way, Random(seed), 6)))
-        assert seen.faults == []
-        assert seen.pairs > 30
-        assert not seen.refused
+        here = world(Case(suffix, "classes", unit, context, edge=True), place)
+        file, at = here.file("west" if route == "personalize" else "north"), coefficients(here.blueprint, 1)
+        table, given_file = Table.read(file), file.read_bytes()
+        try:
+            edge = left(here, route, file, at)
+            for number in [i for i, row in enumerate(table.rows) if row["ill"]][:4]:
+                rows = table.rows
+                rows[number]["ill"] = "" if suffix == ".npz" else None
+                table.of(rows).write(file)
+                seen.compare([edge, left(here, route, file, at)])
+        finally:
+            file.write_bytes(given_file)
+    assert seen.faults == []
+    assert seen.pairs == 8
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
@@ -66,19 +75,20 @@ def test_a_unit_that_lost_its_name_after_enrolment_decides_about_no_other(place:
     for alone in [name for name in names if names.count(name) == 1]:
         nameless = None if suffix == ".parquet" else ""
         rows = [{**row, "patient": nameless} if row["patient"] == alone else row for row in table.rows]
-        seen, left = Largest(), [_left(here, "node", file, at)]
+        seen, pair = Largest(), [left(here, "node", file, at)]
         table.of(rows).write(file)
         try:
-            left.append(_left(here, "node", file, at))
+            pair.append(left(here, "node", file, at))
         finally:
             file.write_bytes(content)
-        seen.compare(left)
+        seen.compare(pair)
         assert (seen.pairs, seen.faults, seen.refused) == (1, [], {})
 
 
 def test_records_of_units_are_refused_rather_than_dealt(place: Path) -> None:
     here = world(Case(".csv", "classes", True, "public"), place)
-    plan = here.plan.replace(partition="iid", participants=3, future_clients=0, future_names="")
+    dealt_to = {"partition": "iid", "participants": 3, "clients_per_round": 3, "future_clients": 0}
+    plan = Plan.load(overrides={**here.case.plan, **dealt_to, "dataset": str(here.source)})
     given_file = here.file("north").read_bytes()
 
     def dealt() -> list[str]:

@@ -169,14 +169,15 @@ def neighbours(world: World, route: Route, random: Random, count: int) -> Iterat
         for variant in family(table, world.agreed, random, count, in_place=world.case.dealt):
             variant.write(file)
             try:
-                yield _left(world, route, file, at)
+                yield left(world, route, file, at)
             except SottovoceError as error:
                 yield str(error)
     finally:
         file.write_bytes(given)
 
 
-def _left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
+def left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
+    """What would leave of a file as it is now."""
     blueprint = world.blueprint
     if route in ("train", "future"):
         looked_at = None if world.case.dealt else {"south", "north" if route == "train" else "west"}

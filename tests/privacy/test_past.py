@@ -578,6 +578,36 @@ def test_nobody_else_writes_the_ledger_while_it_is_compared_vouched_for_given_a_
     assert len(calls) == 4
 
 
+def test_nobody_else_writes_the_ledger_from_the_comparison_to_the_budget_that_is_put_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a budget that is raised meanwhile would be taken back."""
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.willing(2.0)
+    calls, compare = [], Past.compare
+
+    def compared(past: Past) -> Budget | None:
+        found = compare(past)
+        calls.append(refuses_others(path))
+        return found
+
+    monkeypatch.setattr(Past, "compare", compared)
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.willing(3.0).epsilon == 2.0
+    assert len(calls) == 1
+
+
+def test_nobody_else_sets_a_budget_between_a_look_at_the_strictest_and_a_stricter_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger.open(path, scope=MINE) as ledger:
+        calls, strict = [], ledger.willing(4.0)
+        seen = property(lambda _: (calls.append(refuses_others(path)), strict)[1])
+        monkeypatch.setattr(Ledger, "budget", seen)
+        assert ledger._set(Budget(2.0, 1e-5, "exact"), raised=False).epsilon == 2.0
+    assert len(calls) == 1
+
+
 def test_a_witness_that_cannot_be_written_is_an_error_of_one_line(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ class Dataset:
         if self.identity is not None:
             return self
         if self.unit is None:
-            return replace(self, identity=identity.of_records(self.x, self.y))
+            return replace(self, identity=identity.of_records(self.x, self.y, self.client))
         return replace(self, identity=identity.of_names(map(str, self.unit.tolist())))
 
 

@@ -68,9 +68,10 @@ class Agreement:
             raise AgreementError(
                 "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
             )
-        if self.plan.delta * self.plan.gradient_records > 1:  # `resolve` says the same where these are open
+        records = self.plan.gradient_records  # where these are open, `resolve` says the same
+        if self.plan.delta * records > 1:
             raise AgreementError(
-                f"delta={self.plan.delta:g} is above one over gradient_records={self.plan.gradient_records:,}: "
+                f"delta={self.plan.delta:g} is above one over gradient_records={records:,}: "
                 "somebody's record may be given away whole, agree on a smaller delta"
             )
         if not self.plan.private:

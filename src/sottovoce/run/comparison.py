@@ -33,7 +33,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
-from sottovoce.finishing import CannotFinish, constant, finished_outputs
+from sottovoce.finishing import finished_outputs
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.prepare import Prepared, Shared, prepare
@@ -114,10 +114,9 @@ def compare(
     plan = plan.replace(channel="direct", evaluate_every=0)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
-    if (
-        plan.partition == "client" and first.federation.future_names
-    ):  # the same sites join later in all splits
-        plan = plan.replace(future_names=",".join(first.federation.future_names))
+    again = plan  # in later splits the same sites join later as in the first
+    if plan.partition == "client" and first.federation.future_names:
+        again = plan.replace(future_names=",".join(first.federation.future_names))
     try:
         private_folder(folder)
     except OSError as error:
@@ -131,7 +130,8 @@ def compare(
             future.append({})
             spent.append({})
             for name, changes in ROWS.items():
-                prepared = ready(plan.replace(seed=plan.seed + repeat, **changes), dataset)
+                split = again.replace(seed=plan.seed + repeat) if repeat else plan
+                prepared = ready(split.replace(**changes), dataset)
                 run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
                 trained[name] = {client: _scored(task, found) for client, found in run.seen.items()}
@@ -201,16 +201,7 @@ def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
         mine = federation.participants[participant]
         theta = blueprint.theta(run.coefficients[participant])
         held_out = mine.held_out[mine.held_out.usable]
-        try:
-            return finished_outputs(blueprint.module, theta, mine.train, held_out, task)
-        except CannotFinish:  # too few records, or one target: nothing can be fitted, and what is there stays
-            usable = mine.train[mine.train.usable]
-            same = constant(task, usable.y, len(held_out))
-            return {
-                "constant": same,
-                "alone": same,
-                "finished": run.seen[federation.names[participant]].outputs,
-            }
+        return finished_outputs(blueprint.module, theta, mine.train, held_out, task)
 
     outputs = side_by_side(finished, list(range(len(federation.names))))
     split: Split = {row: {} for row in AT_HOME}
