@@ -270,15 +270,15 @@ def personal_model(
 def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> bytes:
     """A published model with other parameters θ, fitted at home, as the bytes of a file that says so.
 
-    `told` is how it was chosen and what it is worth: made of records, like the model.
+    `told` is how it was chosen and what it is worth: made of records, like the model. No ε is behind it.
     """
     state = state_dict_at(model.module, theta)
-    plan = model.plan
+    plan, origin = model.plan, dataclasses.replace(model.origin, epsilon=None, noise="nowhere")
     kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
     metadata = {
         HOME: json.dumps(dict(told)),
         "model": json.dumps(kept),
-        "origin": json.dumps(dataclasses.asdict(model.origin)),
+        "origin": json.dumps(dataclasses.asdict(origin)),
         **model.facts.metadata(),
         **({} if plan.features == "none" else {"map": weights_digest()}),
     }

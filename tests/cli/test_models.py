@@ -121,6 +121,22 @@ def test_a_home_model_predicts_and_is_not_finished_again(
     assert "does not exist" in failing("finish", str(tmp_path / "no"), *data, "--out", home)
 
 
+def test_no_epsilon_is_stated_for_a_home_model(model: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    np.savez(tmp_path / "own.npz", x=x, kind=np.where(x[:, 0] > 0, "plain", "grave"))
+    data, home = ("--data", str(tmp_path / "own.npz")), str(tmp_path / "home.safetensors")
+    runner.invoke(app, ["finish", str(model), *data, "--out", home])
+    origins, said = [], []
+    for file in (str(model), home):
+        words = ["predict", file, *data, "--out", str(tmp_path / "p.csv")]
+        said.append(runner.invoke(app, words).stdout)
+        origins.append(json.loads(runner.invoke(app, [*words, "--json"]).stdout)["origin"])
+    assert origins[0]["epsilon"] is not None
+    assert origins[1] == {**origins[0], "epsilon": None, "noise": "nowhere"}
+    assert [f"δ = {origins[0]['delta']:g}" in each for each in said] == [True, False]
+    assert "none, it is a home model" in said[1]
+
+
 def test_predict_never_writes_over_its_input(model: Path, tmp_path: Path, failing: Failing) -> None:
     (tmp_path / "new.csv").write_text("a\n1\n")
     before = (tmp_path / "new.csv").read_bytes()

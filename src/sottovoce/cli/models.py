@@ -87,10 +87,12 @@ def predict(
         as_json({"predictions": str(out), "task": personal.records.task, **vars(summary), **told})
         return
     origin = personal.origin
-    spent = epsilon(origin.epsilon)
+    promise = f"{epsilon(origin.epsilon)} at δ = {origin.delta:g}" + (", simulated" if origin.seeded else "")
+    if personal.home:
+        promise = "none, it is a home model: keep it and these predictions at home"
     rows = {
         "model": f"{origin.client}, run {origin.run}, {origin.created or 'undated'}",
-        "ε behind it": f"{spent} at δ = {origin.delta:g}" + (", simulated" if origin.seeded else ""),
+        "ε behind it": promise,
         "records": f"{summary.records:,}, of which {summary.unusable:,} could not be used",
     }
     decisions = {f"decided {name}": f"{times:,}" for name, times in summary.decisions.items()}
