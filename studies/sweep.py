@@ -91,8 +91,9 @@ def run_batch(
             )
             sessions.append(stack.enter_context(closing(session)))
         _train(sessions, on_round)
-        for job, session in zip(open_jobs, sessions, strict=True):
-            on_run(job, session.finish())
+        results = [session.finish() for session in sessions]
+    for job, result in zip(open_jobs, results, strict=True):  # when their ledgers are closed
+        on_run(job, result)
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other processes share the GPU
 

@@ -101,6 +101,15 @@ def test_a_broken_record_contributes_zero_and_keeps_the_denominator(broken: floa
     assert LabelHistogram(CLASSES).mean(x, y, 4)[0] == 3 / 4
 
 
+@pytest.mark.parametrize("statistic", [LabelHistogram(3), Moments(torch.tensor([0, 0]))])
+def test_a_record_with_a_token_outside_the_vocabulary_contributes_zero(statistic: Statistic) -> None:
+    x, y = torch.tensor([[1, 2], [-1, -1], [3, -1], [5, 4]]), torch.tensor([1, 0, 2, 1])
+    whole = torch.tensor([0, 3])
+    expected = statistic.mean(x[whole], y[whole], 2) / 2
+    assert torch.allclose(statistic.mean(x, y, 4), expected)
+    assert torch.allclose(statistic.mean(x, y, 4, unit=torch.arange(4)), expected)
+
+
 def test_every_context_of_the_catalog_can_be_opened_and_an_unknown_one_is_refused() -> None:
     assert all(open_statistic(name, SHAPE, CLASSES).size for name in CONTEXTS)
     with pytest.raises(SottovoceError, match="did you mean 'labels'"):

@@ -73,7 +73,9 @@ class Statistic(ABC):
                 f"the context needs exactly {records} records, not {found}: set context_records"
             )
         vectors = self.per_record(x, y, logits)
-        finite = torch.isfinite(vectors).all(dim=1) & torch.isfinite(x.reshape(len(x), -1)).all(dim=1)
+        flat = x.reshape(len(x), -1)
+        usable = flat >= 0 if x.dtype == torch.int64 else torch.isfinite(flat)  # as `Records.usable`
+        finite = torch.isfinite(vectors).all(dim=1) & usable.all(dim=1)
         vectors = torch.where(finite[:, None], vectors, 0.0)
         if unit is not None:
             vectors = unit_means(vectors, unit, finite)

@@ -248,6 +248,14 @@ def test_an_agreement_is_not_frozen_with_a_delta_that_may_give_a_record_away() -
         agreement.frozen([90, 90, 100])
 
 
+def test_an_agreement_that_states_its_records_has_no_delta_that_may_give_one_away() -> None:
+    sizes = {"gradient_records": 100, "context_records": 50}
+    assert Agreement.parse(real(**sizes, delta=0.01).to_toml()).plan.delta == 0.01
+    text = real(**sizes, delta=0.01).to_toml()
+    with pytest.raises(AgreementError, match=r"delta=0.5 is above one over gradient_records=100"):
+        Agreement.parse(text.replace("delta = 0.01", "delta = 0.5"))
+
+
 @pytest.mark.parametrize("noise", ["client", "server"])
 def test_a_client_that_declares_any_number_of_records_does_not_get_the_model_to_itself(noise: str) -> None:
     plan = federated_plan(

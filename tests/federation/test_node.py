@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,6 +127,18 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
     assert world.store.key.hex() not in caplog.text
     for index in range(3):
         assert world.coordinator._roster.secret(index).hex() not in caplog.text
+
+
+def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[str]] = []
+    monkeypatch.setattr(module.subprocess, "Popen", lambda command, **kept: begun.append(command))
+    node: Any = SimpleNamespace(_records_file="mine.csv", _client_log=Mock())
+    for client in ("", "north.", "personal.", "home."):
+        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", "linear")
+    homes = [Path(command[-1]).name for command in begun]
+    assert homes == [f"{client}home.safetensors" for client in ("", "north.", "personal.", "home.")]
 
 
 def test_a_client_is_due_in_the_rounds_of_the_schedule_and_in_no_other() -> None:

@@ -66,6 +66,25 @@ def test_one_target_more_that_is_missing_decides_about_no_other_record(
     assert seen.pairs == 8
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_a_unit_that_lost_its_name_after_enrolment_decides_about_no_other(place: Path, suffix: str) -> None:
+    here = world(Case(suffix, "classes", True, "shares"), place)
+    file, at = here.file("north"), coefficients(here.blueprint, 0)
+    table, content = Table.read(file), file.read_bytes()
+    names = table.columns["patient"]
+    for alone in [name for name in names if names.count(name) == 1]:
+        nameless = None if suffix == ".parquet" else ""
+        rows = [{**row, "patient": nameless} if row["patient"] == alone else row for row in table.rows]
+        seen, pair = Largest(), [left(here, "node", file, at)]
+        table.of(rows).write(file)
+        try:
+            pair.append(left(here, "node", file, at))
+        finally:
+            file.write_bytes(content)
+        seen.compare(pair)
+        assert (seen.pairs, seen.faults, seen.refused) == (1, [], {})
+
+
 def test_records_of_units_are_refused_rather_than_dealt(place: Path) -> None:
     here = world(Case(".csv", "classes", True, "public"), place)
     dealt_to = {"partition": "iid", "participants": 3, "clients_per_round": 3, "future_clients": 0}

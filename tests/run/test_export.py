@@ -81,6 +81,18 @@ def test_one_participant_is_chosen_by_name(
         write_models(tmp_path, tmp_path)
 
 
+def test_no_home_model_takes_the_name_of_anothers_published_one(tmp_path: Path) -> None:
+    """Such a file would be handed on as that client's, and is made of records without noise."""
+    at = folder(tmp_path / "hospitals", north=site(1, 40), **{"north.home.csv": site(2, 40)})
+    train(
+        Plan.load(overrides={**FEW, "rounds": 1, "future_clients": 0, "dataset": str(at)}), tmp_path / "run"
+    )
+    for finish in (False, True):
+        with pytest.raises(SottovoceError, match="the home model of 'north' would be another participant's"):
+            write_models(tmp_path / "run", tmp_path / "models", clients=["north"], finish=finish)
+    assert not (tmp_path / "models").exists()
+
+
 def test_a_future_client_with_a_table_gets_a_model_that_predicts(
     hospitals: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -313,6 +313,7 @@ class _Reader:
         nameless = int((unit == 0).sum())
         if nameless:
             self.findings.columns[name] = ColumnFindings(missing=nameless)
+        if nameless and self._limited:  # what is not limited takes them for one unit
             self._problem(f"column '{name}' is empty in {nameless} records: every record needs its unit")
         present, dense = np.unique(unit, return_inverse=True)
         self.findings.units = len(present)

@@ -68,6 +68,12 @@ class Agreement:
             raise AgreementError(
                 "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
             )
+        records = self.plan.gradient_records  # where these are open, `resolve` says the same
+        if self.plan.delta * records > 1:
+            raise AgreementError(
+                f"delta={self.plan.delta:g} is above one over gradient_records={records:,}: "
+                "somebody's record may be given away whole, agree on a smaller delta"
+            )
         if not self.plan.private:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 

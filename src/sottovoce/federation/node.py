@@ -168,7 +168,7 @@ class Node:
 
         The server hears nothing of it, not even how long it takes, which depends on the records.
         """
-        home = published.with_name("home.safetensors")
+        home = published.with_name(published.name.removesuffix("personal.safetensors") + "home.safetensors")
         command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
         command += ["--data", str(self._records_file), "--out", str(home)]
         command += [] if model in MODELS else ["--model", model]

@@ -99,6 +99,10 @@ def write_models(
     for name, other in zip(files, names, strict=True):
         if files.count(name) > 1:
             raise SottovoceError(f"two participants would be one file, {name}, such as '{other}': rename one")
+        if home_file(Path(name)).name in files:
+            raise SottovoceError(
+                f"the home model of '{other}' would be another participant's file: rename one"
+            )
     sources = _sources(file.plan, names) if finish else {}
     server, folder = open_server(file, module), Path(out)
     try:
