@@ -234,3 +234,16 @@ def test_predictions_are_for_their_owner_alone() -> None:
     for name in ("out.csv", "out.parquet"):
         predict(model(CLASSES), written("new.csv", CSV), Path(name))
         assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+
+
+def test_a_threshold_is_for_two_classes_or_labels() -> None:
+    records, out = written("new.csv", CSV), Path("out.csv")
+    predict(model(LABELS), records, out, threshold=0.3)
+    for row in lines(out):
+        for name in ("fever", "cough", "rash"):
+            assert (float(row[f"probability_{name}"]) >= 0.3) == (row[f"decision_{name}"] == "1")
+    for text, what in ((NUMBER, "a number"), (CLASSES.replace('"a, b"', '"a", "b"'), "3 classes")):
+        out.unlink(missing_ok=True)
+        with pytest.raises(SottovoceError, match=what):
+            predict(model(text), records, out, threshold=0.3)
+        assert not out.exists()

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sottovoce.data import DataError, description
+from sottovoce.data import DataError, Facts, description
 from sottovoce.data.columns import arrow
 from sottovoce.data.encoding import read_inputs
 from sottovoce.data.own import read_stored_parts
@@ -94,12 +94,18 @@ class Summary:
 
 
 def predict(
-    model: PersonalModel, records: Path, out: Path, progress: Callable[[int], None] = lambda done: None
+    model: PersonalModel,
+    records: Path,
+    out: Path,
+    progress: Callable[[int], None] = lambda done: None,
+    *,
+    threshold: float | None = None,
 ) -> Summary:
     """Writes a line for each record of a file, in its order, to `out` (.csv or .parquet).
 
     A target in the file is not read. A record that cannot be used gets empty cells. `progress` is called with
-    the number of records done. Nothing appears under the name `out` unless all of it can be written.
+    the number of records done. Nothing appears under the name `out` unless all of it can be written. From a
+    probability of `threshold` on, the second of two classes, or a label, is decided.
     """
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:
@@ -108,7 +114,7 @@ def predict(
         raise DataError(f"{out} holds the records to predict: choose another file for predictions")
     layout, summary = Layout.of(model), Summary()
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
-        for block in predictions(model, records):
+        for block in predictions(model, records, threshold):
             write(block)
             summary.add(block, layout)
             progress(summary.records)
@@ -117,8 +123,10 @@ def predict(
     return summary
 
 
-def predictions(model: PersonalModel, records: Path) -> Iterator[Block]:
+def predictions(model: PersonalModel, records: Path, threshold: float | None = None) -> Iterator[Block]:
     """The predictions of a file of records, block by block, in its order."""
+    if threshold is not None:
+        _check_threshold(model.records, threshold)
     agreed = description.of(model.records)
     parts = (
         read_stored_parts(records, model.records.shape) if agreed is None else read_inputs(records, agreed)
@@ -133,9 +141,21 @@ def predictions(model: PersonalModel, records: Path) -> Iterator[Block]:
                 x[~usable] = 0
             outputs = model.outputs(seen(x))
             usable &= outputs.isfinite().all(dim=1)
+            values = task.values(outputs).float()
             decided = task.decisions(outputs) if model.records.task != "number" else outputs[:, :0]
-            decisions = decided.long().reshape(len(x), -1)
-            yield Block(task.values(outputs).float().numpy(), decisions.numpy(), usable.numpy())
+            if threshold is not None:
+                decided = (values if model.records.task == "labels" else values[:, 1]) >= threshold
+            yield Block(values.numpy(), decided.long().reshape(len(x), -1).numpy(), usable.numpy())
+
+
+def _check_threshold(records: Facts, threshold: float) -> None:
+    if records.task == "number" or (records.task == "classes" and records.classes != 2):
+        raise DataError(
+            "a threshold decides between two classes, or for each label: leave it out for "
+            + ("a number" if records.task == "number" else f"{records.classes} classes")
+        )
+    if not 0 < threshold < 1:
+        raise DataError(f"a threshold is a probability between 0 and 1, not {threshold:g}")
 
 
 @contextmanager

@@ -165,3 +165,20 @@ def test_a_clients_name_cannot_speak_to_the_terminal(run: Path, tmp_path: Path, 
         assert text not in shown.getvalue()
     assert r"\x1b[2J" in shown.getvalue()
     assert r"\x1b[2J" in failing("models", "no\x1b[2Jrun", "--out", str(tmp_path / "models"))
+
+
+def test_a_threshold_decides_for_the_second_class(model: Path, tmp_path: Path, failing: Failing) -> None:
+    np.savez(tmp_path / "new.npz", x=np.random.default_rng(2).normal(size=(40, 3)))
+    words = ["predict", str(model), "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "out.csv")]
+
+    def decided(*more: str) -> list[tuple[float, str]]:
+        assert runner.invoke(app, [*words, *more]).exit_code == 0
+        lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+        return [(float(grave), decision) for _, grave, decision in lines]
+
+    stated = sorted(p for p, _ in decided())
+    for threshold in (stated[10] + 1e-4, stated[30] + 1e-4):
+        rows = decided("--threshold", str(threshold))
+        assert all((p >= threshold) == (decision == "grave") for p, decision in rows)
+        assert len({decision for _, decision in rows}) == 2
+    assert "between 0 and 1" in failing(*words, "--threshold", "1.5")

@@ -63,6 +63,9 @@ def predict(
     model_file: Path = typer.Argument(metavar="MODEL", help="A client's model, a .safetensors file."),
     data: Path = typer.Option(..., help="Records: .csv, .parquet or .npz; a target in it is not read."),
     out: Path = typer.Option(..., help="Where to write predictions, .csv or .parquet."),
+    threshold: float = typer.Option(
+        None, help="Decide for the second of two classes, or a label, from this probability on."
+    ),
     model: str = MODEL,
     json: bool = JSON,
 ) -> None:
@@ -78,7 +81,7 @@ def predict(
         raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
     personal = PersonalModel.read(model_file, model=model, home=True)
     with _records_progress() as progress:
-        summary = predict_records(personal, data, out, progress)
+        summary = predict_records(personal, data, out, progress, threshold=threshold)
     if summary.unusable:
         text = f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}"
         err.print(f"[dark_orange]•[/] {escape(text)}", soft_wrap=True, highlight=False)
