@@ -103,7 +103,7 @@ def test_messages_that_carry_something_else_are_refused() -> None:
 
 @pytest.mark.parametrize("bits", [0, 8, 16, -4])
 def test_other_numbers_of_bits_are_refused(bits: int) -> None:
-    with pytest.raises(PlanError, match=r"downlink_bits must be 32 \(float32\) or 1 to 7"):
+    with pytest.raises(PlanError, match="downlink_bits must be"):
         small_plan(downlink_bits=bits)
 
 
