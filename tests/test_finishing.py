@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -273,3 +274,16 @@ def test_where_nothing_can_be_fitted_the_published_model_stays() -> None:
     found = finished_outputs(published.module, theta, one_class, others, open_task(published.facts))
     assert torch.equal(found["finished"], found["published"])
     assert torch.equal(found["alone"], found["constant"])
+
+
+def test_a_finish_between_two_runs_changes_nothing_that_leaves(run: Path, tmp_path: Path) -> None:
+    """No feedback: with and without a home model lying about, a run makes the same messages and charges."""
+    sites = Path(shutil.copytree(run / "sites", tmp_path / "sites", ignore=shutil.ignore_patterns("*.sqlite*")))
+    settings = {"dataset": str(sites), "rounds": 2, "channel": "direct", "epsilon": 4, "seeded": True}
+    plan, found = Plan.load(overrides=settings), []
+    for name in ("before", "after"):
+        result = train(plan, tmp_path / name)
+        state, _ = load_tensors(tmp_path / name / "model.safetensors")
+        found.append((result["epsilon"]["per_client"], {key: value.tolist() for key, value in state.items()}))
+        finish(run / "models/north.safetensors", sites / "north.csv", sites / "north.home.safetensors")
+    assert found[0] == found[1]
