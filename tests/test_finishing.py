@@ -278,7 +278,8 @@ def test_where_nothing_can_be_fitted_the_published_model_stays() -> None:
 
 def test_a_finish_between_two_runs_changes_nothing_that_leaves(run: Path, tmp_path: Path) -> None:
     """No feedback: with and without a home model lying about, a run makes the same messages and charges."""
-    sites = Path(shutil.copytree(run / "sites", tmp_path / "sites", ignore=shutil.ignore_patterns("*.sqlite*")))
+    ledgers = shutil.ignore_patterns("*.sqlite*")
+    sites = Path(shutil.copytree(run / "sites", tmp_path / "sites", ignore=ledgers))
     settings = {"dataset": str(sites), "rounds": 2, "channel": "direct", "epsilon": 4, "seeded": True}
     plan, found = Plan.load(overrides=settings), []
     for name in ("before", "after"):
