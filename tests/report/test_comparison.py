@@ -56,7 +56,7 @@ def found(clients: int = 3) -> dict[str, Any]:
 
 def test_the_summary_says_how_many_gain_and_lose() -> None:
     said = summary(found())
-    assert "2 sites surely gain, 1 surely lose" in said
+    assert "surely gain by joining: 2, that surely lose: 1, that cannot tell: 0" in said
     assert "median +1.5" in said
 
 
