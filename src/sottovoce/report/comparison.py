@@ -70,7 +70,8 @@ def summary(found: Mapping[str, Any]) -> str:
         return "no site has records to tell by"
     return (
         f"sites that surely gain by joining: {gain['sites_gaining']}, "
-        f"that surely lose: {gain['sites_losing']}, that cannot tell: {gain['sites_undecided']}; median {gain['median']:+.1f} points, "
+        f"that surely lose: {gain['sites_losing']}, that cannot tell: {gain['sites_undecided']}; "
+        f"median {gain['median']:+.1f} points, "
         f"worst tenth {gain['worst_decile']:+.1f} or less"
     )
 
