@@ -216,8 +216,9 @@ def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Pa
 
 
 def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
-    world = world_of(tmp_path, epsilon=1.0)
-    greedy = world.agreement.plan.replace(delta=0.9)  # which no plan that is resolved here has
+    world = world_of(tmp_path, epsilon=6.0)
+    largest = 1 / world.agreement.plan.gradient_records  # no agreement has more
+    greedy = world.agreement.plan.replace(delta=largest)
     world.agreement = dataclasses.replace(world.agreement, plan=greedy)
     one = run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
