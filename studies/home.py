@@ -23,7 +23,7 @@ from benchmarks.hospitals import SIZES, hospitals, trained
 from torch import Tensor
 
 from sottovoce.data import Records
-from sottovoce.finishing import finished_outputs
+from sottovoce.finishing import finished_outputs, joined
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.run.prepare import Prepared, prepare
@@ -53,7 +53,7 @@ def at_hospitals(epsilon: float, seed: int) -> Figures:
     task, found = open_task(prepared.blueprint.facts), []
     for i, fresh in enumerate(sites.fresh):
         mine = prepared.federation.participants[i]
-        everything = _joined(mine.train, mine.held_out)
+        everything = joined(mine.train, mine.held_out)
         theta = prepared.blueprint.theta(server.coefficients([i])[0])
         outputs = finished_outputs(prepared.blueprint.module, theta, everything, Records(*fresh), task)
         found.append(_scores(task, outputs, fresh[1]))
@@ -105,10 +105,6 @@ def _finished(prepared: Prepared, run: Path) -> Simulation:
     simulation = Simulation(blueprint, prepared.federation, Server(blueprint), None, run="", master=b"")
     simulation.load_state(load_tensors(run / "model.safetensors")[0])
     return simulation
-
-
-def _joined(one: Records, other: Records) -> Records:
-    return Records(torch.cat([one.x, other.x]), torch.cat([one.y, other.y]))
 
 
 def _scores(task: Task, outputs: Mapping[str, Tensor], y: Tensor) -> dict[str, tuple[float, float]]:

@@ -254,17 +254,8 @@ def personal_model(
         seeded=plan.seeded,
         created=datetime.now(UTC).date().isoformat() if created is None else created,
     )
-    kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
-    metadata = {
-        "model": json.dumps(kept),
-        "origin": json.dumps(dataclasses.asdict(origin)),
-        **blueprint.facts.metadata(),
-        **({} if plan.features == "none" else {"map": weights_digest()}),
-        **({} if division is None else {"division": str(division)}),
-    }
-    return _bytes(
-        {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}, metadata
-    )
+    more = {} if division is None else {"division": str(division)}
+    return _personal(state, plan, blueprint.facts, origin, more)
 
 
 def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> bytes:
@@ -274,15 +265,23 @@ def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> 
     """
     state = state_dict_at(model.module, theta)
     plan, origin = model.plan, dataclasses.replace(model.origin, epsilon=None, noise="nowhere")
+    return _personal(state, plan, model.facts, origin, {HOME: json.dumps(dict(told))})
+
+
+def _personal(
+    state: Mapping[str, Tensor], plan: Plan, facts: Facts, origin: Origin, more: Mapping[str, str]
+) -> bytes:
+    """The file of one client's model, with a header that explains it and says `more`."""
     kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
     metadata = {
-        HOME: json.dumps(dict(told)),
         "model": json.dumps(kept),
         "origin": json.dumps(dataclasses.asdict(origin)),
-        **model.facts.metadata(),
+        **facts.metadata(),
         **({} if plan.features == "none" else {"map": weights_digest()}),
+        **more,
     }
-    return _bytes({name: value.detach().cpu().clone() for name, value in state.items()}, metadata)
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+    return _bytes(tensors, metadata)
 
 
 def _within(value: Any, low: float, high: float) -> bool:
