@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -46,20 +45,9 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
         out.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
-class Minutely:
-    """Says what is waited for: at once where it is new, else once a minute."""
-
-    def __init__(self, console: Console, seconds: float = 60.0) -> None:
-        self._console = console
-        self._seconds = seconds
-        self._said, self._at = "", 0.0
-
-    def say(self, text: str) -> None:
-        """Shows a line, unless it was just shown."""
-        now = time.monotonic()
-        if text != self._said or now - self._at >= self._seconds:
-            self._said, self._at = text, now
-            self._console.print(escape(visible(text)), soft_wrap=True, highlight=False)
+def note(text: str) -> None:
+    """A line on standard error about what is going on."""
+    err.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
 @contextmanager

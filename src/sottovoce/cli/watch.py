@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sottovoce.cli.display import Minutely, answer, as_json, err, facts, problem
+from sottovoce.cli.display import answer, as_json, facts, note, problem
 from sottovoce.cli.options import JSON
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.files import private_folder
@@ -93,8 +93,9 @@ def watch(
 def _wait_for(run: Path) -> None:
     """Waits until there is something to look at, and says so once a minute."""
     from sottovoce.federation.contact import look
+    from sottovoce.federation.status import Minutely
 
-    minutes = Minutely(err)
+    minutes = Minutely(note)
     while (found := look(run)).state == "unknown":
         minutes.say(f"waiting: {found.why}")
         time.sleep(1.0)

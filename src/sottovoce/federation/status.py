@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,22 @@ SUPERVISOR = "federate.json"
 FORMAT = 1
 NAMED = 20
 """Clients that are named in a list of those who are waited for."""
+
+
+class Minutely:
+    """Says what is waited for: at once where it is new, else once a minute."""
+
+    def __init__(self, say: Callable[[str], None], seconds: float = 60.0) -> None:
+        self._say = say
+        self._seconds = seconds
+        self._said, self._at = "", 0.0
+
+    def say(self, text: str) -> None:
+        """Says a line, unless it was just said."""
+        now = time.monotonic()
+        if text != self._said or now - self._at >= self._seconds:
+            self._said, self._at = text, now
+            self._say(text)
 
 
 def is_federation(directory: Path) -> bool:
