@@ -234,7 +234,7 @@ def _number(section: Section) -> Number:
     mean = section.number("mean", low=low, high=high) if "mean" in section.keys else None
     std = section.number("std", low=0.0) if "std" in section.keys else None
     missing = _missing(section, low, high)
-    number = Number(low, high, mean, std, missing, looked_up(section, "low", "high", "mean", "std"))
+    number = Number(low, high, mean, std, missing, looked_up(section, "kind", "low", "high", "mean", "std"))
     furthest = max(high - number.center, number.center - low)
     if number.spread <= 0 or furthest / number.spread > MOST_DEVIATIONS:
         raise section.error(
@@ -254,7 +254,7 @@ def _missing(section: Section, low: float, high: float) -> str | float | None:
 def _category(section: Section) -> Category:
     names = Names.parse(section, MOST_VALUES, more=(OTHER,))
     values = section.texts("values", MOST_VALUES)
-    return Category(values, names.aliases, names.ignore_case, looked_up(section, "values"))
+    return Category(values, names.aliases, names.ignore_case, looked_up(section, "kind", "values"))
 
 
 def _date(section: Section) -> Date:
@@ -268,7 +268,9 @@ def _date(section: Section) -> Date:
     missing = None
     if "missing" in section.keys:
         missing = section.choice("missing", ("middle", "low", "high"))
-    return Date(since, until, parts, _format(section), missing, looked_up(section, "since", "until"))
+    return Date(
+        since, until, parts, _format(section), missing, looked_up(section, "kind", "since", "until", "format")
+    )
 
 
 def _format(section: Section) -> str | None:
