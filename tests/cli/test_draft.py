@@ -1,4 +1,4 @@
-"""`sottovoce draft` as a user meets it: asked at a terminal, a template without one, marks for what was seen."""
+"""`sottovoce draft` as a user meets it: asked at a terminal, a template without one, marks for what it saw."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_category_that_a_tenth_of_a_site_does_not_know_is_a_warning(tmp_path: 
         (SEX + 'case = "ignore"\naliases = { w = "f", W = "f" }\n', "twice but for its case"),
         (SEX.replace('"m"]', '"F"]') + 'case = "ignore"\n', "twice but for its case"),
         (SEX + 'case = "lower"\n', "case is lower"),
-        (SEX + 'looked_up = ["low"]\n', "choose from values"),
+        (SEX + 'looked_up = ["low"]\n', "choose from kind, values"),
         ('decimal = ";"\n' + SEX, 'give "." or ","'),
         (SEX.replace('["f", "m"]', '"?"'), "still to be filled in"),
     ],
