@@ -184,12 +184,15 @@ class PersonalModel:
     """Finished on its client's records without noise: it is not private, and never leaves."""
 
     @classmethod
-    def read(cls, path: Path, *, model: nn.Module | str | None = None, home: bool = False) -> PersonalModel:
+    def read(
+        cls, path: str | Path, *, model: nn.Module | str | None = None, home: bool = False
+    ) -> PersonalModel:
         """From a file that may be another party's: typed and bounded, or refused.
 
         `model` is the module of a model that is not built in, or its name, given by this machine's owner.
         `home` models are read only for who says that they stay at home.
         """
+        path = Path(path)
         state, metadata = load_tensors(path, home=home)
         if "plan" in metadata and "origin" not in metadata:
             raise ModelFileError(

@@ -93,7 +93,7 @@ class Plan:
     )
     partition: str = key(
         "dirichlet",
-        "how records fall to clients: dirichlet over labels, iid, or client column",
+        "how records fall to clients: dirichlet over labels, a few classes each, iid, or client column",
         "division",
         among=PARTITIONS,
     )
@@ -293,6 +293,14 @@ class Plan:
     )
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
+    classes_per_client: int = key(
+        2,
+        "partition=classes: of so many classes each client has records, alike many of each",
+        "division",
+        positive=True,
+        most=2**16,
+        since="0.2",
+    )
     threshold: int = key(
         0,
         "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's",

@@ -95,8 +95,8 @@ class Summary:
 
 def predict(
     model: PersonalModel,
-    records: Path,
-    out: Path,
+    records: str | Path,
+    out: str | Path,
     progress: Callable[[int], None] = lambda done: None,
     *,
     threshold: float | None = None,
@@ -107,6 +107,7 @@ def predict(
     the number of records done. Nothing appears under the name `out` unless all of it can be written. From a
     probability of `threshold` on, the second of two classes, or a label, is decided.
     """
+    records, out = Path(records), Path(out)
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")

@@ -34,6 +34,7 @@ from sottovoce.evaluation import Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.finishing import finished_outputs
+from sottovoce.given import Clients, Held, given
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.prepare import Prepared, Shared, prepare
@@ -84,10 +85,12 @@ Split = dict[str, dict[str, Scored]]
 
 def compare(
     plan: Plan,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     repeats: int = REPEATS,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | None = None,
     cache: bool = True,
     on_round: OnRound = lambda row, line: None,
@@ -99,20 +102,35 @@ def compare(
     own mean, over all records) in percent; `log_loss` (half the squared error of a number scaled to −1…1);
     `per_client` and `log_loss_per_client`. Rows that are trained also have `future` and `future_per_client`
     (None without future clients) and `epsilon`, the most that a participant has spent. All are means over
-    `repeats` splits. `gain` is about finished against alone at home.
+    `repeats` splits. `gain` is about finished against alone at home. Without `out` nothing is kept. Records
+    from Python are given as to `train`.
     """
+    own = given(dataset, clients, records)
+    if own is not None:
+        plan = plan.about(own.name, clients=own.client is not None)
+    ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
+    with TemporaryDirectory() as passing:
+        return _compare(plan, Path(passing if out is None else out), repeats, own, ready, on_round)
+
+
+def _compare(
+    plan: Plan,
+    folder: Path,
+    repeats: int,
+    dataset: Dataset | None,
+    ready: Callable[..., Prepared],
+    on_round: OnRound,
+) -> dict[str, Any]:
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
     if plan.place.shared:
         raise PlanError("noise=shared has no own parts to compare: rehearse preset=central instead")
     if repeats < 1:
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
-    folder = Path(out)
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     # Nothing travels in a rehearsal, and the noise of all channels has one law.
     plan = plan.replace(channel="direct", evaluate_every=0)
-    ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
     again = plan  # in later splits the same sites join later as in the first
     if plan.partition == "client" and first.federation.future_names:

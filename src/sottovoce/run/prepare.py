@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.features.kept import Progress, described, described_facts
 from sottovoce.features.maps import map_size
@@ -149,7 +150,8 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
     Of a public dataset that a partition divides nothing is read but what is known of it.
     """
     public = data.PUBLIC.get(plan.dataset) if dataset is None else None
-    if public is not None and plan.partition != "client":
+    counted = PARTITIONS[plan.partition].counted or plan.records_per_client
+    if public is not None and plan.partition != "client" and counted:
         clients = plan.participants + plan.future_clients
         size = plan.records_per_client or public.records // clients
         if clients * size > public.records or size == 0:

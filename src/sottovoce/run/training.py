@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress
+from sottovoce.given import Clients, Held, given
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
@@ -38,7 +38,9 @@ def train(
     *,
     ledger: str | Path | None = None,
     resume: bool = False,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | None = None,
     device: str = "cpu",
     cache: bool = True,
@@ -48,16 +50,18 @@ def train(
 ) -> dict[str, Any]:
     """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
 
-    `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
-    the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
-    `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
-    releases as if nothing had happened; a finished run is left as it is. `masks` puts masks on the shares of
-    `noise=shared`, and takes them off the sums: the same result, by way of what a federation sends.
+    `ledger` lets budgets add up over several runs on the same records. `dataset`, or `clients` with `records`
+    (`given`), and `module` replace what the plan names, which is written down; of a preset only what is meant
+    for such records stays. `device` and `on_round` change speed and display only. `resume` continues after
+    the last checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
+    `masks` puts masks on the shares of `noise=shared`, and takes them off the sums: the same result, by way
+    of what a federation sends.
     """
     directory = RunDirectory(out)
     # The plan is the word of whoever trains: the code that it names is their own.
+    own = given(dataset, clients, records)
     prepared = prepare(
-        plan, dataset, module=module, trusted=True, device=device, cache=cache, progress=on_features
+        plan, own, module=module, trusted=True, device=device, cache=cache, progress=on_features
     )
     if resume and directory.result_file.exists():
         directory.check_same_plan(prepared.plan)
@@ -81,21 +85,24 @@ def train(
 def evaluate(
     out: str | Path,
     *,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | str | None = None,
     features: str | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Evaluates a finished run again and returns its result with fresh accuracies.
 
-    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
-    `features`, by name.
+    Records that were given from Python are given again, as `train` takes them. `module` is the run's own, if
+    it was trained with one: from Python, or as 'package.module:function'; so is `features`, by name.
     """
     directory = RunDirectory(out)
     plan = directory.plan()
     if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    prepared = prepare(plan, dataset, module=module, features=features, device=device)
+    own = given(dataset, clients, records)
+    prepared = prepare(plan, own, module=module, features=features, device=device)
     blueprint, federation = prepared.blueprint, prepared.federation
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
