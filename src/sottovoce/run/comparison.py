@@ -37,8 +37,8 @@ from sottovoce.finishing import finished_outputs
 from sottovoce.given import Clients, Held, given
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run.prepare import Prepared, Shared, prepare
-from sottovoce.run.result import description, site_rows
+from sottovoce.run.prepare import Prepared, Shared, about, prepare
+from sottovoce.run.result import Result, description, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
@@ -95,7 +95,7 @@ def compare(
     cache: bool = True,
     on_round: OnRound = lambda row, line: None,
     on_features: Progress = lambda done, of: None,
-) -> dict[str, Any]:
+) -> Result:
     """Rehearses a plan of method `blend` and returns what `compare.json` in the folder `out` then holds.
 
     `rows` has for each row `participants`, the mean of accuracy (for numbers the skill against each site's
@@ -106,8 +106,7 @@ def compare(
     from Python are given as to `train`.
     """
     own = given(dataset, clients, records)
-    if own is not None:
-        plan = plan.about(own.name, clients=own.client is not None)
+    plan = about(plan, own)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     with TemporaryDirectory() as passing:
         return _compare(plan, Path(passing if out is None else out), repeats, own, ready, on_round)
@@ -120,7 +119,7 @@ def _compare(
     dataset: Dataset | None,
     ready: Callable[..., Prepared],
     on_round: OnRound,
-) -> dict[str, Any]:
+) -> Result:
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
     if plan.place.shared:
@@ -159,15 +158,17 @@ def _compare(
     rows = {name: _row(name, splits, task) for name in ("constant", "home_alone", *ROWS, "finished")}
     for name in ROWS:
         rows[name] |= {"epsilon": spent[0][name], **_future([each[name] for each in future])}
-    result = {
-        **told,
-        "rehearsal": True,
-        "warning": WARNING,
-        "repeats": repeats,
-        "rows": rows,
-        "gain": _gain(splits, task),
-        "reliability": curves.told(),
-    }
+    result = Result(
+        {
+            **told,
+            "rehearsal": True,
+            "warning": WARNING,
+            "repeats": repeats,
+            "rows": rows,
+            "gain": _gain(splits, task),
+            "reliability": curves.told(),
+        }
+    )
     write_atomically(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
     return result
 

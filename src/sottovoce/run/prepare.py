@@ -134,7 +134,7 @@ def prepare(
     """
     shared = shared or Shared()
     records = shared.loaded(plan.dataset) if dataset is None else dataset
-    plan = _settled(_about(plan, dataset, module), records)
+    plan = _settled(about(plan, dataset, module), records)
     local = plan.features if trusted and features is None else features
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
     federation = shared.divided(seen, plan) if index is None else data.divide(seen, plan, index)
@@ -164,7 +164,7 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         trained = _trained([size] * plan.participants)
         return Outline(draw(resolve(plan, trained), facts, plan.model, trained), trained, None)
     records = data.load(plan.dataset) if dataset is None else dataset
-    plan = _settled(_about(plan, dataset, None), records)
+    plan = _settled(about(plan, dataset), records)
     federation = data.divide(records, plan)
     facts = described_facts(records.facts, plan, plan.features)
     trained = _trained(federation.participants.sizes)
@@ -198,7 +198,7 @@ def resolve(plan: Plan, trained: Sequence[int]) -> Plan:
     return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
 
 
-def _about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None) -> Plan:
+def about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None = None) -> Plan:
     """The plan about the caller's own records or module, where one is given."""
     if dataset is not None:
         plan = plan.about(dataset.name, clients=dataset.client is not None)
