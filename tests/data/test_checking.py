@@ -85,8 +85,8 @@ def test_the_shipped_heart_hospitals_are_the_published_files_cleaned(tmp_path: P
     assert made == {path.name: path.read_text() for path in SHIPPED.iterdir()}
     checked = check(SHIPPED)
     assert checked.problems == []
-    assert {name: site.records for name, site in checked.sites.items()} == PATIENTS
-    assert all(not site.unusable for site in checked.sites.values())
+    assert {site.client: site.records for site in checked.sites} == PATIENTS
+    assert all(not site.unusable for site in checked.sites)
 
 
 def test_what_the_published_files_leave_out_is_empty_in_the_shipped_ones() -> None:
