@@ -122,14 +122,13 @@ def _compare(
 ) -> Result:
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
-    if plan.place.shared:
-        raise PlanError("noise=shared has no own parts to compare: rehearse preset=central instead")
     if repeats < 1:
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
-    # Nothing travels in a rehearsal, and the noise of all channels has one law.
-    plan = plan.replace(channel="direct", evaluate_every=0)
+    plan = plan.replace(evaluate_every=0)
+    if not plan.place.shared:  # nothing travels in a rehearsal, and the noise of other channels has one law
+        plan = plan.replace(channel="direct")
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
     again = plan  # in later splits the same sites join later as in the first
     if plan.partition == "client" and first.federation.future_names:
@@ -148,6 +147,8 @@ def _compare(
             spent.append({})
             for name, changes in ROWS.items():
                 split = again.replace(seed=plan.seed + repeat) if repeat else plan
+                if plan.place.shared and name == "alone":  # nobody is there to share the noise with
+                    split = split.replace(noise="client")
                 prepared = ready(split.replace(**changes), dataset)
                 run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
