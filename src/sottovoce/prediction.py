@@ -121,8 +121,8 @@ class Summary:
 
 def predict(
     model: PersonalModel,
-    records: Path,
-    out: Path,
+    records: str | Path,
+    out: str | Path,
     progress: Callable[[int], None] = lambda done: None,
     *,
     threshold: float | None = None,
@@ -136,6 +136,7 @@ def predict(
     probability of `threshold` on, the second of two classes, or a label, is decided. `features` names the
     run's feature map if it is code of one's own. Columns to `keep`, such as ids, stand first in each line.
     """
+    records, out = Path(records), Path(out)
     writers = {".csv": _csv, ".parquet": _parquet}
     if out.suffix.lower() not in writers:
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")

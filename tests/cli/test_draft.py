@@ -1,4 +1,4 @@
-"""`sottovoce draft` as a user meets it: asked at a terminal, a template without one, marks for what it saw."""
+"""`sottovoce draft` as a user meets it: asked at a terminal, or a template; marks for what it sees."""
 
 from __future__ import annotations
 

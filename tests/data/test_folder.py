@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import DataError, Description, check, client_files, load
+from sottovoce.data import DataError, Description, check, client_files, copy_shipped, load
 from sottovoce.data.section import DescriptionError
+from sottovoce.errors import SottovoceError
+from sottovoce.plan import Plan
 
 from .hospitals import AGREED, HEADER, ROWS, folder, other_rows
 
@@ -192,3 +194,22 @@ def test_the_digest_tells_units_apart(tmp_path: Path) -> None:
     one = load(folder(tmp_path / "one", agreed, a=rows.format(7)))
     two = load(folder(tmp_path / "two", agreed, a=rows.format(8)))
     assert one.digest != two.digest
+
+
+def test_heart_is_a_folder_by_name_and_its_ledger_lies_elsewhere(tmp_path: Path) -> None:
+    heart = load("heart")
+    assert (heart.name, len(heart), heart.home, heart.public) == ("heart", 920, None, True)
+    assert heart.clients == ("budapest", "cleveland", "longbeach", "switzerland")
+    plan = Plan.load(overrides={"dataset": "heart"})
+    assert (plan.partition, plan.participants) == ("client", 0)
+    copy_shipped("heart", tmp_path / "mine")
+    mine = load(tmp_path / "mine")
+    assert mine.home == tmp_path / "mine"
+    assert torch.equal(mine.x, heart.x)
+    assert torch.equal(mine.y, heart.y)
+
+
+@pytest.mark.parametrize(("name", "says"), [("hart", "did you mean 'heart'"), ("heart", "is there already")])
+def test_a_folder_is_never_copied_over_another(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(SottovoceError, match=says):
+        copy_shipped(name, tmp_path)

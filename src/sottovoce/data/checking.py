@@ -57,11 +57,12 @@ class Check:
         }
 
 
-def check(path: Path, progress: Callable[[str, int], None] = lambda client, clients: None) -> Check:
+def check(path: str | Path, progress: Callable[[str, int], None] = lambda client, clients: None) -> Check:
     """Checks every site of a folder, or the one in a file.
 
     `progress` is called with each client's name and the number of clients.
     """
+    path = Path(path)
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
     agreed = folder.agreement(path)

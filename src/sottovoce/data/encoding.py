@@ -51,16 +51,23 @@ class Site:
 
 
 def read_site(
-    path: Path, agreed: Description, *, target: bool = True, unit: bool = True, limited: bool = True
+    path: Path,
+    agreed: Description,
+    *,
+    target: bool = True,
+    unit: bool = True,
+    limited: bool = True,
+    given: Columns | None = None,
 ) -> Site:
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
     Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
     stays at home is not `limited`: any number of records may be unusable. Nor is what an enrolled client
-    releases: a limit would let one record decide about all others.
+    releases: a limit would let one record decide about all others. A table that was `given` from Python is
+    read in the place of a file.
     """
-    findings = Findings(canonical(path.stem))
-    reader = _Reader(path, agreed, findings, limited=limited)
+    findings = Findings(canonical(path.stem if given is None else path.name))
+    reader = _Reader(path, agreed, findings, limited=limited, given=given)
     site = reader.site(target=target, unit=unit and agreed.unit is not None)
     if site is None or findings.problems:
         raise UnusableFile(findings)
@@ -121,8 +128,17 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
 class _Reader:
     """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
 
-    def __init__(self, path: Path, agreed: Description, findings: Findings, *, limited: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        agreed: Description,
+        findings: Findings,
+        *,
+        limited: bool = True,
+        given: Columns | None = None,
+    ) -> None:
         self._path, self._agreed, self.findings, self._limited = path, agreed, findings, limited
+        self._given = given
         self._x: Values = np.zeros(0)
 
     def site(self, *, target: bool, unit: bool) -> Site | None:
@@ -192,7 +208,8 @@ class _Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            columns = read_columns(self._path, *_kinds(agreed, sources), agreed.decimal)
+            kinds = _kinds(agreed, sources)
+            columns = self._given or read_columns(self._path, *kinds, agreed.decimal)
             inputs = list(agreed.columns)
         self._named(columns, [*inputs, *sources])
         return columns

@@ -9,7 +9,7 @@ client's records would be an uncharged release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,13 @@ def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: N
         refused = copies.problem(name, sites[name])
         if refused is not None:
             raise DataError(refused)
-    return replace(_dataset(str(folder), agreed, sites), home=folder)
+    return replace(joined_sites(str(folder), agreed, sites), home=folder)
 
 
 def read_one(path: Path) -> Dataset:
     """One client's file, by the agreement beside it: a dataset with one client."""
     agreed = agreement(path)
-    return _dataset(str(path), agreed, {client_name(path): read_site(path, agreed)})
+    return joined_sites(str(path), agreed, {client_name(path): read_site(path, agreed)})
 
 
 def _different(clients: dict[str, Path]) -> None:
@@ -151,7 +151,8 @@ def _different(clients: dict[str, Path]) -> None:
             raise DataError(f"{name} and {first} are the same file: remove one of the links")
 
 
-def _dataset(name: str, agreed: Description, sites: dict[str, Site]) -> Dataset:
+def joined_sites(name: str, agreed: Description, sites: Mapping[str, Site]) -> Dataset:
+    """The records of several clients, by name, as one dataset."""
     sizes = [len(site.y) for site in sites.values()]
     unit = identity = None
     if agreed.unit is not None:
