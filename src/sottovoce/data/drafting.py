@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from sottovoce.data import folder
 from sottovoce.data.columns import ABSENT, Texts, canonical
 from sottovoce.data.description import NAME, written
 from sottovoce.data.kinds import Date
 from sottovoce.data.own import DataError
 from sottovoce.data.section import BLANK
-from sottovoce.data.tables import column_names, read_columns
+from sottovoce.data.tables import FORMATS, column_names, read_columns
 
 Fields = Mapping[str, object]
 FEW = 20
 """Different texts that a category may have; more look like names or notes."""
 FEW_NUMBERS = 10
 """Different whole numbers that look like codes."""
-FORMATS = (None, "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%Y%m%d")
+DAY_FORMATS = (None, "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%Y%m%d")
 WORDS = {
     "column": ("column", "name", "variable", "field"),
     "kind": ("kind", "type"),
@@ -90,9 +89,7 @@ def site_of(path: Path) -> Path | None:
     """The one site's file that a draft is made from: the first by name in a folder, if there is one."""
     if not path.is_dir():
         return path
-    files = sorted(
-        file for file in path.iterdir() if file.suffix.lower() in folder.FORMATS and file.is_file()
-    )
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and file.is_file())
     return next((file for file in files if not file.name.startswith(".")), None)
 
 
@@ -251,7 +248,7 @@ def _found(column: Texts, decimal: str) -> dict[str, object]:
         low, high = _outward([float(text) for text in pointed])
         bounds: dict[str, object] = {"low": low, "high": high, "missing": "middle"}
         return {"kind": "number", **bounds, "looked_up": ["kind", "low", "high"]}
-    for form in () if codes else FORMATS:
+    for form in () if codes else DAY_FORMATS:
         reader = Date(date.min, date.max, format=form)
         days = [reader.day(text) for text in texts]
         if all(day is not None for day in days):
