@@ -26,6 +26,7 @@ from sottovoce.cli.options import (
     YES,
 )
 from sottovoce.cli.runs import plan_of
+from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import count
 
@@ -168,13 +169,8 @@ def node(
         config[name] = {"true": True, "false": False}.get(value, value)
     paths = {"directory": directory, "records": records, "agreement": agreement, "ledger": ledger}
     config |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
-    said = {
-        "partition-id": partition_id,
-        "epsilon": epsilon,
-        "delta": delta,
-        "client": client,
-        "model": model,
-    }
+    said: dict[str, str | int | float | None] = {"partition-id": partition_id, "client": client}
+    said |= {"epsilon": epsilon, "delta": delta, "model": model}
     config |= {name: value for name, value in said.items() if value is not None}
     config |= {"finish": True} if finish else {}
     command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
@@ -196,6 +192,7 @@ def serve(
     revoke: str = typer.Option(None, metavar="NAME", help="Revoke a client's token, and stop."),
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
+    wait: bool = typer.Option(False, help="Wait until the run is finished."),
     model: str = MODEL,
     features: str = FEATURES,
     json: bool = JSON,
@@ -224,6 +221,8 @@ def serve(
             f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
             "(deploy/nginx.conf), or say --behind-proxy"
         )
+    if wait:
+        wait_for(run, "finished")
     service = create_service(run, open_to_all=open_, model=model, features=features, hosts=[host])
     uvicorn.Server(configured(service, host=host, port=port, waiting=waiting)).run()
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 RUN = typer.Argument(help="Directory of a run, of a federation's server, or of one of its clients.")
 
 
+KNOWN = ("finished", "failed", "running", "waiting")
+
+
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
     app.command(epilog="Example: sottovoce status runs/mnist --json")(status)
@@ -81,7 +84,7 @@ def watch(
         return
     with suppress(KeyboardInterrupt):
         if wait:
-            _wait_for(run)
+            wait_for(run)
         server, listening = open_watch(run, port, behind_proxy=behind_proxy)
         address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
         text = f"{address} shows {visible(str(run))}; Ctrl-C ends it"
@@ -90,14 +93,14 @@ def watch(
             server.run(sockets=[listening])
 
 
-def _wait_for(run: Path) -> None:
-    """Waits until there is something to look at, and says so once a minute."""
+def wait_for(run: Path, *states: str) -> None:
+    """Waits until a run is in one of the states, by default in any that is known; says so once a minute."""
     from sottovoce.federation.contact import look
     from sottovoce.federation.status import Minutely
 
-    minutes = Minutely(note)
-    while (found := look(run)).state == "unknown":
-        minutes.say(f"waiting: {found.why}")
+    minutely = Minutely(note)
+    while (found := look(run)).state not in (states or KNOWN):
+        minutely.say(f"waiting: {found.why}")
         time.sleep(1.0)
 
 

@@ -28,6 +28,9 @@ from sottovoce.federation.status import Minutely
 FIRST_PAUSE = 5.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _RETRIES = "Connection attempt failed"
+_CONNECTED = "SuperNode ID"
+_FAULT = re.compile(r"\[code: \d+\]|\[Errno|Error: ")
+ADVICE = " (its key may not be registered yet, or an earlier process of its may still count as connected)"
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 Value = str | int | float | bool
@@ -70,14 +73,15 @@ class Connection:
         self._directory = directory
         self._say = say
         self._minutely = Minutely(say)
-        self._last: deque[str] = deque(maxlen=5)
-        self._unanswered = False
+        self._last: deque[str] = deque(maxlen=50)
+        self._unanswered = self._connected = False
 
     def keep(self, *, give_up: float | None = None) -> None:
         """Runs until it is ended; `give_up`: fails after so many seconds without a connection."""
         pause, alone_since = FIRST_PAUSE, time.monotonic()
         while True:
             began = time.monotonic()
+            self._connected = False
             with subprocess.Popen(
                 self._command,
                 stdout=subprocess.PIPE,
@@ -101,15 +105,17 @@ class Connection:
                 reader.join(timeout=5.0)
             lived = time.monotonic() - began
             pause = FIRST_PAUSE if lived > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
-            reason = next(reversed(self._last), f"it ended with code {process.returncode}")
-            self._minutely.say(f"waiting: {self._server} does not let this client in yet: {reason}")
+            reason = next(filter(_FAULT.search, self._last), f"it ended with code {process.returncode}")
+            self._last.clear()
+            self._minutely.say(f"waiting: {self._server} does not let this client in yet: {reason}{ADVICE}")
             self._check(give_up, alone_since)
             time.sleep(pause)
 
     def _waits(self) -> bool:
-        """Whether the server is waited for, which is said."""
+        """Says what is waited for, and returns whether there is no connection."""
         if self._unanswered:
             self._minutely.say(f"waiting: {self._server} does not answer")
+        if not self._connected:
             return True
         found = read_node(self._directory) if self._directory.is_dir() else None
         if found is None:
@@ -123,6 +129,7 @@ class Connection:
         for line in process.stdout:
             text = _ESCAPE.sub("", line).strip()
             self._unanswered = _RETRIES in text
+            self._connected = self._connected or _CONNECTED in text
             if text and not self._unanswered:
                 self._last.append(text)
                 self._say(text)

@@ -104,16 +104,20 @@ class Supervisor:
                     return str(entry["status"])
             found = read_federation(self._directory)
             self._news.tell(found)
-            if found.state == "waiting":
-                self._wait(found.why)
+            if found.state == "waiting" and found.clients:
+                self._wait(found.why, told=True)
             seen = (found.round, found.phase or "", found.counted("enrolled"))
             if seen != self._seen:
                 self._seen, self._progress = seen, time.monotonic()
 
-    def _wait(self, what: str) -> None:
-        """Says once a minute what is waited for, and gives up when that was asked for."""
+    def _wait(self, what: str, *, told: bool = False) -> None:
+        """Says once a minute what is waited for, and gives up when that was asked for.
+
+        What the server has `told` need not be noted for whoever asks for the status.
+        """
         self._minutely.say(f"waiting: {what}")
-        self._note(what)
+        if not told:
+            self._note(what)
         if self._give_up is not None and time.monotonic() - self._progress > self._give_up:
             raise RunFailed(f"gave up after {self._give_up:.0f} s without progress ({what})")
 
