@@ -61,7 +61,7 @@ def records(kind: str) -> Dataset:
 
 
 def _flamby() -> Dataset:
-    """The first ten columns of rows without a hole, a cholesterol of 0 among them, by our agreement's constants."""
+    """The first ten columns of rows without a hole (a cholesterol of 0 is none), by our constants."""
     agreed = Description.load(data.SHIPPED / "heart" / "records.toml")
     columns = dict(list(agreed.columns.items())[:FLAMBY_COLUMNS])
     whole, rows, owners = data.load("heart"), [], []
@@ -107,7 +107,7 @@ def at_home(kind: str, epsilon: float, seed: int) -> Figures:
 
 
 def newcomer(epsilon: float, seed: int) -> Figures:
-    """Each hospital in turn joins three others: without labels, and with 40 that enter its home model only."""
+    """Each hospital in turn joins three others: without labels, and with 40 that stay at home."""
     found = []
     for joining in range(len(SITES)):
         divided, whole = split("all", seed, without=joining), split("all", seed)
@@ -154,12 +154,13 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
             rows = runs[0]["sites"][0]
             for row in rows:
                 values = np.array([[site[row][:2] for site in one["sites"]] for one in runs])
-                line[row] = {**_interval(values[..., 0].mean(axis=1)), "log_loss": round(values[..., 1].mean(), 4)}
+                line[row] = _interval(values[..., 0].mean(axis=1))
+                line[row]["log_loss"] = round(values[..., 1].mean(), 4)
                 line[row]["sites"] = values[..., 0].mean(axis=0).round(2).tolist()
                 areas = [[site[row][2] for site in one["sites"] if site[row][2] is not None] for one in runs]
                 line[row]["auroc"] = round(float(np.mean([np.mean(each) for each in areas])), 4)
-            gains = [np.mean([site["finished"][0] - site["alone"][0] for site in one["sites"]]) for one in runs]
-            line["finished − alone"] = _interval(np.array(gains))
+            gains = [[site["finished"][0] - site["alone"][0] for site in one["sites"]] for one in runs]
+            line["finished − alone"] = _interval(np.array(gains).mean(axis=1))
         found.append(line)
     return found
 
@@ -171,8 +172,8 @@ RIVALS = {
 }
 
 
-def _interval(values: np.ndarray) -> dict[str, float]:
-    """Mean and half of a 95 % interval; splits overlap, so variance is Nadeau and Bengio's, 1/n + test/train."""
+def _interval(values: np.ndarray) -> dict[str, Any]:
+    """Mean and half of a 95 % interval; splits overlap, so it is Nadeau and Bengio's, 1/n + test/train."""
     n = len(values)
     spread = values.std(ddof=1) * (1 / n + (1 - SHARE) / SHARE) ** 0.5 if n > 1 else float("nan")
     return {"mean": round(float(values.mean()), 2), "half": round(1.96 * float(spread), 2)}
@@ -209,7 +210,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             continue
         cells = [f"{line[row]['mean']:.1f} ± {line[row]['half']:.1f}" if row in line else "" for row in ROWS]
         gain = line["finished − alone"]
-        text.append(f"| {line['part']}, ε = {line['epsilon']:g} | {' | '.join(cells)} | {gain['mean']:+.1f} ± {gain['half']:.1f} |")
+        cells.append(f"{gain['mean']:+.1f} ± {gain['half']:.1f}")
+        text.append(f"| {line['part']}, ε = {line['epsilon']:g} | {' | '.join(cells)} |")
     for line in lines:
         if line["part"].startswith("rivals"):
             told = ", ".join(f"{name} {line[name]['mean']:.1f} ± {line[name]['half']:.1f}" for name in RIVALS)

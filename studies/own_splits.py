@@ -2,8 +2,8 @@
 
 The package holds a fifth of each client's records out; a published split is another. So records are laid out
 such that the package trains on exactly those that the split says, and models are judged on the split's test
-records. Rivals are full-batch: local models, DP-FedAvg and MR-MTL (Liu et al., NeurIPS 2022) of linear models,
-with clipped record gradients and noise of the package's own accountant, replace-one as ours.
+records. Rivals are full-batch: local models, DP-FedAvg and MR-MTL (Liu et al., NeurIPS 2022) of linear
+models, with clipped record gradients and noise of the package's own accountant, replace-one as ours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished run: each site's parameters, those of somebody of whom nothing is known, and what was spent."""
+    """A finished run: each site's parameters, those of a newcomer, and what was spent."""
 
     blueprint: Blueprint
     thetas: Tensor
