@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
+    from sottovoce.estimators import PrivateClassifier, PrivateRegressor
     from sottovoce.finishing import finish
+    from sottovoce.given import from_clients, from_huggingface
     from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
@@ -31,11 +33,15 @@ __all__ = [
     "Dataset",
     "PersonalModel",
     "Plan",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "SottovoceError",
     "Terms",
     "compare",
     "evaluate",
     "finish",
+    "from_clients",
+    "from_huggingface",
     "from_torch",
     "load",
     "personalize",
@@ -48,11 +54,15 @@ _HOME = {
     "Dataset": "data",
     "PersonalModel": "modelfile",
     "Plan": "plan",
+    "PrivateClassifier": "estimators",
+    "PrivateRegressor": "estimators",
     "SottovoceError": "errors",
     "Terms": "privacy.terms",
     "compare": "run.comparison",
     "evaluate": "run.training",
     "finish": "finishing",
+    "from_clients": "given",
+    "from_huggingface": "given",
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",

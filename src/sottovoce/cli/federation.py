@@ -12,11 +12,13 @@ from sottovoce.cli.options import (
     DATA,
     DELTA,
     EPSILON,
+    FEATURES,
     FINISH,
     JSON,
     LEDGER,
     MODEL,
     MODEL_OUT,
+    OWN_FEATURES,
     OWN_MODEL,
     SETTINGS,
     YES,
@@ -61,6 +63,7 @@ def federate(
     ),
     threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
     model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
     app: Path = typer.Option(None, help="Run this app instead of writing one."),
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
     json: bool = JSON,
@@ -85,13 +88,16 @@ def federate(
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
-    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model)
+    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model, features)
+    own = {"model": chosen.model, "features": chosen.features}
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
-        agreement = Agreement(*complete(chosen, data.Description.load(records).facts()), model=chosen.model)
+        facts = data.Description.load(records).facts()
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
     elif deal is None and chosen.gradient_records:
-        agreement = Agreement(*complete(chosen, data.load(chosen.dataset).facts), model=chosen.model)
+        facts = data.load(chosen.dataset).facts
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
     else:
         agreement = agree(chosen)
     if deal is not None:
@@ -122,6 +128,7 @@ def serve(
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Onboard future clients, behind nginx (deploy/nginx.conf): one context in, one personal model out."""
@@ -148,7 +155,7 @@ def serve(
             f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
             "(deploy/nginx.conf), or say --behind-proxy"
         )
-    service = create_service(run, open_to_all=open_, model=model, hosts=[host])
+    service = create_service(run, open_to_all=open_, model=model, features=features, hosts=[host])
     uvicorn.Server(configured(service, host=host, port=port, waiting=waiting)).run()
 
 
@@ -165,6 +172,7 @@ def onboard(
     yes: bool = YES,
     finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here.
@@ -177,7 +185,15 @@ def onboard(
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
     found = onboard_client(
-        url, data, out, token=token, authority=authority, terms=terms, model=model, finish=finish
+        url,
+        data,
+        out,
+        token=token,
+        authority=authority,
+        terms=terms,
+        model=model,
+        features=features,
+        finish=finish,
     )
     personalized(found, json=json)
 

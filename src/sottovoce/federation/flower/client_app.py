@@ -1,9 +1,9 @@
 """The client half of the Flower app: hands each message to this node's `Node`, and its answer back.
 
-Where records, directory and agreement lie is said by the node's own operator in the node config, and so is
-the model's name where it is code of their own; the server cannot choose them. In Flower's simulation engine,
-where nodes have no config, they lie side by side in the folder that `sottovoce federate --deal` made, and
-only there may a plan be seeded.
+Where records, directory and agreement lie is said by the node's own operator in the node config, and so are
+the names of model and feature map where they are code of their own; the server cannot choose them. In
+Flower's simulation engine, where nodes have no config, they lie side by side in the folder that
+`sottovoce federate --deal` made, and only there may a plan be seeded.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def node_of(context: Context) -> Node:
     played = "num-partitions" in node or bool(node.get("simulated", False))
     if played and "directory" not in node and "simulated-clients" in context.run_config:
         folder = Path(str(context.run_config["simulated-clients"]))
-        model = str(context.run_config.get("model", "")) or None
+        code = {name: str(context.run_config.get(name, "")) or None for name in ("model", "features")}
         client = folder / f"client-{node['partition-id']}"
         return Node(
             client,
             client.with_suffix(".npz"),
-            Agreement.load(folder / "agreement.toml", simulation=True, model=model),
+            Agreement.load(folder / "agreement.toml", simulation=True, **code),
             wish=int(node["partition-id"]),
             simulated=True,
         )
@@ -83,7 +83,11 @@ def node_of(context: Context) -> Node:
     return Node(
         str(node["directory"]),
         str(node["records"]),
-        Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None),
+        Agreement.load(
+            str(node["agreement"]),
+            model=str(node["model"]) if "model" in node else None,
+            features=str(node["features"]) if "features" in node else None,
+        ),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
         terms=Terms(
@@ -92,6 +96,7 @@ def node_of(context: Context) -> Node:
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
             noise_at_server=node.get("noise-at-server") is True,
+            looked_up=node.get("looked-up") is True,
         ),
         simulated=bool(node.get("simulated", False)),
         finish=node.get("finish") is True,
