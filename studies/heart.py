@@ -15,7 +15,7 @@ import argparse
 import csv
 import json
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def _flamby() -> Dataset:
     agreed = Description.load(data.SHIPPED / "heart" / "records.toml")
     columns = dict(list(agreed.columns.items())[:FLAMBY_COLUMNS])
     whole, rows, owners = data.load("heart"), [], []
+    assert whole.client is not None
     for i, name in enumerate(SITES):
         published = list(csv.reader((ROOT / f"studies/data/heart/processed.{name}.data").open()))[1:]
         full = [not {"?", "-9", "-9.0"} & set(row[:FLAMBY_COLUMNS]) for row in published]
@@ -80,7 +81,8 @@ def _flamby() -> Dataset:
 def split(kind: str, seed: int, without: int | None = None) -> Split:
     """Two thirds of each hospital to train on, the rest to judge; `without` one that joins later."""
     dataset, rng = records(kind), np.random.default_rng([seed, 66])
-    train, test = [], []
+    train: list[tuple[Tensor, Tensor]] = []
+    test: list[tuple[Tensor, Tensor]] = []
     assert dataset.client is not None
     for i in range(len(SITES)):
         mine = torch.nonzero(dataset.client == i)[:, 0]
@@ -165,7 +167,7 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
     return found
 
 
-RIVALS = {
+RIVALS: dict[str, Callable[[Rival], bool]] = {
     "DP-FedAvg": lambda chosen: chosen.prox < 0,
     "alone, with noise": lambda chosen: chosen.prox == 0,
     "MR-MTL": lambda chosen: chosen.prox > 0,

@@ -38,7 +38,8 @@ def spectrum(steps: int, values: int) -> Callable[[Tensor], Tensor]:
     band_of, parts = _bands(steps // 2), min(PARTS_OF_TIME, steps)
     bands = len(band_of.unique())
     window = torch.hann_window(steps, periodic=False)
-    first, second = torch.triu_indices(*(2 * [min(values, MOST_CORRELATED)]), 1)
+    paired = min(values, MOST_CORRELATED)
+    first, second = torch.triu_indices(paired, paired, offset=1)
     levels = _cosines(values * parts + 1, LEVELS_SCALE, 1)
     rhythm = _cosines(values * bands + values + 1 + len(first) + 1, RHYTHM_SCALE, 2)
 
