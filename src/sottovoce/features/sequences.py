@@ -36,7 +36,7 @@ def spectrum(steps: int, values: int) -> Callable[[Tensor], Tensor]:
     torch.Size([2, 2048])
     """
     band_of, parts = _bands(steps // 2), min(PARTS_OF_TIME, steps)
-    bands = len(band_of.unique())
+    bands = len(torch.bincount(band_of))
     window = torch.hann_window(steps, periodic=False)
     paired = min(values, MOST_CORRELATED)
     first, second = torch.triu_indices(paired, paired, offset=1)
