@@ -29,8 +29,9 @@ class Watched(World):
         return joined
 
     def answer(self, participant: int) -> dict[str, Any]:
-        request = {"run": self.coordinator.run, "round": self.coordinator.round + 1}
         kind = self.coordinator.missing()[participant]
+        request = {"run": self.coordinator.run}
+        request |= {} if kind == "model" else {"round": self.coordinator.round + 1}
         fields = super().answer(participant)
         self.node(participant).contacted("model" if kind == "model" else "release", request)
         return fields
@@ -65,7 +66,8 @@ def test_the_owner_reads_what_is_spent_and_what_the_run_will_spend(world: Watche
     assert (found.gradients, found.rounds) == (called, 2)
     world.deliver_models()
     found = seen(world.directory(0))
-    assert (found.state, found.why) == ("finished", "it has its model")
+    assert (found.state, found.why, found.round) == ("finished", "it has its model", 2)
+    assert "this run has spent 5.3" in found.headroom
     assert found.seconds_since_contact is not None
 
 

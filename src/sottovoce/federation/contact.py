@@ -43,12 +43,13 @@ def note_contact(
     before: dict[str, Any] = {}
     with suppress(SottovoceError, OSError):
         before = read_object(directory / FILE)
+    run, number = str(asked.get("run", "")), int(asked.get("round", 0) or 0)
     noted = {
         "format": FORMAT,
         "time": time.time(),
         "what": what,
-        "run": str(asked.get("run", "")),
-        "round": max(int(asked.get("round", 0) or 0), 0),
+        "run": run,
+        "round": max(number, int(before.get("round", 0)) if before.get("run") == run else 0),
         "rounds": plan.rounds,
         "noise": plan.noise,
         "client": account.client,
@@ -96,8 +97,9 @@ class NodeStatus:
             return "the ledger cannot be read"
         said = f"ε {self.epsilon['spent']:.3g} of {self.epsilon['budget']:g} spent"
         if "run" in self.epsilon:
-            said += f"; this run will spend {self.epsilon['run']:.3g}"
-            said += f", together {self.epsilon['together']:.3g}"
+            spends = "has spent" if self.state == "finished" else "will spend"
+            said += f"; this run {spends} {self.epsilon['run']:.3g}"
+            said += f", together {self.epsilon['together']:.3g}" if self.state != "finished" else ""
         return said
 
     def fields(self, *, history: bool = False) -> dict[str, Any]:
