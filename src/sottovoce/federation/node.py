@@ -43,7 +43,8 @@ from sottovoce.federation.keys import (
 )
 from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
-from sottovoce.files import PRIVATE, locked, write_atomically
+from sottovoce.files import PRIVATE, locked
+from sottovoce.modelcard import write_model
 from sottovoce.modelfile import personal_model
 from sottovoce.models import MODELS
 from sottovoce.plan import Plan
@@ -158,7 +159,7 @@ class Node:
                 division=_split_seed(blueprint.plan, enrolment.participant),
             )
             path = account.model_file
-            write_atomically(path, model)
+            write_model(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self._finish:
                 self._finish_at_home(path, blueprint.plan)
