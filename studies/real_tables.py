@@ -158,7 +158,7 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
     runs = [one for one in figures if "loss" in one]
     grids = {(*_cell(one), one["seed"]): one["grid"] for one in figures if "grid" in one}
     found = []
-    for cell in dict.fromkeys(map(_cell, runs)):
+    for cell in sorted(set(map(_cell, runs)), key=lambda cell: (list(TABLES).index(cell[0]), *cell[1:])):
         mine = [one for one in runs if _cell(one) == cell]
         number = TABLES[cell[0]].task == "number"
         scale = np.array([one["loss"]["constant"] if number else 1.0 for one in mine])
@@ -259,6 +259,7 @@ def main() -> None:
             TABLES[name].write(options.source, options.folder / name)
     figures: list[Figures] = []
     jobs = list(work(options.folder, options.tables, options.device))
+    total = len(options.tables) * len(SEEDS) * (1 + 2 * len(PRESETS) * len(EPSILONS))
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         found = pool.imap_unordered(_do, jobs, chunksize=1)
         if options.device != "cpu":  # one process on the device while the others are on cores
@@ -266,13 +267,16 @@ def main() -> None:
                 for epsilon, seed in itertools.product(EPSILONS, SEEDS):
                     records = loaded(options.folder, name)
                     figures.append({**tried(records, place, epsilon, seed, options.device), "table": name})
-            print("grid", flush=True)
         for one in found:
             figures.append(one)
-            print(len(figures), "of", len(jobs), one["table"], flush=True)
-    ordered = sorted(figures, key=lambda one: (list(TABLES).index(one["table"]), one["seed"]))
-    text = json.dumps(summed_up(ordered), indent=1, ensure_ascii=False)
-    options.out.write_text(text + "\n", encoding="utf-8")
+            print(len(figures), one["table"], flush=True)
+            if len(figures) % 25 == 0 or len(figures) == total:
+                _write(figures, options.out)
+
+
+def _write(figures: Sequence[Figures], out: Path) -> None:
+    lines = summed_up(sorted(figures, key=lambda one: one["seed"]))
+    out.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
