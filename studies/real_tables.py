@@ -201,15 +201,17 @@ def _error(values: np.ndarray) -> float:
     return round(float(values.std(ddof=1) / len(values) ** 0.5), 4) if len(values) > 1 else 0.0
 
 
-def table(lines: Sequence[Figures], place: str) -> str:
+def table(lines: Sequence[Figures], place: str, epsilons: Sequence[float] = (2.0, 8.0)) -> str:
     """The figures as Markdown."""
     told = ["| | pooled | constant | alone | published | finished | finished − alone | best of the grid |"]
     told.append("|---|---|---|---|---|---|---|---|")
-    for one in (line for line in lines if line["place"] == place):
+    for one in lines:
+        if one["place"] != place or one["epsilon"] not in epsilons:
+            continue
         loss = one["loss"]
         cells = [f"{one['table']}, ε = {one['epsilon']:g}", f"{one['pooled']:.3f}", f"{loss['constant']:.3f}"]
         cells += [f"{loss['alone']:.3f}", f"{loss['published']:.3f} ± {one['published_error']:.3f}"]
-        cells += [f"{loss['finished']:.3f}", f"{one['gain']:+.4f} ± {one['gain_error']:.4f}"]
+        cells += [f"{loss['finished']:.3f}", f"{one['gain']:+.3f} ± {one['gain_error']:.3f}"]
         told.append(f"| {' | '.join([*cells, format(one['grid'], '.3f')])} |")
     return "\n".join(told)
 

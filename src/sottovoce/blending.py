@@ -69,8 +69,8 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
-    drifts = (1.0 * task.reach, 0.25 * task.reach, 0.8 * task.reach)
-    return Recipe(*drifts, step, step, 0.3, (task.clip, LONGEST_CLIP * task.clip))
+    drifts = (1.5 * task.reach, 0.12 * task.clip, 1.0 * task.reach)
+    return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip))
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -82,7 +82,7 @@ def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> fl
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
-    >>> table = Recipe(1.0, 0.25, 0.8, 19.0, 19.0, 0.3, (1.0, 2.0))
+    >>> table = Recipe(1.5, 0.12, 1.0, 19.0, 19.0, 0.15, (1.0, 2.0))
     >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.1, 0.4, 1.0)]
     [1.0, 1.39, 2.0]
     """
