@@ -515,6 +515,8 @@ def test_a_ledger_of_format_2_has_all_its_noise_at_the_client(path: Path) -> Non
     with sqlite3.connect(path) as database:
         database.executescript("""
             DROP VIEW spending; ALTER TABLE release DROP COLUMN place; ALTER TABLE lost DROP COLUMN server;
+            ALTER TABLE release DROP COLUMN honest; ALTER TABLE release DROP COLUMN share;
+            ALTER TABLE release DROP COLUMN helpers; ALTER TABLE lost DROP COLUMN masked;
             CREATE VIEW spending AS SELECT client, run, 1 AS releases, 0.25 AS spent FROM release;
             PRAGMA user_version = 2;
         """)

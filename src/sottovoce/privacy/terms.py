@@ -68,6 +68,8 @@ class Terms:
     NAME. `epsilon` and `delta` are what all releases of these records together may cost, by default what was
     said before, at first 8 and 1e-5; the strictest that was ever said holds. `agree` is shown the price.
     `noise_at_server` accepts runs whose noise the server adds, which then sees what nobody else may.
+    `noise_shared` accepts runs whose noise sites share, at least `honest` honest ones in a sum, under masks
+    of the `helpers` with these fingerprints and no others.
     """
 
     ledger: str | Path | None = None
@@ -76,3 +78,6 @@ class Terms:
     delta: float | None = None
     agree: Agree = calling_is_agreeing
     noise_at_server: bool = False
+    noise_shared: bool = False
+    honest: int = 0
+    helpers: frozenset[str] = frozenset()

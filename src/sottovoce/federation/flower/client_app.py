@@ -18,8 +18,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import EnrolmentError
-from sottovoce.federation.node import Declined, Node
+from sottovoce.federation.helping import HelperNode
+from sottovoce.federation.keys import Declined, EnrolmentError
+from sottovoce.federation.node import Node
+from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
@@ -39,12 +41,12 @@ def client_app() -> ClientApp:
 
     @app.query("enrol")
     def enrol(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: node_of(context).enrol(fields))
+        return _answered(message, lambda fields: member_of(context).enrol(fields))
 
     @app.query("refused")
     def refused(message: Message, context: Context) -> Message:
         def note(fields: Mapping[str, Any]) -> dict[str, Any]:
-            node_of(context).refused(str(fields["run"]), str(fields["reason"]))
+            member_of(context).refused(str(fields["run"]), str(fields["reason"]))
             return {"noted": True}
 
         return _answered(message, note)
@@ -53,6 +55,16 @@ def client_app() -> ClientApp:
     def release(message: Message, context: Context) -> Message:
         return _answered(message, lambda fields: node_of(context).release(fields))
 
+    @app.query("masks")
+    def masks(message: Message, context: Context) -> Message:
+        def answer(fields: Mapping[str, Any]) -> dict[str, Any]:
+            helper = helper_of(context)
+            if helper is None:
+                raise Declined("this node is no helper: it has no masks")
+            return helper.masks(fields)
+
+        return _answered(message, answer)
+
     @app.query("model")
     def model(message: Message, context: Context) -> Message:
         return _answered(message, lambda fields: node_of(context).keep_model(fields))
@@ -60,30 +72,46 @@ def client_app() -> ClientApp:
     return app
 
 
+def member_of(context: Context) -> Node | HelperNode:
+    """The client, or the helper, that a node's own config describes."""
+    return helper_of(context) or node_of(context)
+
+
+def helper_of(context: Context) -> HelperNode | None:
+    """The helper that a node's own config describes; None where it describes a client."""
+    node, folder = context.node_config, _played_in(context)
+    if folder is not None:
+        agreement = _played(folder, context)
+        number = int(node["partition-id"]) - agreement.plan.participants
+        helper = folder / f"helper-{number}"
+        if number < 0:
+            return None
+        return HelperNode(helper, agreement, SiteKey.read(helper.with_suffix(".key")))
+    if node.get("helper") is not True:
+        return None
+    _needs(context, "directory", "agreement", "key")
+    return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
+
+
 def node_of(context: Context) -> Node:
-    """The node that its own config describes."""
-    node = context.node_config
+    """The client that its own config describes."""
+    node, folder = context.node_config, _played_in(context)
     torch.set_num_threads(int(context.run_config.get("threads", 1)))
-    # Flower's simulation engine states the number of partitions; a real node must say so in its own config.
-    played = "num-partitions" in node or bool(node.get("simulated", False))
-    if played and "directory" not in node and "simulated-clients" in context.run_config:
-        folder = Path(str(context.run_config["simulated-clients"]))
-        model = str(context.run_config.get("model", "")) or None
-        client = folder / f"client-{node['partition-id']}"
+    if folder is not None:
+        agreement, client = _played(folder, context), folder / f"client-{node['partition-id']}"
         return Node(
             client,
             client.with_suffix(".npz"),
-            Agreement.load(folder / "agreement.toml", simulation=True, model=model),
+            agreement,
             wish=int(node["partition-id"]),
             simulated=True,
+            key=None if agreement.parties is None else SiteKey.read(client.with_suffix(".key")),
         )
-    for name in ("directory", "records", "agreement"):
-        if name not in node:
-            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
+    _needs(context, "directory", "records", "agreement")
     return Node(
         str(node["directory"]),
         str(node["records"]),
-        Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None),
+        _agreement(context),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
         terms=Terms(
@@ -92,10 +120,42 @@ def node_of(context: Context) -> Node:
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
             noise_at_server=node.get("noise-at-server") is True,
+            noise_shared=node.get("noise-shared") is True,
+            honest=int(node.get("honest", 0)),
+            helpers=accepted(str(node.get("helpers", ""))),
         ),
         simulated=bool(node.get("simulated", False)),
         finish=node.get("finish") is True,
+        key=SiteKey.read(str(node["key"])) if "key" in node else None,
     )
+
+
+def _played_in(context: Context) -> Path | None:
+    """The folder of clients that this machine plays; None for a real node.
+
+    Flower's simulation engine states the number of partitions; a real node must say so in its own config.
+    """
+    node, run = context.node_config, context.run_config
+    played = "num-partitions" in node or bool(node.get("simulated", False))
+    if played and "directory" not in node and "simulated-clients" in run:
+        return Path(str(run["simulated-clients"]))
+    return None
+
+
+def _played(folder: Path, context: Context) -> Agreement:
+    model = str(context.run_config.get("model", "")) or None
+    return Agreement.load(folder / "agreement.toml", simulation=True, model=model)
+
+
+def _agreement(context: Context) -> Agreement:
+    node = context.node_config
+    return Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None)
+
+
+def _needs(context: Context, *names: str) -> None:
+    for name in names:
+        if name not in context.node_config:
+            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
 
 
 def show_log() -> None:
