@@ -14,7 +14,7 @@ import pytest
 
 from sottovoce.federation.agreement import agree
 from sottovoce.federation.coordinator import Fields
-from sottovoce.federation.helping import HelperNode
+from sottovoce.federation.helping import HelperNode, answered
 from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.parties import PartyError
 from sottovoce.helper import Answer, Helper
@@ -116,6 +116,8 @@ def test_asking_for_a_later_key_gives_rounds_up_for_ever(world: World) -> None:
     with pytest.raises(Declined, match="answered before, or given up"):
         helper.masks(set_of(world, **run))
     assert helper.masks({**later, "round": 3})["next"] == 0
+    [done] = [one for one in answered(world.folder / "clients" / "helper-0") if one["run"] == run["run"]]
+    assert done == {**run, "answered": 0, "given_up": 2, "round": 0}
     assert "gives up round 1" in (world.folder / "clients" / "helper-0" / "helper.log").read_text()
 
 

@@ -44,6 +44,10 @@ def federate(
     records: Path = typer.Option(
         None, help="records.toml: what a record is. Nobody's records are read; clients declare their numbers."
     ),
+    keys: Path = typer.Option(
+        None,
+        help="noise=shared: the keys of all sites and helpers, tables [sites] and [helpers] of a TOML file.",
+    ),
     out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
     run_directory: Path = typer.Option(
         Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
@@ -74,6 +78,7 @@ def federate(
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app
+    from sottovoce.federation.parties import Parties
     from sottovoce.run.prepare import complete
 
     if app is not None:
@@ -86,14 +91,19 @@ def federate(
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model)
+    parties = None if keys is None else Parties.load(keys)
+    if parties is None and deal is not None and chosen.place.shared:
+        parties = Parties.dealt(deal, chosen)
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
-        agreement = Agreement(*complete(chosen, data.Description.load(records).facts()), model=chosen.model)
+        facts = data.Description.load(records).facts()
+        agreement = Agreement(*complete(chosen, facts), model=chosen.model, parties=parties)
     elif deal is None and chosen.gradient_records:
-        agreement = Agreement(*complete(chosen, data.load(chosen.dataset).facts), model=chosen.model)
+        facts = data.load(chosen.dataset).facts
+        agreement = Agreement(*complete(chosen, facts), model=chosen.model, parties=parties)
     else:
-        agreement = agree(chosen)
+        agreement = agree(chosen, parties=parties)
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)

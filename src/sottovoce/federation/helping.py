@@ -8,8 +8,9 @@ nobody asks for the key of its round, and gives up every round before it that wa
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +107,20 @@ class HelperNode:
         private_folder(self._directory)
         with locked(self._directory / "lock"):
             yield
+
+
+def answered(directory: Path) -> list[dict[str, Any]]:
+    """What a helper has done in each run of its directory, as its stores say; they stay as they are."""
+    found = []
+    for path in sorted(directory.glob("masks-*.sqlite")):
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+            [(rounds,)] = store.execute("SELECT COUNT(*) FROM answer").fetchall()
+            [(empty,)] = store.execute("SELECT COUNT(*) FROM answer WHERE masks = x''").fetchall()
+            key = store.execute("SELECT round FROM key").fetchone()
+        run = path.stem.removeprefix("masks-")
+        said = {"run": run, "answered": rounds - empty, "given_up": empty, "round": key[0] if key else 0}
+        found.append(said)
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,12 @@ def fingerprint(public: str) -> str:
     return " ".join(digits[i : i + _GROUP] for i in range(0, _DIGITS, _GROUP))
 
 
+def check_name(name: str) -> None:
+    """Refuses what can be no name of a site or a helper."""
+    if not CLIENT.fullmatch(name):
+        raise PartyError(f"'{shown(name)}' cannot name a site or a helper: choose another name")
+
+
 def accepted(text: str) -> frozenset[str]:
     """The fingerprints in what an owner has written: thirty digits each, separated by commas."""
     found = frozenset("".join(re.findall(r"\d", part)) for part in text.split(",") if part.strip())
@@ -117,6 +124,16 @@ class Parties:
         if not isinstance(values, Mapping) or set(values) != {"sites", "helpers"}:
             raise PartyError("the tables of keys are those of sites and of helpers: ask for the file again")
         return cls(_read(values["sites"]), _read(values["helpers"]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """From a file with the tables [sites] and [helpers], a line for each as its key was printed."""
+        try:
+            return cls.parse(tomllib.loads(Path(path).read_text()))
+        except OSError as error:
+            raise PartyError(f"no keys at {path} ({error.strerror}): collect them first") from None
+        except ValueError as error:
+            raise PartyError(f'{path} is not TOML ({shown(error)}): write NAME = "KEY" lines') from None
 
     @classmethod
     def dealt(cls, folder: Path, plan: Plan) -> Self:
@@ -203,8 +220,7 @@ def _read(table: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(table, Mapping):
         raise PartyError("a table of keys has a line NAME = KEY for each: ask for the file again")
     for name, public in table.items():
-        if not CLIENT.fullmatch(name):
-            raise PartyError(f"'{shown(name)}' cannot name a site or a helper: choose another name")
+        check_name(name)
         if not isinstance(public, str) or not _PUBLIC.fullmatch(public):
             raise PartyError(f"{name} has no key as 'sottovoce site key' prints it: ask for it again")
     return tuple(table.items())
