@@ -20,6 +20,7 @@ from sottovoce.central import Update, noised_sum
 from sottovoce.channel.wire import HEADER_BYTES
 from sottovoce.client import Client
 from sottovoce.errors import SottovoceError
+from sottovoce.metrics import Own
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import StreamReused
 from sottovoce.release import Release
@@ -132,8 +133,8 @@ class LawSession(Session):
         self._keep()
         super().checkpoint()
 
-    def finish(self) -> dict[str, Any]:
-        result = super().finish()
+    def finish(self, own: Own | None = None) -> dict[str, Any]:
+        result = super().finish(own)
         self._keep()
         return result
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import Plan, train
+from sottovoce import Plan, compare, train
 from sottovoce.errors import SottovoceError
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate
@@ -68,3 +68,32 @@ def test_a_given_module_is_left_as_it_was(tmp_path: Path) -> None:
     before = module.weight.detach().clone()
     train(own_plan(), tmp_path / "run", dataset=own(), module=module)
     assert torch.equal(module.weight, before)
+
+
+def test_metrics_of_ones_own_stand_in_the_result_its_files_and_its_report(tmp_path: Path) -> None:
+    share = lambda true, decided: float((true == decided).mean())  # noqa: E731
+    result = train(own_plan(), tmp_path / "run", dataset=own(), metrics={"own_share": share})
+    per_client = result["metrics"]["per_client"]
+    for name, accuracy in result["accuracy"]["seen_per_client"].items():
+        assert 100 * per_client[name]["own_share"] == pytest.approx(accuracy)
+    assert RunDirectory(tmp_path / "run").result() == result
+    assert "own share" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    half = evaluate(tmp_path / "run", dataset=own(), metrics={"half": lambda true, decided: 0.5})
+    assert half["metrics"]["seen"]["half"] == 0.5
+    with pytest.raises(SottovoceError, match="metric 'half' is no function"):
+        train(own_plan(), tmp_path / "none", dataset=own(), metrics={"half": 0.5})  # type: ignore[dict-item]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_result_is_a_table_of_its_clients(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    result = train(own_plan(), tmp_path / "run", dataset=own())
+    frame = result.frame()
+    assert list(frame["name"]) == ["east", "west"]
+    assert list(frame["accuracy"]) == list(result["accuracy"]["seen_per_client"].values())
+    assert list(frame["epsilon"]) == [row["epsilon"] for row in result["clients"]]
+    assert frame["auroc"].notna().all()
+    found = compare(own_plan(), dataset=own(), repeats=1)
+    rows = found.frame().set_index(["row", "client"])["points"]
+    assert rows["finished", "east"] == found["rows"]["finished"]["per_client"]["east"]
+    assert len(rows) == 12

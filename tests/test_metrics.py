@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from sottovoce import catalog
 from sottovoce.data import Facts
 from sottovoce.data.description import Description
-from sottovoce.metrics import NoMeasures
+from sottovoce.errors import SottovoceError
+from sottovoce.metrics import NoMeasures, check_own, own_metrics
 from sottovoce.report.numbers import label, measure
 from sottovoce.tasks import open_task
 from tests.data.hospitals import folder
@@ -88,3 +90,28 @@ def test_without_torchmetrics_a_metric_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
     with pytest.raises(NoMeasures, match="pip install torchmetrics"):
         open_task(Facts((1,), 2)).metrics(torch.zeros(3, 2), torch.zeros(3).long())
+
+
+def test_metrics_of_ones_own_get_what_scikit_learns_get(caplog: pytest.LogCaptureFixture) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(1)
+    outputs = torch.randn(50, 2, generator=generator)
+    y = torch.randint(2, (50,), generator=generator)
+    task = open_task(Facts((1,), 2))
+    area = lambda true, decided, probabilities: sklearn.roc_auc_score(true, probabilities[:, 1])  # noqa: E731
+    own = {"f1": sklearn.f1_score, "area": area, "broken": lambda *_: 1 / 0, "text": lambda *_: "x"}
+    with caplog.at_level(logging.WARNING):
+        found = own_metrics(task, outputs, y, own)
+    assert found["f1"] == pytest.approx(sklearn.f1_score(y, outputs.argmax(dim=1)))
+    assert found["area"] == pytest.approx(task.metrics(outputs, y)["auroc"], abs=1e-6)
+    assert (found["broken"], found["text"]) == (None, None)
+    assert [record.message.split("'")[1] for record in caplog.records] == ["broken", "text"]
+    assert own_metrics(task, outputs[:0], y[:0], own) == {}
+
+
+def test_a_metric_that_cannot_be_told_is_refused_before_training() -> None:
+    for own in ({"accuracy": max}, {1: max}, {"f1": 0.5}):
+        with pytest.raises(SottovoceError, match="metric"):
+            check_own(own)  # type: ignore[arg-type]
+    check_own({"f1": max})
+    check_own(None)

@@ -25,7 +25,7 @@ THROUGH = {
     "test_plan.py": "plan_rules",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "arrays columns findings",
+    "data/test_encoding.py": "arrays cells columns findings",
     "data/test_description.py": "section",
     "privacy/test_ledger.py": "charge",
 }

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sottovoce import data
 from sottovoce.cli.application import app
+from sottovoce.modelfile import PersonalModel
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/tutorial.md"
@@ -39,7 +41,6 @@ def sottovoce(*words: str) -> str:
 def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder after all commands of the page."""
     folder = tmp_path_factory.mktemp("day")
-    (folder / "tools").symlink_to(ROOT / "tools")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for line in commands(PAGE):
@@ -53,7 +54,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_participant_gets_a_model_and_new_patients_a_prediction(day: Path) -> None:
     sites = {path.stem for path in (day / "hospitals").glob("*.csv")}
-    assert {path.stem for path in (day / "models").glob("*.safetensors")} == sites
+    assert {path.stem for path in (day / "models").glob("*.safetensors")} == {*sites, "longbeach"}
     with (day / "predictions.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 20
@@ -67,14 +68,24 @@ def test_the_day_costs_what_the_page_says(day: Path) -> None:
         sottovoce("ledger", "show", str(day / "hospitals/ledger.sqlite"), "--json")
     )
     spent = {client["client"]: client["epsilon"] for client in content["clients"]}
-    assert spent.pop("west", 0.0) == pytest.approx(newcomer, abs=0.005)
-    assert len(spent) == 12
+    own = json.loads(sottovoce("ledger", "show", str(day / "newcomer/longbeach.ledger.sqlite"), "--json"))
+    assert max((client["epsilon"] for client in own["clients"]), default=0.0) == newcomer
+    assert set(spent) == {"budapest", "cleveland", "switzerland"}
     assert max(spent.values()) == pytest.approx(participant, abs=0.005)
     assert min(spent.values()) == pytest.approx(participant, abs=0.05)
 
 
+def test_the_newcomer_joins_without_a_label_and_finishes_at_home_with_forty(day: Path) -> None:
+    assert "diagnosis" not in (day / "newcomer/longbeach.csv").read_text(encoding="utf-8")
+    assert len((day / "newcomer/forty.csv").read_text(encoding="utf-8").splitlines()) == 41
+    assert PersonalModel.read(day / "newcomer/longbeach.home.safetensors", home=True).home
+    with (day / "newcomer/predictions.csv").open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 200
+
+
 def test_the_rehearsal_charges_no_record_of_the_day(day: Path) -> None:
-    assert not (day / "rehearsal/ledger.sqlite").exists()
+    assert not (data.SHIPPED / "heart/ledger.sqlite").exists()
+    assert not (day / "runs/rehearsal/models").exists()
 
 
 def test_the_notebook_tells_the_same_story(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +98,8 @@ def test_the_notebook_tells_the_same_story(monkeypatch: pytest.MonkeyPatch) -> N
             exec("".join(cell["source"]), names)
     assert len(names["predictions"]) == 20
     assert names["rehearsal"]["rehearsal"] is True
+    assert names["joined"]["epsilon"] == 0
+    assert names["home"]["rows"].keys() == {"constant", "alone", "published", "finished"}
     assert set(names["spent"]) == set(names["result"]["epsilon"]["per_client"])
     assert max(names["spent"].values()) == pytest.approx(4, abs=0.005)
     shutil.rmtree(names["folder"])

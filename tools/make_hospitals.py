@@ -1,8 +1,7 @@
-"""Make the folder of hospitals that ships with the package: generated sites whose records differ in shift.
+"""Make a folder of generated hospitals, whose records differ in shift.
 
-Run `python tools/make_hospitals.py [FOLDER] [--seed SEED]`; without a folder it writes the shipped one, byte
-for byte the same each time. Another seed makes other hospitals of the same kind, to rehearse with. No real
-patient stands behind any number.
+Run `python tools/make_hospitals.py FOLDER [--seed SEED]`: byte for byte the same each time. Another seed
+makes other hospitals of the same kind, to rehearse with. No real patient stands behind any number.
 
 Every site measures the same hidden z ~ N(0, I) with a gain and a shift of its own: x = z·exp(0.2·N) + 0.6·N,
 drawn once for each site and column. The diagnosis is the largest of (z + tanh(z W₂)) W + prior of the site +
@@ -25,7 +24,6 @@ SITES = {
 CLASSES = ("healthy", "cardiac", "renal", "infection")
 LEFT_OUT = 0.02
 """Share of marker_01 that was never measured."""
-TARGET = Path(__file__).parents[1] / "src/sottovoce/data/shipped/hospitals"
 
 
 def main(folder: Path, seed: int = SEED) -> None:
@@ -73,7 +71,7 @@ def description() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Generate a folder of hospitals.")
-    parser.add_argument("folder", nargs="?", type=Path, default=TARGET, help="default: the shipped one")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"default: {SEED}, that of the shipped ones")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=SEED, help=f"default: {SEED}")
     chosen = parser.parse_args()
     main(chosen.folder, chosen.seed)

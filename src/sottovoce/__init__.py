@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
     from sottovoce.finishing import finish
+    from sottovoce.given import from_clients, from_huggingface
     from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.plan import Plan
@@ -36,6 +37,8 @@ __all__ = [
     "compare",
     "evaluate",
     "finish",
+    "from_clients",
+    "from_huggingface",
     "from_torch",
     "load",
     "personalize",
@@ -53,6 +56,8 @@ _HOME = {
     "compare": "run.comparison",
     "evaluate": "run.training",
     "finish": "finishing",
+    "from_clients": "given",
+    "from_huggingface": "given",
     "from_torch": "data",
     "load": "data",
     "personalize": "onboarding.future_client",

@@ -164,11 +164,14 @@ class Partition:
 
     looks_at_labels: bool = False
     """Labels decide who holds which record: one changed label deals others anew, which no ε covers."""
+    counted: bool = False
+    """How many records each client has follows from how many there are, and from nothing about them."""
 
 
 PARTITIONS = {
-    "dirichlet": Partition(looks_at_labels=True),
-    "iid": Partition(),
+    "dirichlet": Partition(looks_at_labels=True, counted=True),
+    "classes": Partition(looks_at_labels=True),
+    "iid": Partition(counted=True),
     "client": Partition(),
 }
 

@@ -7,18 +7,23 @@ with the client or a simulation. Most need the package torchmetrics.
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sottovoce.errors import SottovoceError
-from sottovoce.tasks import Task, percent
+from sottovoce.catalog import METRICS
+from sottovoce.errors import SottovoceError, shown
+from sottovoce.tasks import Metrics, Task, percent
+
+log = logging.getLogger(__name__)
 
 BINS = 15
 """Of a calibration error."""
@@ -26,6 +31,50 @@ BINS = 15
 
 class NoMeasures(SottovoceError):
     """The package that measures is not installed here."""
+
+
+Own = Mapping[str, Callable[..., Any]]
+"""Metrics of the user's own, by name: functions of what is true and what was decided."""
+
+
+def check_own(own: Own | None) -> None:
+    """Refuses metrics that could not be told, before anything is trained."""
+    for name, measure in (own or {}).items():
+        if name in METRICS or not isinstance(name, str) or not name.isprintable():
+            raise SottovoceError(f"a metric cannot be called {name!r}: choose a name that is not taken yet")
+        if not callable(measure):
+            raise SottovoceError(f"metric '{name}' is no function: give one of (true, decided)")
+
+
+def own_metrics(task: Task, outputs: Tensor, y: Tensor, own: Own | None) -> Metrics:
+    """Metrics of the user's own, of these records.
+
+    Each is called with two arrays as scikit-learn's are: what is true, and what was decided (classes by
+    number, labels 0 or 1, numbers in their own units); one with a parameter `probabilities` also gets those.
+    One that fails, or gives no number, is None and logged: a run is not lost for it.
+    """
+    found: Metrics = {}
+    for name, measure in (own or {}).items() if len(y) else ():
+        true, decided = task.in_units(y).numpy(), task.decisions(outputs).numpy()
+        if task.name == "labels":
+            true, decided = (true > 0.5).astype(int), decided.astype(int)
+        more = {}
+        if "probabilities" in _parameters(measure):
+            more = {"probabilities": task.values(outputs.float()).numpy()}
+        try:
+            value = float(measure(true, decided, **more))
+            found[name] = value if math.isfinite(value) else None
+        except Exception as error:
+            log.warning("metric '%s' cannot say: %s", name, shown(f"{type(error).__name__}: {error}"))
+            found[name] = None
+    return found
+
+
+def _parameters(measure: Callable[..., Any]) -> Collection[str]:
+    try:
+        return signature(measure).parameters
+    except (TypeError, ValueError):  # some built-in functions tell none
+        return ()
 
 
 def score(task: Task, outputs: Tensor, y: Tensor) -> float | None:

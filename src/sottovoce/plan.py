@@ -34,7 +34,7 @@ from sottovoce.catalog import (
 )
 from sottovoce.errors import nearest
 from sottovoce.plan_rules import PlanError, check, coerce, read_toml, split, told_apart, toml
-from sottovoce.presets import ALONE, FOLDER, PRESETS, preset_values
+from sottovoce.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
 
 __all__ = ["Plan", "PlanError", "key", "keys"]
 
@@ -89,11 +89,13 @@ class Plan:
         among=PRESETS,
     )
     dataset: str = key(
-        "mnist-small", "mnist-small (shipped), mnist, cifar10, fashion-mnist, or an .npz file", "records"
+        "mnist-small",
+        "mnist-small, heart (both shipped), mnist, cifar10, fashion-mnist, a folder of sites or an .npz file",
+        "records",
     )
     partition: str = key(
         "dirichlet",
-        "how records fall to clients: dirichlet over labels, iid, or client column",
+        "how records fall to clients: dirichlet over labels, a few classes each, iid, or client column",
         "division",
         among=PARTITIONS,
     )
@@ -293,6 +295,14 @@ class Plan:
     )
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
     mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
+    classes_per_client: int = key(
+        2,
+        "partition=classes: of so many classes each client has records, alike many of each",
+        "division",
+        positive=True,
+        most=2**16,
+        since="0.2",
+    )
     threshold: int = key(
         0,
         "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's",
@@ -365,7 +375,7 @@ class Plan:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: coerce(name, value, type(fields[name].default)) for name, value in given.items()}
         dataset = given.get("dataset", cls.dataset)
-        folder = Path(dataset).is_dir()
+        folder = dataset in FOLDERS or Path(dataset).is_dir()
         method = METHODS.get(given.get("method", ""))
         papers = method is not None and not method.individual and not folder
         preset = given.get("preset", PAPERS_PRESET if papers else cls.preset)

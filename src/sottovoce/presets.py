@@ -99,6 +99,8 @@ FOLDER: dict[str, Any] = {
     "future_clients": 0,
 }
 """The clients of a folder are those whose files lie in it."""
+FOLDERS = ("heart",)
+"""Shipped datasets that are such folders."""
 
 
 def preset_values(preset: str, dataset: str, context: str | None, *, folder: bool = False) -> dict[str, Any]:

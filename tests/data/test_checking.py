@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import runpy
@@ -12,10 +13,11 @@ import pytest
 from sottovoce import data
 from sottovoce.data import DataError, check
 
-from .hospitals import HEADER, ROWS, folder
+from .hospitals import HEADER, ROWS, folder, other_rows
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = Path(data.__file__).parent / "shipped/hospitals"
+SHIPPED = data.SHIPPED / "heart"
+PATIENTS = {"budapest": 294, "cleveland": 303, "longbeach": 200, "switzerland": 123}
 
 
 def lines(at: Path, rows: str) -> list[str]:
@@ -23,8 +25,8 @@ def lines(at: Path, rows: str) -> list[str]:
 
 
 def test_a_clean_folder_has_nothing_to_say(tmp_path: Path) -> None:
-    checked = check(folder(tmp_path, a=HEADER + ROWS, b=HEADER + ROWS))
-    assert (checked.problems, checked.suspicions, checked.ignored) == ([], [], [])
+    checked = check(folder(tmp_path, a=HEADER + ROWS, b=HEADER + other_rows(1)))
+    assert (checked.problems, checked.suspicions, checked.unread) == ([], [], [])
     assert [site.records for site in checked.sites] == [2, 2]
 
 
@@ -69,10 +71,29 @@ def test_one_site_is_checked_alone(tmp_path: Path) -> None:
         check(tmp_path / "c.csv")
 
 
-def test_the_shipped_hospitals_are_what_the_generator_makes(tmp_path: Path) -> None:
+def test_generated_hospitals_can_be_used_as_they_are(tmp_path: Path) -> None:
     runpy.run_path(str(ROOT / "tools/make_hospitals.py"))["main"](tmp_path)
+    checked = check(tmp_path)
+    assert checked.problems == checked.suspicions == []
+    assert len(checked.sites) == 13
+
+
+def test_the_shipped_heart_hospitals_are_the_published_files_cleaned(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/make_heart.py"))
+    tool["main"](tmp_path)
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in SHIPPED.iterdir()}
     checked = check(SHIPPED)
-    assert checked.problems == checked.suspicions == []
-    assert len(checked.sites) == 13
+    assert checked.problems == []
+    assert {site.client: site.records for site in checked.sites} == PATIENTS
+    assert all(not site.unusable for site in checked.sites)
+
+
+def test_what_the_published_files_leave_out_is_empty_in_the_shipped_ones() -> None:
+    """Missing is −9, ? and a cholesterol of 0; disease is num > 0: counted in the published files by hand."""
+    rows = {name: list(csv.DictReader((SHIPPED / f"{name}.csv").open())) for name in PATIENTS}
+    empty = {name: sum(not row["cholesterol"] for row in site) for name, site in rows.items()}
+    assert empty == {"budapest": 23, "cleveland": 0, "longbeach": 7 + 49, "switzerland": 123}
+    ill = {name: sum(row["diagnosis"] == "disease" for row in site) for name, site in rows.items()}
+    assert ill == {"budapest": 106, "cleveland": 139, "longbeach": 149, "switzerland": 115}
+    assert not {"?", "-9", "-9.0"} & {cell for site in rows.values() for row in site for cell in row.values()}

@@ -21,9 +21,9 @@ def counts(data: Dataset, parts: list[torch.Tensor]) -> np.ndarray:
     return np.array([torch.bincount(data.y[part], minlength=data.facts.classes).tolist() for part in parts])
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "iid"])
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "classes"])
 @pytest.mark.parametrize("alpha", [1e-3, 0.5, 100.0])
-@pytest.mark.parametrize(("clients", "records"), [(20, 500), (7, 300)])
+@pytest.mark.parametrize(("clients", "records"), [(20, 450), (7, 300)])
 def test_every_client_gets_its_number_of_records_and_no_record_has_two_owners(
     kind: str, alpha: float, clients: int, records: int
 ) -> None:
@@ -40,7 +40,7 @@ def test_zero_records_means_as_many_as_the_dataset_gives() -> None:
     assert [len(part) for part in parts] == [14] * 7
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "iid", "client"])
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "client", "classes"])
 def test_a_partition_is_a_function_of_its_seed(kind: str) -> None:
     data = toy(torch.arange(600) % 5, 5, owner=torch.arange(600) % 30)
 
@@ -145,3 +145,29 @@ def test_impossible_requests_say_what_to_change(changes: dict[str, object], says
 def test_a_dataset_without_owners_cannot_be_divided_by_owner() -> None:
     with pytest.raises(SottovoceError, match="add an array 'client'"):
         partition(toy([0, 1], 2), kind="client", clients=1, records=0, alpha=1, seed=0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 10])
+def test_every_client_has_k_classes_and_alike_many_records_of_each(k: int) -> None:
+    data = load("mnist-small")
+    found = counts(data, partition(data, kind="classes", clients=20, records=0, alpha=1, seed=2, classes=k))
+    assert ((found > 0).sum(axis=1) == k).all()
+    assert all(len(set(row[row > 0])) == 1 for row in found)
+    holders = (found > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_pairs_of_classes_are_drawn_by_lot_and_not_neighbours() -> None:
+    data = toy(torch.arange(6000) % 10, 10)
+    found = counts(data, partition(data, kind="classes", clients=30, records=40, alpha=1, seed=0))
+    pairs = {tuple(np.flatnonzero(row)) for row in found}
+    assert len(pairs) > 15
+    assert any(second - first > 1 for first, second in pairs)
+
+
+def test_classes_that_cannot_be_dealt_are_refused_with_what_can() -> None:
+    data = toy(torch.arange(100) % 4, 4)
+    with pytest.raises(SottovoceError, match="more than toy has, 4: give 1 to 4"):
+        partition(data, kind="classes", clients=5, records=0, alpha=1, seed=0, classes=5)
+    with pytest.raises(SottovoceError, match="at most 16 records of toy each, a multiple of 2, not 15"):
+        partition(data, kind="classes", clients=5, records=15, alpha=1, seed=0, classes=2)

@@ -86,17 +86,15 @@ def test_only_a_blend_can_be_compared(compared: tuple[Path, Path, dict[str, Any]
     with pytest.raises(SottovoceError, match="method=blend"):
         compare(plan, tmp_path / "c")
     assert not (tmp_path / "c").exists()
-    shared = Plan.load(overrides={"preset": "shared", "dataset": "mnist-small"})
-    with pytest.raises(SottovoceError, match="noise=shared has no own parts"):
-        compare(shared, tmp_path / "shared")
 
 
-def test_rehearsals_with_noise_at_the_server_or_without_any_work_too(
+def test_rehearsals_work_wherever_the_noise_is(
     compared: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     hospitals, _, _ = compared
     for name, changes in (
         ("server", {"preset": "central"}),
+        ("clients together", {"preset": "shared", "channel": "integers"}),
         ("nowhere", {"epsilon": float("inf"), "seeded": True}),
     ):
         plan = Plan.load(overrides={**FEW, "dataset": str(hospitals), "channel": "direct", **changes})

@@ -38,6 +38,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "preset": ({}, "tuned", "paper"),
     "dataset": ({}, "toy", "mnist-small"),
     "partition": ({}, "client", "iid"),
+    "classes_per_client": ({"partition": "classes"}, 1, 2),
     "alpha": ({"partition": "dirichlet"}, 0.5, 5.0),
     "participants": (DEALT, 4, 3),
     "future_clients": (DEALT, 2, 1),

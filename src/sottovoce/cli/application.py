@@ -15,6 +15,7 @@ from sottovoce.cli import (
     check,
     compare,
     datasets,
+    draft,
     federation,
     ledger,
     models,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 quickstart.register(app)
 runs.register(app)
+draft.register(app)
 check.register(app)
 audit.register(app)
 compare.register(app)

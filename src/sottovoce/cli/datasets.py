@@ -1,11 +1,14 @@
-"""`sottovoce data`: fetch public datasets into the cache and say where they are."""
+"""`sottovoce data`: fetch public datasets into the cache, list them, copy a shipped folder of sites."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import typer
 
 from sottovoce.cli.display import answer, as_json, err, out
 from sottovoce.cli.options import JSON, VALUES
+from sottovoce.presets import FOLDERS
 from sottovoce.report.numbers import data_size
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
@@ -24,6 +27,20 @@ def fetch(
     with err.status(f"fetching {name}") as status:
         path = data.fetch(name, status.update)
     answer({"dataset": name, "path": str(path)}, f"{name} is in {path}", json=json)
+
+
+@app.command(epilog="Example: sottovoce data copy heart hospitals")
+def copy(
+    name: str = typer.Argument(help="heart", autocompletion=lambda: list(FOLDERS)),
+    to: Path = typer.Argument(metavar="FOLDER", help="A folder that is not there yet."),
+    json: bool = JSON,
+) -> None:
+    """Copy a shipped folder of sites, with records.toml and licence, to a place of your own."""
+    from sottovoce import data
+
+    data.copy_shipped(name, to)
+    sites = list(data.client_files(to))
+    answer({"folder": str(to), "sites": sites}, f"{', '.join(sites)} are in {to}", json=json)
 
 
 @app.command("list", epilog="Example: sottovoce data list --json")

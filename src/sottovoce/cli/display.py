@@ -208,11 +208,16 @@ def consent(*, yes: bool) -> Callable[[Price], None]:
     return agree
 
 
+def attended() -> bool:
+    """Returns whether somebody is here to ask."""
+    return sys.stdin.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Asks on the terminal; where there is none, `--yes` must have been said."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not attended():
         raise SottovoceError(
             "nobody is here to ask: repeat the command with --yes to agree; nothing was done"
         )

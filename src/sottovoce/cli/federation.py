@@ -12,11 +12,13 @@ from sottovoce.cli.options import (
     DATA,
     DELTA,
     EPSILON,
+    FEATURES,
     FINISH,
     JSON,
     LEDGER,
     MODEL,
     MODEL_OUT,
+    OWN_FEATURES,
     OWN_MODEL,
     SETTINGS,
     YES,
@@ -65,6 +67,7 @@ def federate(
     ),
     threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
     model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
     app: Path = typer.Option(None, help="Run this app instead of writing one."),
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
     json: bool = JSON,
@@ -90,18 +93,19 @@ def federate(
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
-    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model)
+    chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model, features)
     parties = None if keys is None else Parties.load(keys)
     if parties is None and deal is not None and chosen.place.shared:
         parties = Parties.dealt(deal, chosen)
+    own = {"model": chosen.model, "features": chosen.features}
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
         facts = data.Description.load(records).facts()
-        agreement = Agreement(*complete(chosen, facts), model=chosen.model, parties=parties)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     elif deal is None and chosen.gradient_records:
         facts = data.load(chosen.dataset).facts
-        agreement = Agreement(*complete(chosen, facts), model=chosen.model, parties=parties)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     else:
         agreement = agree(chosen, parties=parties)
     if deal is not None:
@@ -132,6 +136,7 @@ def serve(
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Onboard future clients, behind nginx (deploy/nginx.conf): one context in, one personal model out."""
@@ -158,7 +163,7 @@ def serve(
             f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
             "(deploy/nginx.conf), or say --behind-proxy"
         )
-    service = create_service(run, open_to_all=open_, model=model, hosts=[host])
+    service = create_service(run, open_to_all=open_, model=model, features=features, hosts=[host])
     uvicorn.Server(configured(service, host=host, port=port, waiting=waiting)).run()
 
 
@@ -175,6 +180,7 @@ def onboard(
     yes: bool = YES,
     finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here.
@@ -187,7 +193,15 @@ def onboard(
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
     found = onboard_client(
-        url, data, out, token=token, authority=authority, terms=terms, model=model, finish=finish
+        url,
+        data,
+        out,
+        token=token,
+        authority=authority,
+        terms=terms,
+        model=model,
+        features=features,
+        finish=finish,
     )
     personalized(found, json=json)
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progress_over, share_progress
 from sottovoce.cli.display import out as stdout
 from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, visible
 from sottovoce.report.numbers import count, percent
 
 EXAMPLES = {
@@ -61,12 +61,14 @@ def models(
 
 def predict(
     model_file: Path = typer.Argument(metavar="MODEL", help="A client's model, a .safetensors file."),
-    data: Path = typer.Option(..., help="Records: .csv, .parquet or .npz; a target in it is not read."),
+    data: Path = typer.Option(..., help="Records, in any format that check reads; no target is read."),
     out: Path = typer.Option(..., help="Where to write predictions, .csv or .parquet."),
     threshold: float = typer.Option(
         None, help="Decide for the second of two classes, or a label, from this probability on."
     ),
+    keep: list[str] = typer.Option([], metavar="COLUMN", help="Write this column too, as ids; repeatable."),
     model: str = MODEL,
+    features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Predict every record of a file: probabilities and a decision, or a number, a line for each.
@@ -79,14 +81,25 @@ def predict(
 
     if not model_file.exists():
         raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
-    personal = PersonalModel.read(model_file, model=model, home=True)
+    personal = PersonalModel.read(model_file, model=model, features=features, home=True)
     with _records_progress() as progress:
-        summary = predict_records(personal, data, out, progress, threshold=threshold)
+        summary = predict_records(
+            personal, data, out, progress, threshold=threshold, features=features, keep=keep
+        )
+    for name, times in summary.unknown.items():
+        odd = f"column '{name}' has {count(times, 'value')} that the model does not know: they count as other"
+        err.print(f"[dark_orange]•[/] {escape(visible(odd))}", soft_wrap=True, highlight=False)
+    for name, times in summary.unreadable.items():
+        odd = f"column '{name}' has {count(times, 'value')} that cannot be read: they count as missing"
+        err.print(f"[dark_orange]•[/] {escape(visible(odd))}", soft_wrap=True, highlight=False)
     if summary.unusable:
         text = f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}"
         err.print(f"[dark_orange]•[/] {escape(text)}", soft_wrap=True, highlight=False)
     if json:
-        told = {"columns": list(Layout.of(personal).columns), "origin": dataclasses.asdict(personal.origin)}
+        told = {
+            "columns": list(Layout.of(personal, keep).columns),
+            "origin": dataclasses.asdict(personal.origin),
+        }
         as_json({"predictions": str(out), "task": personal.records.task, **vars(summary), **told})
         return
     origin = personal.origin

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import typer
 
 from sottovoce.plan import CHOICES, keys
-from sottovoce.presets import TUNED
+from sottovoce.presets import FOLDERS, TUNED
 
 FLAGS = [name for name, default, _ in keys() if default in ("true", "false")]
-VALUES = {**CHOICES, **dict.fromkeys(FLAGS, ("true", "false")), "dataset": tuple(TUNED)}
+VALUES = {**CHOICES, **dict.fromkeys(FLAGS, ("true", "false")), "dataset": (*TUNED, *FOLDERS)}
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import shlex
 import shutil
 from pathlib import Path
@@ -17,10 +18,11 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan
 
 STORIES = ("pictures", "tables")
-SETTINGS = ["epsilon=4", "future_clients=west", "channel=direct"]
-"""A message of 68 numbers is small uncoded, and a story should not wait until a coder is compiled."""
-SOME = 20
-"""Records of the file that is predicted."""
+SETTINGS = ["epsilon=4", "channel=direct"]
+"""A message of 76 numbers is small uncoded, and a story should not wait until a coder is compiled."""
+NEWCOMER = "longbeach"
+SOME, LABELLED = 20, 40
+"""Records of the file that is predicted, and of those that the newcomer knows a diagnosis of."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +39,8 @@ def quickstart(
 ) -> None:
     """Train a private federation on shipped data, in about a minute, and write its report.
 
-    pictures: digits at 20 clients, one run. tables: a folder of generated hospitals, from check over compare,
-    train and models to predict and personalize, every command shown.
+    pictures: digits at 20 clients, one run. tables: four real hospitals, from check over compare, train and
+    models to predictions, and one that joins later without labels, then with a few; every command is shown.
     """
     if story not in STORIES:
         raise SottovoceError(f"no quickstart '{story}': {nearest(story, STORIES)}")
@@ -51,23 +53,29 @@ def quickstart(
 
 
 def _tables(folder: Path, *, json: bool) -> None:
-    """What an engineer of a network of hospitals would type, on a copy of the shipped sites."""
+    """What an engineer of a network of hospitals would type, on a copy of the shipped ones."""
     from sottovoce import data
 
-    sites = folder / "hospitals"
+    sites, new, later = folder / "hospitals", folder / "new.csv", folder / f"{NEWCOMER}.csv"
     if sites.exists():
         raise SottovoceError(f"{folder} already holds a story: choose another --out")
-    shutil.copytree(Path(data.__file__).parent / "shipped" / "hospitals", sites)
-    _without_target(sites / "cedar.csv", folder / "new.csv")
-    cedar, west = folder / "models" / "cedar.safetensors", folder / "west.safetensors"
-    plan = [f"dataset={sites}", *SETTINGS, "--out"]
+    data.copy_shipped("heart", sites)
+    shutil.move(sites / later.name, folder / "later.csv")  # it joins when all is done
+    _records(sites / "cleveland.csv", new, SOME)
+    _records(folder / "later.csv", later)
+    _records(folder / "later.csv", folder / "labelled.csv", LABELLED, target=True)
+    run, models, joined = folder / "run", folder / "models", folder / "models" / f"{NEWCOMER}.safetensors"
+    home = folder / f"{NEWCOMER}.home.safetensors"
+    cleveland = models / "cleveland.safetensors"
+    rehearsed = ["dataset=heart", *SETTINGS, f"future_clients={NEWCOMER}", "--out", str(folder / "compare")]
     commands = [
         ["check", str(sites)],
-        ["compare", *plan, str(folder / "compare")],
-        ["train", *plan, str(folder / "run")],
-        ["models", str(folder / "run"), "--out", str(folder / "models")],
-        ["predict", str(cedar), "--data", str(folder / "new.csv"), "--out", str(folder / "predictions.csv")],
-        ["personalize", str(folder / "run"), "--data", str(sites / "west.csv"), "--out", str(west), "--yes"],
+        ["compare", *rehearsed],
+        ["train", f"dataset={sites}", *SETTINGS, "--out", str(run)],
+        ["models", str(run), "--out", str(models)],
+        ["predict", str(cleveland), "--data", str(new), "--out", str(folder / "predictions.csv")],
+        ["personalize", str(run), "--data", str(later), "--out", str(joined), "--yes"],
+        ["finish", str(joined), "--data", str(folder / "labelled.csv"), "--out", str(home)],
         ["ledger", "show", str(sites / "ledger.sqlite")],
     ]
     for words in commands:
@@ -91,12 +99,12 @@ def _invoke(words: list[str], *, quiet: bool) -> None:
                 ) from None
 
 
-def _without_target(source: Path, to: Path) -> None:
-    """Some records of a site whose diagnosis nobody knows yet."""
+def _records(source: Path, to: Path, most: int | None = None, *, target: bool = False) -> None:
+    """The first records of a site, or all; without `target`, as before anybody knows a diagnosis."""
     with source.open(newline="", encoding="utf-8") as file, to.open("w", newline="", encoding="utf-8") as new:
-        writer = csv.writer(new)
-        for row, _ in zip(csv.reader(file), range(SOME + 1), strict=False):
-            writer.writerow(row[:-1])
+        rows = csv.reader(file)
+        lines = rows if most is None else itertools.islice(rows, most + 1)
+        csv.writer(new).writerows(row if target else row[:-1] for row in lines)
 
 
 def _unused(path: Path) -> Path:

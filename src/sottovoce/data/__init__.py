@@ -7,6 +7,7 @@ constants are public and travel with the dataset; nothing in here releases anyth
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +37,12 @@ from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.presets import FOLDERS
 
 __all__ = [
     "NAMES",
     "PUBLIC",
+    "SHIPPED",
     "Check",
     "ClientRecords",
     "Clients",
@@ -56,6 +59,7 @@ __all__ = [
     "check_sizes",
     "client_files",
     "client_names",
+    "copy_shipped",
     "delta_doubt",
     "divide",
     "division",
@@ -76,13 +80,15 @@ __all__ = [
     "training_size",
 ]
 
-NAMES = ("mnist-small", *PUBLIC)
+NAMES = ("mnist-small", *FOLDERS, *PUBLIC)
+SHIPPED = Path(__file__).parent / "shipped"
+"""What comes with the package: digits, and a folder of four hospitals."""
 
 
 def load(name_or_path: str | Path) -> Dataset:
     """A dataset by name, or your own: a folder of sites with its `records.toml`, one site's file, an `.npz`.
 
-    `mnist-small` ships with the package; the other names are fetched into the cache at first use.
+    `mnist-small` and `heart` ship with the package; the other names are fetched into the cache at first use.
 
     >>> data = load("mnist-small")
     >>> len(data), data.facts.shape, data.facts.classes
@@ -90,7 +96,9 @@ def load(name_or_path: str | Path) -> Dataset:
     """
     name = str(name_or_path)
     if name == "mnist-small":
-        return replace(read_npz(Path(__file__).parent / "shipped" / "mnist-small.npz", name), public=True)
+        return replace(read_npz(SHIPPED / "mnist-small.npz", name), public=True)
+    if name in FOLDERS:
+        return replace(read_folder(SHIPPED / name), name=name, home=None, public=True)
     if name in PUBLIC:
         return replace(read_npz(fetch(name, logging.getLogger(__name__).info), name), public=True)
     path = Path(name).expanduser()
@@ -104,3 +112,12 @@ def load(name_or_path: str | Path) -> Dataset:
         f"no dataset '{name}': {nearest(name, NAMES)} or give the path of your own; one that was made in "
         "Python is passed again, as dataset=…"
     )
+
+
+def copy_shipped(name: str, to: Path) -> None:
+    """A shipped folder of sites as one's own, where a ledger may lie beside the records."""
+    if name not in FOLDERS:
+        raise SottovoceError(f"no folder '{name}' is shipped: {nearest(name, FOLDERS)}")
+    if to.exists():
+        raise SottovoceError(f"{to} is there already: choose another folder")
+    shutil.copytree(SHIPPED / name, to)

@@ -255,6 +255,7 @@ def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
         clients=plan.participants + plan.future_clients,
         records=plan.records_per_client,
         alpha=plan.alpha,
+        classes=plan.classes_per_client,
         seed=plan.seed,
     )
 

@@ -74,6 +74,11 @@ def from_torch(
     >>> from_torch(TensorDataset(torch.rand(6, 3, 8, 8), torch.arange(6)), classes=10).facts.shape
     (3, 8, 8)
     """
+    return from_arrays(name, *items_of(dataset, name), classes=classes, mean=mean, std=std)
+
+
+def items_of(dataset: TorchDataset[Any], name: str) -> tuple[Array, Array]:
+    """All items (x, label) of a map-style torch dataset, stacked."""
     try:
         items = [dataset[i] for i in range(len(cast(Sized, dataset)))]
         xs, ys = [np.asarray(x) for x, _ in items], [np.asarray(y) for _, y in items]
@@ -83,7 +88,7 @@ def from_torch(
         raise DataError(f"{name} has no records: give at least one")
     if len({x.shape for x in xs}) > 1:
         raise DataError(f"records of {name} differ in shape: resize them to one shape in the dataset")
-    return from_arrays(name, np.stack(xs), np.stack(ys), classes=classes, mean=mean, std=std)
+    return np.stack(xs), np.stack(ys)
 
 
 def from_arrays(

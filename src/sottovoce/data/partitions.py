@@ -1,9 +1,10 @@
-"""Dividing a dataset among clients: Dirichlet over labels, independently, or by natural owner.
+"""Dividing a dataset among clients: Dirichlet over labels, a few classes each, independently, or by owner.
 
 The Dirichlet partition gives every client the same number of records with its own class proportions,
 p ~ Dirichlet(α, …, α): small α makes clients that know few classes. Clients are shuffled at the end, so
-that those who come last (the future clients) are not made of left-overs. Every partition is a function
-of its arguments: the same seed gives the same records.
+that those who come last (the future clients) are not made of left-overs. The partition by classes gives
+every client k classes and alike many records of each, as FedRep, CENTAUR and PFLlib do. Every partition is a
+function of its arguments: the same seed gives the same records.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ Ints = npt.NDArray[np.int64]
 
 
 def partition(
-    dataset: Dataset, *, kind: str, clients: int, records: int, alpha: float, seed: int
+    dataset: Dataset, *, kind: str, clients: int, records: int, alpha: float, seed: int, classes: int = 2
 ) -> list[Tensor]:
     """Disjoint index tensors, one for each client, in shuffled order within and between clients.
 
-    `dirichlet` and `iid` give every client exactly `records` records (0: as many as the dataset allows,
-    the same for all); `client` gives `clients` of the natural owners all they have, and wants `records=0`.
-    `alpha` matters for `dirichlet` only.
+    All but `client` give every client exactly `records` records (0: as many as the dataset allows, the same
+    for all); `client` gives `clients` of the natural owners all they have, and wants `records=0`. `alpha`
+    matters for `dirichlet` only, and `classes`, how many of them a client has, for `classes`.
 
     >>> from sottovoce.data.facts import Facts
     >>> data = Dataset("toy", torch.zeros(100, 1), torch.arange(100) % 4, Facts((1,), classes=4))
@@ -44,6 +45,8 @@ def partition(
     rng = np.random.default_rng(seed)
     if kind == "client":
         return _by_owner(dataset, clients, records, rng)
+    if kind == "classes":
+        return _by_classes(dataset, clients, records, classes, rng)
     records = records or len(dataset) // clients
     if records == 0 or clients * records > len(dataset):
         raise SottovoceError(
@@ -76,6 +79,50 @@ def _by_owner(dataset: Dataset, clients: int, records: int, rng: np.random.Gener
         )
     parts = np.split(order[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
     return [torch.from_numpy(parts[i]) for i in rng.permutation(len(sizes))[:clients]]
+
+
+def _by_classes(
+    dataset: Dataset, clients: int, records: int, classes: int, rng: np.random.Generator
+) -> list[Tensor]:
+    known = dataset.facts.classes
+    if dataset.facts.task != "classes" or classes > known:
+        raise SottovoceError(
+            f"classes_per_client={classes} is more than {dataset.name} has, {known}: give 1 to {known}"
+            if dataset.facts.task == "classes"
+            else f"records of {dataset.name} are of no classes: choose another partition"
+        )
+    chosen = _classes_of(clients, classes, known, rng)
+    order = rng.permutation(len(dataset))
+    label = dataset.y.cpu().numpy()[order]
+    pools = [order[label == one] for one in range(known)]
+    used, holders = np.unique(chosen, return_counts=True)
+    most = classes * min(len(pools[one]) // count for one, count in zip(used, holders, strict=True))
+    records = records or most
+    if not classes <= records <= most or records % classes:
+        raise SottovoceError(
+            f"{clients} clients of {classes} classes have at most {most} records of {dataset.name} each, a "
+            f"multiple of {classes}, not {records}: change records_per_client, participants or future_clients"
+        )
+    each, taken = records // classes, np.zeros(known, dtype=np.int64)
+    parts = []
+    for mine in chosen:
+        dealt = [pools[one][taken[one] : taken[one] + each] for one in mine]
+        taken[mine] += each
+        parts.append(torch.from_numpy(rng.permutation(np.concatenate(dealt))))
+    return parts
+
+
+def _classes_of(clients: int, classes: int, known: int, rng: np.random.Generator) -> Ints:
+    """The classes of each client (clients, classes), all different; each class as often, or once more.
+
+    One client after another takes those that fewest have so far, by lot where as many have them.
+    """
+    holders = np.zeros(known, dtype=np.int64)
+    chosen = np.zeros((clients, classes), dtype=np.int64)
+    for row in chosen:
+        row[:] = np.lexsort((rng.random(known), holders))[:classes]
+        holders[row] += 1
+    return rng.permutation(chosen)
 
 
 def _dirichlet(dataset: Dataset, clients: int, records: int, alpha: float, rng: np.random.Generator) -> Ints:

@@ -96,9 +96,12 @@ def described_client(
     return replace(own, x=kept.x.float())
 
 
-def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
-    """What the model of a run sees of records as they are stored: normalized, or their features."""
-    features = None if facts.source is None else feature_map(plan, facts.source)
+def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
+    """What the model of a run sees of records as they are stored: normalized, or their features.
+
+    `local` as in `feature_map`.
+    """
+    features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
         return facts.normalize
     # Features are rounded as those that are kept.

@@ -51,6 +51,8 @@ class Agreement:
     """Clients are played by this machine, on a public dataset: its noise may be seeded."""
     model: str | None = field(default=None, compare=False)
     """The model that this machine's owner has named, not in the file; it may be code of their own."""
+    features: str | None = field(default=None, compare=False)
+    """The feature map that this machine's owner has named, likewise."""
     sizes: tuple[int, ...] = ()
     """Training records (units) of each participant, where the plan leaves that to them; none before."""
     parties: Parties | None = None
@@ -84,12 +86,19 @@ class Agreement:
             raise AgreementError("epsilon=inf sends statistics without noise: it is for the simulator only")
 
     @classmethod
-    def load(cls, path: str | Path, *, simulation: bool = False, model: str | None = None) -> Agreement:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        simulation: bool = False,
+        model: str | None = None,
+        features: str | None = None,
+    ) -> Agreement:
         """From the file that `to_toml` wrote."""
         try:
             with open(path, "rb") as file:
                 text = file.read(MOST_TEXT + 1).decode()
-            return cls.parse(text, simulation=simulation, model=model)
+            return cls.parse(text, simulation=simulation, model=model, features=features)
         except OSError as error:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
@@ -100,10 +109,13 @@ class Agreement:
             ) from None
 
     @classmethod
-    def parse(cls, text: str, *, simulation: bool = False, model: str | None = None) -> Agreement:
+    def parse(
+        cls, text: str, *, simulation: bool = False, model: str | None = None, features: str | None = None
+    ) -> Agreement:
         """From the text of that file, of another party: typed, bounded, and without code of theirs.
 
-        `model` is what this machine's owner calls the model; `simulation` admits a seeded plan.
+        `model` is what this machine's owner calls the model, `features` the feature map where that is code;
+        `simulation` admits a seeded plan.
         """
         if len(text.encode()) > MOST_TEXT:
             raise AgreementError(f"an agreement has at most {MOST_TEXT} bytes: ask for the file again")
@@ -115,11 +127,11 @@ class Agreement:
         keys = values.pop("keys", None)
         if not isinstance(records, dict):
             raise AgreementError("the table [records] is missing: ask for the file again")
-        facts, plan = Facts.parse(records), foreign_plan(values, model=model)
+        facts, plan = Facts.parse(records), foreign_plan(values, model=model, features=features)
         check_sizes(plan, facts, model=model)
-        _check_features(plan, facts)
+        _check_features(plan, facts, features)
         parties = None if keys is None else Parties.parse(keys)
-        agreement = cls(plan, facts, simulation, model, parties=parties)
+        agreement = cls(plan, facts, simulation, model, features, parties=parties)
         return agreement.frozen(sizes) if sizes else agreement
 
     def to_toml(self) -> str:
@@ -214,14 +226,14 @@ class Agreement:
         }
 
 
-def _check_features(plan: Plan, facts: Facts) -> None:
-    """Refuses facts that are not those of the plan's feature map, which has a built-in name."""
+def _check_features(plan: Plan, facts: Facts, local: str | None) -> None:
+    """Refuses facts that are not those of the plan's feature map: a built-in one, or that of this owner."""
     source = facts.source
     if (source is None) != (plan.features == "none"):
         raise AgreementError(
             f"features={plan.features} does not fit what a record is said to be: ask for the file again"
         )
-    if source is not None and described_facts(source, plan) != facts:
+    if source is not None and described_facts(source, plan, local) != facts:
         raise AgreementError("the agreement's features are not those of its plan: ask for the file again")
 
 
@@ -238,8 +250,8 @@ def agree(plan: Plan, dataset: Dataset | None = None, parties: Parties | None = 
             "records",
         )
     outlined = outline(plan, records)
-    model = outlined.plan.model
-    agreed = Agreement(outlined.plan, outlined.blueprint.facts, plan.seeded, model, parties=parties)
+    chosen, facts = outlined.plan, outlined.blueprint.facts
+    agreed = Agreement(chosen, facts, plan.seeded, chosen.model, chosen.features, parties=parties)
     return agreed.frozen(outlined.trained) if agreed.open else agreed
 
 

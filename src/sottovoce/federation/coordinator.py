@@ -267,12 +267,12 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        if kind == "gradient" and self._sums is not None and self._sums.fixed is not None:
-            log.info("the gradient of %s came when its sum was fixed", participant_name(participant))
-            return
         self._decoder.check_size(participant, kind, body)
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+            return
+        if kind == "gradient" and self._sums is not None and self._sums.fixed is not None:
+            log.info("the gradient of %s came after its sum was fixed: dropped", participant_name(participant))
             return
         decoded = self._decoder.decode(participant, kind, round_number, body)
         try:

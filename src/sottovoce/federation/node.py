@@ -26,7 +26,7 @@ from torch import Tensor
 from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.client import Client, Seal
-from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
+from sottovoce.data import ClientRecords, description, split_participant, split_seeds, training_size
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
@@ -162,10 +162,10 @@ class Node:
             write_atomically(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self._finish:
-                self._finish_at_home(path, blueprint.plan.model)
+                self._finish_at_home(path, blueprint.plan)
         return {"kind": MODEL, "kept": True}
 
-    def _finish_at_home(self, published: Path, model: str) -> None:
+    def _finish_at_home(self, published: Path, plan: Plan) -> None:
         """Begins to fit the model to the records, in a process of its own.
 
         The server hears nothing of it, not even how long it takes, which depends on the records.
@@ -173,7 +173,8 @@ class Node:
         home = published.with_name(published.name.removesuffix("personal.safetensors") + "home.safetensors")
         command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
         command += ["--data", str(self._records_file), "--out", str(home)]
-        command += [] if model in MODELS else ["--model", model]
+        command += [] if plan.model in MODELS else ["--model", plan.model]
+        command += ["--features", plan.features] if ":" in plan.features else []
         said = home.with_suffix(".log")
         with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab") as log:
             subprocess.Popen(
@@ -283,7 +284,12 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(
-            self._records_file, plan, blueprint.facts, needed=needed, limited=not enrolled
+            self._records_file,
+            plan,
+            blueprint.facts,
+            needed=needed,
+            local=self._agreement.features,
+            limited=not enrolled,
         )
         if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
             records = replace(records, identity=None)
@@ -303,6 +309,13 @@ class Node:
             )
         if not self._simulated:
             check_consent(mine, self._terms)
+        agreed = description.of(mine.facts.source or mine.facts)
+        if agreed is not None and agreed.looked_up and not (self._terms.looked_up or self._simulated):
+            raise EnrolmentError(
+                f"this agreement has constants that were {description.UNCOVERED} "
+                f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked-up=true in "
+                "the node config"
+            )
         if fields.get("agreement") != mine.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
@@ -370,7 +383,9 @@ class Node:
             raise EnrolmentError(f"there is no participant {participant}: the agreement has {count}")
         try:
             if agreement.open:
-                records = described_client(self._records_file, agreement.plan, agreement.facts, needed=2)
+                records = described_client(
+                    self._records_file, agreement.plan, agreement.facts, needed=2, local=agreement.features
+                )
                 declared = training_size(records.units)
                 agreement = agreement.alone(declared)
             blueprint = agreement.blueprint()

@@ -116,7 +116,12 @@ class Store(Database):
             )
         [(self.run, self.key, text)] = self.query("SELECT run, key, agreement FROM federation")
         difference = agreement.difference(
-            Agreement.parse(text, simulation=agreement.simulation, model=agreement.plan.model)
+            Agreement.parse(
+                text,
+                simulation=agreement.simulation,
+                model=agreement.plan.model,
+                features=agreement.features,
+            )
         )
         if difference is not None:
             raise StoreError(

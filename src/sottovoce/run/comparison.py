@@ -34,10 +34,11 @@ from sottovoce.evaluation import Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.finishing import finished_outputs
+from sottovoce.given import Clients, Held, given
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run.prepare import Prepared, Shared, prepare
-from sottovoce.run.result import description, site_rows
+from sottovoce.run.prepare import Prepared, Shared, about, prepare
+from sottovoce.run.result import Result, description, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.updates import Updates
 from sottovoce.server import Server
@@ -84,35 +85,50 @@ Split = dict[str, dict[str, Scored]]
 
 def compare(
     plan: Plan,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     repeats: int = REPEATS,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | None = None,
     cache: bool = True,
     on_round: OnRound = lambda row, line: None,
     on_features: Progress = lambda done, of: None,
-) -> dict[str, Any]:
+) -> Result:
     """Rehearses a plan of method `blend` and returns what `compare.json` in the folder `out` then holds.
 
     `rows` has for each row `participants`, the mean of accuracy (for numbers the skill against each site's
     own mean, over all records) in percent; `log_loss` (half the squared error of a number scaled to −1…1);
     `per_client` and `log_loss_per_client`. Rows that are trained also have `future` and `future_per_client`
     (None without future clients) and `epsilon`, the most that a participant has spent. All are means over
-    `repeats` splits. `gain` is about finished against alone at home.
+    `repeats` splits. `gain` is about finished against alone at home. Without `out` nothing is kept. Records
+    from Python are given as to `train`.
     """
+    own = given(dataset, clients, records)
+    plan = about(plan, own)
+    ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
+    with TemporaryDirectory() as passing:
+        return _compare(plan, Path(passing if out is None else out), repeats, own, ready, on_round)
+
+
+def _compare(
+    plan: Plan,
+    folder: Path,
+    repeats: int,
+    dataset: Dataset | None,
+    ready: Callable[..., Prepared],
+    on_round: OnRound,
+) -> Result:
     if not plan.traits.individual:
         raise PlanError(f"compare is about method=blend, not {plan.method}: omit method, or use preset=best")
-    if plan.place.shared:
-        raise PlanError("noise=shared has no own parts to compare: rehearse preset=central instead")
     if repeats < 1:
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
-    folder = Path(out)
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
-    # Nothing travels in a rehearsal, and the noise of all channels has one law.
-    plan = plan.replace(channel="direct", evaluate_every=0)
-    ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
+    plan = plan.replace(evaluate_every=0)
+    if not plan.place.shared:  # nothing travels in a rehearsal, and the noise of other channels has one law
+        plan = plan.replace(channel="direct")
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
     again = plan  # in later splits the same sites join later as in the first
     if plan.partition == "client" and first.federation.future_names:
@@ -131,6 +147,8 @@ def compare(
             spent.append({})
             for name, changes in ROWS.items():
                 split = again.replace(seed=plan.seed + repeat) if repeat else plan
+                if plan.place.shared and name == "alone":  # nobody is there to share the noise with
+                    split = split.replace(noise="client")
                 prepared = ready(split.replace(**changes), dataset)
                 run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
@@ -141,15 +159,17 @@ def compare(
     rows = {name: _row(name, splits, task) for name in ("constant", "home_alone", *ROWS, "finished")}
     for name in ROWS:
         rows[name] |= {"epsilon": spent[0][name], **_future([each[name] for each in future])}
-    result = {
-        **told,
-        "rehearsal": True,
-        "warning": WARNING,
-        "repeats": repeats,
-        "rows": rows,
-        "gain": _gain(splits, task),
-        "reliability": curves.told(),
-    }
+    result = Result(
+        {
+            **told,
+            "rehearsal": True,
+            "warning": WARNING,
+            "repeats": repeats,
+            "rows": rows,
+            "gain": _gain(splits, task),
+            "reliability": curves.told(),
+        }
+    )
     write_atomically(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode(), PRIVATE)
     return result
 

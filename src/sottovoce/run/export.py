@@ -90,7 +90,7 @@ def write_models(
     """
     directory = RunDirectory(run)
     result = directory.result()
-    file = GeneratorFile.read(directory.model_file, model=module)
+    file = GeneratorFile.read(directory.model_file, model=module, features=features)
     names = file.names or tuple(participant_name(i) for i in range(file.plan.participants))
     for name in clients:
         if name not in names:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blueprint import Blueprint, draw
+from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.features.kept import Progress, described, described_facts
 from sottovoce.features.maps import map_size
@@ -133,7 +134,7 @@ def prepare(
     """
     shared = shared or Shared()
     records = shared.loaded(plan.dataset) if dataset is None else dataset
-    plan = _settled(_about(plan, dataset, module), records)
+    plan = _settled(about(plan, dataset, module), records)
     local = plan.features if trusted and features is None else features
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
     federation = shared.divided(seen, plan) if index is None else data.divide(seen, plan, index)
@@ -149,7 +150,8 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
     Of a public dataset that a partition divides nothing is read but what is known of it.
     """
     public = data.PUBLIC.get(plan.dataset) if dataset is None else None
-    if public is not None and plan.partition != "client":
+    counted = PARTITIONS[plan.partition].counted or plan.records_per_client
+    if public is not None and plan.partition != "client" and counted:
         clients = plan.participants + plan.future_clients
         size = plan.records_per_client or public.records // clients
         if clients * size > public.records or size == 0:
@@ -162,7 +164,7 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         trained = _trained([size] * plan.participants)
         return Outline(draw(resolve(plan, trained), facts, plan.model, trained), trained, None)
     records = data.load(plan.dataset) if dataset is None else dataset
-    plan = _settled(_about(plan, dataset, None), records)
+    plan = _settled(about(plan, dataset), records)
     federation = data.divide(records, plan)
     facts = described_facts(records.facts, plan, plan.features)
     trained = _trained(federation.participants.sizes)
@@ -196,7 +198,7 @@ def resolve(plan: Plan, trained: Sequence[int]) -> Plan:
     return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
 
 
-def _about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None) -> Plan:
+def about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None = None) -> Plan:
     """The plan about the caller's own records or module, where one is given."""
     if dataset is not None:
         plan = plan.about(dataset.name, clients=dataset.client is not None)

@@ -12,14 +12,44 @@ from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
+from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
 from sottovoce.features.local import pretrained
-from sottovoce.metrics import NoMeasures
+from sottovoce.metrics import NoMeasures, Own, own_metrics
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task
 
 log = logging.getLogger(__name__)
+
+
+class Result(dict[str, Any]):
+    """A result as `result.json` or `compare.json` has it, which can also be a table."""
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row for each client: its size, σ, ε, accuracy and metrics.
+
+        Of a comparison it has a row for each of its rows and clients.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise SottovoceError("tables of results need pandas: pip install 'sottovoce[pandas]'") from None
+        if "rows" in self:
+            parts = {"points": "per_client", "log_loss": "log_loss_per_client"}
+            return pandas.DataFrame(
+                {"row": row, "client": name, **{what: told[key].get(name) for what, key in parts.items()}}
+                for row, told in self["rows"].items()
+                for name in told["per_client"]
+            )
+        accuracy, metrics = self["accuracy"], self.get("metrics", {}).get("per_client", {})
+        score = {**accuracy["seen_per_client"], **accuracy["future_per_client"]}
+        rows = [
+            {**client, self["metric"]: score.get(client["name"]), **metrics.get(client["name"], {})}
+            for client in self["clients"]
+        ]
+        return pandas.DataFrame(rows)
+
 
 COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
@@ -34,10 +64,12 @@ def assemble(
     confusion_bytes: int = 0,
     *,
     metrics: bool = True,
+    own: Own | None = None,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger.
 
-    Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time.
+    Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time; `own` ones
+    of the user's join those of the task.
     """
     plan = blueprint.plan
     releases = sum(len(line["clients"]) for line in rounds)
@@ -58,7 +90,7 @@ def assemble(
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
-        "metrics": measured(seen, future) if metrics else {},
+        "metrics": measured(seen, future, own) if metrics else {},
         "confusion": {
             name: evaluation.confusion.tolist()
             for name, evaluation in {**seen, **future}.items()
@@ -175,16 +207,24 @@ def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation])
     return result
 
 
-def measured(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """The `metrics` object: means over clients by role, and each client's own; empty without torchmetrics."""
+def measured(
+    seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation], own: Own | None = None
+) -> dict[str, Any]:
+    """The `metrics` object: means over clients by role, and each client's; empty without torchmetrics.
+
+    `own` are metrics of the user's (`metrics.own_metrics`).
+    """
     try:
-        own = {name: evaluation.metrics() for name, evaluation in {**seen, **future}.items()}
+        each = {
+            name: {**one.metrics(), **own_metrics(one.task, one.outputs, one.y, own)}
+            for name, one in {**seen, **future}.items()
+        }
     except NoMeasures as error:
         log.warning("%s", error)
         return {}
     roles = {"seen": seen, "future": future}
-    means = {role: mean_metrics([own[name] for name in names]) for role, names in roles.items()}
-    return {**means, "per_client": own}
+    means = {role: mean_metrics([each[name] for name in names]) for role, names in roles.items()}
+    return {**means, "per_client": each}
 
 
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:

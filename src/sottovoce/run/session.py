@@ -20,6 +20,7 @@ from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
 from sottovoce.data import Dataset
 from sottovoce.files import write_atomically
+from sottovoce.metrics import Own
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
@@ -166,8 +167,8 @@ class Session:
         if self._ledger is not None:
             self._ledger.forget(self._run, before_round=simulation.server.round + 1)
 
-    def finish(self) -> dict[str, Any]:
-        """Evaluates the final generator and writes model.safetensors and result.json."""
+    def finish(self, own: Own | None = None) -> dict[str, Any]:
+        """Evaluates the final generator, by `own` metrics too; writes model.safetensors and result.json."""
         simulation, blueprint = self.simulation, self.simulation.blueprint
         simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
         self.checkpoint()
@@ -177,7 +178,9 @@ class Session:
         federation, sent = simulation.federation, simulation.confusion_bytes
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
-        result = assemble(blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures)
+        result = assemble(
+            blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures, own=own
+        )
         if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)

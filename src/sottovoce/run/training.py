@@ -13,14 +13,15 @@ from typing import Any
 
 from torch import nn
 
-from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress
+from sottovoce.given import Clients, Held, given
+from sottovoce.metrics import Own, check_own
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
-from sottovoce.run.result import accuracies, measured
+from sottovoce.run.result import Result, accuracies, measured
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
 from sottovoce.server import Server
@@ -38,37 +39,43 @@ def train(
     *,
     ledger: str | Path | None = None,
     resume: bool = False,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | None = None,
     device: str = "cpu",
     cache: bool = True,
     masks: bool = False,
+    metrics: Own | None = None,
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
-) -> dict[str, Any]:
+) -> Result:
     """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
 
-    `ledger` lets budgets add up over several runs on the same records. `dataset` and `module` replace what
-    the plan names, which is written down; of a preset only what is meant for such records stays. `device` and
-    `on_round` change speed and display only. `resume` continues after the last checkpoint with the same
-    releases as if nothing had happened; a finished run is left as it is. `masks` puts masks on the shares of
-    `noise=shared`, and takes them off the sums: the same result, by way of what a federation sends.
+    `ledger` lets budgets add up over several runs on the same records. `dataset`, or `clients` with `records`
+    (`given`), and `module` replace what the plan names, which is written down; of a preset only what is meant
+    for such records stays. `device` and `on_round` change speed and display only. `resume` continues after
+    the last checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
+    `masks` puts masks on the shares of `noise=shared`, and takes them off the sums: the same result, by way
+    of what a federation sends. `metrics` are functions of the user's own (`metrics.own_metrics`).
     """
     directory = RunDirectory(out)
+    check_own(metrics)
     # The plan is the word of whoever trains: the code that it names is their own.
+    own = given(dataset, clients, records)
     prepared = prepare(
-        plan, dataset, module=module, trusted=True, device=device, cache=cache, progress=on_features
+        plan, own, module=module, trusted=True, device=device, cache=cache, progress=on_features
     )
     if resume and directory.result_file.exists():
         directory.check_same_plan(prepared.plan)
-        return directory.result()
+        return Result(directory.result())
     with closing(Session.open(prepared, out, ledger=ledger, resume=resume, masks=masks)) as session:
         try:
             while not session.simulation.done:
                 line = session.simulation.step()
                 session.record(line)
                 on_round(line)
-            return session.finish()
+            return Result(session.finish(metrics))
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
@@ -81,25 +88,31 @@ def train(
 def evaluate(
     out: str | Path,
     *,
-    dataset: Dataset | None = None,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
     module: nn.Module | str | None = None,
     features: str | None = None,
     device: str = "cpu",
-) -> dict[str, Any]:
+    metrics: Own | None = None,
+) -> Result:
     """Evaluates a finished run again and returns its result with fresh accuracies.
 
-    `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
-    `features`, by name.
+    Records that were given from Python are given again, as `train` takes them. `module` is the run's own, if
+    it was trained with one: from Python, or as 'package.module:function'; so is `features`, by name.
+    `metrics` are functions of your own, as in `train`.
     """
     directory = RunDirectory(out)
     plan = directory.plan()
+    check_own(metrics)
     if "engine" in directory.result():
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    prepared = prepare(plan, dataset, module=module, features=features, device=device)
+    own = given(dataset, clients, records)
+    prepared = prepare(plan, own, module=module, features=features, device=device)
     blueprint, federation = prepared.blueprint, prepared.federation
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})
     simulation = Simulation(blueprint, federation, Server(blueprint, device), None, run="", master=b"")
     simulation.load_state(state)
     seen, future = simulation.evaluate()
-    found = {"accuracy": accuracies(seen, future), "metrics": measured(seen, future)}
-    return {**directory.result(), **found}
+    found = {"accuracy": accuracies(seen, future), "metrics": measured(seen, future, metrics)}
+    return Result({**directory.result(), **found})

@@ -1,9 +1,9 @@
 """The client half of the Flower app: hands each message to this node's `Node`, and its answer back.
 
-Where records, directory and agreement lie is said by the node's own operator in the node config, and so is
-the model's name where it is code of their own; the server cannot choose them. In Flower's simulation engine,
-where nodes have no config, they lie side by side in the folder that `sottovoce federate --deal` made, and
-only there may a plan be seeded.
+Where records, directory and agreement lie is said by the node's own operator in the node config, and so are
+the names of model and feature map where they are code of their own; the server cannot choose them. In
+Flower's simulation engine, where nodes have no config, they lie side by side in the folder that
+`sottovoce federate --deal` made, and only there may a plan be seeded.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def node_of(context: Context) -> Node:
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
             noise_at_server=node.get("noise-at-server") is True,
+            looked_up=node.get("looked-up") is True,
             noise_shared=node.get("noise-shared") is True,
             honest=int(node.get("honest", 0)),
             helpers=accepted(str(node.get("helpers", ""))),
@@ -143,13 +144,14 @@ def _played_in(context: Context) -> Path | None:
 
 
 def _played(folder: Path, context: Context) -> Agreement:
-    model = str(context.run_config.get("model", "")) or None
-    return Agreement.load(folder / "agreement.toml", simulation=True, model=model)
+    code = {name: str(context.run_config.get(name, "")) or None for name in ("model", "features")}
+    return Agreement.load(folder / "agreement.toml", simulation=True, **code)
 
 
 def _agreement(context: Context) -> Agreement:
     node = context.node_config
-    return Agreement.load(str(node["agreement"]), model=str(node["model"]) if "model" in node else None)
+    code = {name: str(node[name]) if name in node else None for name in ("model", "features")}
+    return Agreement.load(str(node["agreement"]), **code)
 
 
 def _needs(context: Context, *names: str) -> None:

@@ -56,6 +56,7 @@ def server_app(agreement_file: Path) -> ServerApp:
             agreement_file,
             simulation="simulated-clients" in config,
             model=str(config.get("model", "")) or None,
+            features=str(config.get("features", "")) or None,
         )
         store = Store.open(directory / "server.sqlite", agreement)
         try:
