@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
+    from sottovoce.estimators import PrivateClassifier, PrivateRegressor
     from sottovoce.finishing import finish
     from sottovoce.given import from_clients, from_huggingface
     from sottovoce.modelfile import PersonalModel
@@ -32,6 +33,8 @@ __all__ = [
     "Dataset",
     "PersonalModel",
     "Plan",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "SottovoceError",
     "Terms",
     "compare",
@@ -51,6 +54,8 @@ _HOME = {
     "Dataset": "data",
     "PersonalModel": "modelfile",
     "Plan": "plan",
+    "PrivateClassifier": "estimators",
+    "PrivateRegressor": "estimators",
     "SottovoceError": "errors",
     "Terms": "privacy.terms",
     "compare": "run.comparison",
