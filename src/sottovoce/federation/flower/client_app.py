@@ -150,8 +150,8 @@ def _played(folder: Path, context: Context) -> Agreement:
 
 def _agreement(context: Context) -> Agreement:
     node = context.node_config
-    code = {name: str(node[name]) if name in node else None for name in ("model", "features")}
-    return Agreement.load(str(node["agreement"]), **code)
+    model, features = (str(node[name]) if name in node else None for name in ("model", "features"))
+    return Agreement.load(str(node["agreement"]), model=model, features=features)
 
 
 def _needs(context: Context, *names: str) -> None:
