@@ -27,7 +27,6 @@ from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.rollback import Memory
-
 from tests.small import federated_plan
 
 from .world import QUICK, World, charged, ledger
