@@ -357,7 +357,7 @@ def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
     assert file.query("PRAGMA synchronous") == [(2,)]
     for table in ("lost", "budget"):
         file.query(
-            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0)"
+            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0, 0)"
             if table == "lost"
             else "INSERT INTO budget VALUES (9, 1.0, 1e-5, 'exact', 0, '')"
         )
