@@ -24,6 +24,7 @@ from sottovoce.data.cells import (
     encode_category,
     encode_date,
     encode_number,
+    encode_text,
     found_in,
     unknown_in,
 )
@@ -31,7 +32,7 @@ from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
 from sottovoce.data.description import Array, Description
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
 from sottovoce.data.identity import of_names
-from sottovoce.data.kinds import Category, Names, Number
+from sottovoce.data.kinds import Category, Date, Names, Number
 from sottovoce.data.own import DataError, read_array_parts, read_arrays
 from sottovoce.data.tables import read_columns, read_parts
 
@@ -277,8 +278,10 @@ class _Reader:
                     found = None
                 elif isinstance(column, Category):
                     found = encode_category(column, texts, into)
-                else:
+                elif isinstance(column, Date):
                     found = encode_date(column, texts, into)
+                else:
+                    found = encode_text(column, texts, into)
             if found is not None:
                 self.findings.columns[name] = found
         return x
