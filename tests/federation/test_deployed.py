@@ -269,37 +269,41 @@ def test_a_client_with_another_plan_is_refused_and_both_ends_say_why(tmp_path: P
 def test_sites_vanish_a_round_is_given_up_a_helper_is_killed_and_the_sums_are_the_simulators(
     tmp_path: Path,
 ) -> None:
-    """Six sites, three helpers. Two sites vanish for good, two more for a round, then a helper."""
-    plan = federated_plan(**{**SHARED, "rounds": 4})
+    """Six sites, three helpers: two sites vanish, a helper is away when masks are due, two more go."""
+    plan = federated_plan(**SHARED)
     clients, log = tmp_path / "clients", tmp_path / "run" / "federation.log"
     agreement = agree(plan, parties=Parties.dealt(clients, plan))
     write_client_files(agreement, clients)
-    folders = {"run_directory": tmp_path / "run", "simulated_clients": clients}
-    write_app(agreement, tmp_path / "app", **folders, options=Options(patience=60.0), retry=15.0)
+    write_app(
+        agreement,
+        tmp_path / "app",
+        run_directory=tmp_path / "run",
+        options=Options(patience=90.0),
+        retry=30.0,
+        simulated_clients=clients,
+    )
     with Processes(tmp_path, tls=False) as processes:
         processes.start_superlink()
         for index in range(9):
             processes.start_supernode(index)
         supervise = ("sottovoce", "federate", "--app", str(tmp_path / "app"), "--on", "here")
         processes.start("federate", *supervise)
-        processes.wait("gradients of round 1", lambda: came(tmp_path, 1) >= {0, 4})
+        processes.wait("messages of round 1", lambda: came(tmp_path, 1) >= {0, 4})
         for index in (0, 4):
             processes.kill(f"supernode-{index}")
-        processes.wait("gradients of round 2", lambda: came(tmp_path, 2) >= {1, 2, 3, 5})
+        processes.wait("round 1", lambda: rounds(tmp_path) >= 1)
+        processes.kill("supernode-7")
+        processes.wait("messages of round 2", lambda: came(tmp_path, 2) >= {1, 2, 3, 5})
         for index in (1, 5):
             processes.kill(f"supernode-{index}")
-        processes.wait("round 2", lambda: rounds(tmp_path) >= 2)
-        processes.kill("supernode-7")
-        processes.wait("a round that is given up", lambda: "is given up" in log.read_text())
-        for index in (1, 5):
-            processes.start_supernode(index)
         processes.wait("a word about the helper", lambda: "waits for helper helper-1" in log.read_text())
         processes.start_supernode(7)
+        processes.wait("round 2", lambda: rounds(tmp_path) >= 2)
         processes.wait("the end", (tmp_path / "run" / "result.json").exists)
+    assert "round 3 is given up" in log.read_text()
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    assert any(line.get("given_up") for line in lines)
-    assert {len(line["clients"]) for line in lines} <= {0, 4, 5, 6}
-    assert len(lines) == 4
+    assert [len(line["clients"]) for line in lines] in ([6, 4, 0], [6, 5, 0], [6, 6, 0])
+    assert lines[2]["given_up"]
     with pytest.MonkeyPatch.context() as patch:
         shares = overheard(patch)
         simulated = replayed(agreement.plan, lines, tmp_path / "simulated")
@@ -312,5 +316,5 @@ def test_sites_vanish_a_round_is_given_up_a_helper_is_killed_and_the_sums_are_th
             clients / f"client-{index}.ledger.sqlite", scope=client_scope(f"client-{index}")
         ) as ledger:
             charges = {entry.charge.round for entry in ledger.charges(OWN_RECORDS)}
-            assert charges >= {number for number in range(1, 5) if index in came(tmp_path, number)}
+            assert charges >= {number for number in range(1, 4) if index in came(tmp_path, number)}
             assert ledger.epsilon(OWN_RECORDS, agreement.plan.delta, "exact") <= agreement.plan.epsilon

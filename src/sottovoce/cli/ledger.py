@@ -65,11 +65,11 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
             "releases there is no finite ε",
             soft_wrap=True,
         )
-    if content["shared"]:
+    if any(each["epsilon_if_helpers_fail"] > each["epsilon"] for each in content["clients"]):
         helpers = f" ({', '.join(content['helpers'])})" if content["helpers"] else ""
         out.print(
-            f"{content['shared']} releases are parts of sums whose noise clients share: their ε holds while "
-            f"cryptography holds and one helper is honest{helpers}; if all helpers fail, it is "
+            f"{content['shared'] or 'some'} releases are parts of sums whose noise clients share: their ε "
+            f"holds while cryptography holds and one helper is honest{helpers}; if all helpers fail, it is "
             + ", ".join(
                 f"{each['epsilon_if_helpers_fail']:.4f} of {each['client']}" for each in content["clients"]
             ),
