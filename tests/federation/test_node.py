@@ -158,7 +158,7 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
     nothing = Records(torch.zeros(0, 1), torch.zeros(0))
     monkeypatch.setattr(
-        module, "described_client", lambda *_, needed, limited: (read.append(needed), nothing)[1]
+        module, "described_client", lambda *_, needed, limited, local: (read.append(needed), nothing)[1]
     )
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):
