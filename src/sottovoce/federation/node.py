@@ -32,6 +32,7 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment
+from sottovoce.federation.contact import note_contact
 from sottovoce.federation.keys import (
     EnrolmentError,
     agreed_secret,
@@ -353,6 +354,7 @@ class Node:
             secret=secret.hex(),
             ledger=name,
             records=declared,
+            cost=price.cost,
         )
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
@@ -397,6 +399,10 @@ class Node:
 
     def _past(self, ledger: Ledger, run: str) -> Recovery:
         return Recovery(self._directory, self._lock_file, ledger, run, self._client_log)
+
+    def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
+        """Notes for the owner that a message came, and why it was refused if it was."""
+        note_contact(self._directory, self._account, self._agreement.plan, what, asked, refused)
 
     @property
     def _account(self) -> Account:
