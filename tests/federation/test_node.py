@@ -25,9 +25,9 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.rollback import Memory
-from tests.small import federated_plan
 
 from .world import QUICK, World, charged, ledger
 
@@ -137,7 +137,7 @@ def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
     monkeypatch.setattr(module.subprocess, "Popen", lambda command, **kept: begun.append(command))
     node: Any = SimpleNamespace(_records_file="mine.csv", _client_log=Mock())
     for client in ("", "north.", "personal.", "home."):
-        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", federated_plan())
+        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", Plan(model="linear"))
     homes = [Path(command[-1]).name for command in begun]
     assert homes == [f"{client}home.safetensors" for client in ("", "north.", "personal.", "home.")]
 

@@ -56,6 +56,7 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     rows += [
         [each["client"], "all runs", *(str(each.get(kind, "")) for kind in counted), _spent(each)]
         for each in content["clients"]
+        if sum(run["client"] == each["client"] for run in content["runs"]) > 1  # else its run says it
     ]
     heads = ["client", "run", *counted.values(), f"ε at δ = {content['delta']:g}"]
     out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())

@@ -320,17 +320,9 @@ def run_plan(
 ) -> None:
     """Trains a plan with progress, writes its report and shows its result."""
     from sottovoce.api import train as train_run
-    from sottovoce.report.tensorboard import round_scalars
+    from sottovoce.report.tracking import TensorBoard
 
     with ExitStack() as stack:
-        watchers = [stack.enter_context(round_progress(plan.rounds))]
-        if tensorboard is not None:
-            watchers.append(stack.enter_context(round_scalars(tensorboard)))
-
-        def on_round(line: dict[str, Any]) -> None:
-            for watch in watchers:
-                watch(line)
-
         result = train_run(
             plan,
             directory,
@@ -339,7 +331,8 @@ def run_plan(
             device=device,
             cache=cache,
             masks=masks,
-            on_round=on_round,
+            callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
+            on_round=stack.enter_context(round_progress(plan.rounds)),
             on_features=stack.enter_context(feature_progress()),
         )
     if json:
