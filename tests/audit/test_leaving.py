@@ -37,6 +37,7 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     kinds = {(what.client, what.kind, what.place) for what in found.statistics}
     assert ("north", "gradient", noise) in kinds
     assert ("north", "confusion", "client") in kinds
+    assert ("north", "calibration", "client") in kinds
     assert ("west", "context shares of a future client", "client") in kinds
     assert not any(client == "west" and kind == "gradient" for client, kind, _ in kinds)
     who = federation.names.index("north")

@@ -38,4 +38,4 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     assert seen.pairs > 0
     kinds = {kind.partition(" ")[0] for kind, _ in seen.ratios}
     later = command in ("personalize", "onboard")
-    assert kinds == ({"context"} if later else {"context", "gradient", "confusion"})
+    assert kinds == ({"context"} if later else {"context", "gradient", "confusion", "calibration"})

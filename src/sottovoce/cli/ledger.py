@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
 
-NOTHING = {"context": 0, "gradient": 0, "confusion": 0}
+NOTHING = {"context": 0, "gradient": 0, "confusion": 0, "calibration": 0}
 LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
 
 
@@ -39,7 +39,12 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
 
     # What a ledger has none of would only make its table wide.
     counted = {"context": "contexts", "gradient": "gradients"}
-    others = {"lost": "as a sum", "confusion": "confusions", "at_server": "noise at server"}
+    others = {
+        "lost": "as a sum",
+        "confusion": "confusions",
+        "calibration": "calibrations",
+        "at_server": "noise at server",
+    }
     for kind, head in others.items():
         if any(run[kind] for run in content["runs"]):
             counted[kind] = head

@@ -187,7 +187,7 @@ class Coordinator:
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
         for phase in self.blueprint.once:
-            if phase.kind == kind and (vector := self.server.model_of(phase)) is not None:
+            if phase.kind == kind and (vector := self.server.model_of(phase, participant)) is not None:
                 fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
 

@@ -61,7 +61,7 @@ def assemble(
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
     clients: Sequence[Mapping[str, Any]] = (),
-    confusion_bytes: int = 0,
+    last_bytes: Mapping[str, int] | None = None,
     *,
     metrics: bool = True,
     own: Own | None = None,
@@ -76,6 +76,7 @@ def assemble(
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
+    last = {f"{kind}_bytes": count for kind, count in (last_bytes or {}).items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
@@ -101,8 +102,8 @@ def assemble(
             "releases": releases,
             "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
             "context_bytes": contexts,
-            "confusion_bytes": confusion_bytes,
-            "total_bytes": sent + contexts + confusion_bytes,
+            **last,
+            "total_bytes": sent + contexts + sum(last.values()),
             "fp32_bytes": dense,
         },
         "downlink": downlink(blueprint, rounds),
