@@ -192,7 +192,7 @@ def test_a_run_is_charged_for_its_calibration_once_within_its_epsilon_and_models
     file = GeneratorFile.read(out / "model.safetensors")
     server = open_server(file)
     with Ledger.open(folder / "ledger.sqlite", scope=None) as book:
-        entries = [entry.charge for entry in book.entries() if entry.charge.kind == "calibration"]
+        entries = [entry.charge for entry in book.charges() if entry.charge.kind == "calibration"]
         assert len(entries) == len(file.names)
         budget = mu_squared(file.plan.epsilon, file.plan.delta, file.plan.accounting)
         for name, charge in zip(file.names, entries, strict=True):
