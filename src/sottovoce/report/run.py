@@ -165,12 +165,17 @@ def _cards(run: ReportedRun) -> list[Html]:
     ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
     return [
         _accuracy_card(
-            "seen", f"Participants’ {label(run.metric)}", run.seen, count(counts["participants"], "client")
+            "seen",
+            f"Participants’ {label(run.metric)}",
+            run.seen,
+            _constant(run, "seen"),
+            count(counts["participants"], "client"),
         ),
         _accuracy_card(
             "future",
             f"Future clients’ {label(run.metric)}",
             run.future,
+            _constant(run, "future"),
             future,
         ),
         _epsilon_card(run),
@@ -199,9 +204,21 @@ def _epsilon_card(run: ReportedRun) -> Html:
     return page.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
 
 
-def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str) -> Html:
+def _constant(run: ReportedRun, role: str) -> str:
+    """What a constant would have, beside the headline."""
+    found, measured = run.constant[role], run.metrics[role]
+    if found.get(run.metric) is None:
+        return ""
+    said = f"a constant: {percent(found[run.metric])}"
+    losses = measured.get("log_loss"), found.get("log_loss")
+    return (
+        said if None in losses else f"{said}; log loss {number(losses[0])}, a constant’s {number(losses[1])}"
+    )
+
+
+def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, constant: str, clients: str) -> Html:
     masked = f"{percent(accuracy.masked)} masked to own classes" if accuracy.masked is not None else ""
-    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, masked, clients)
+    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, constant, masked, clients)
 
 
 def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.evaluation import Curves, Evaluation, mean_accuracy, mean_known
 from sottovoce.features.local import pretrained
 from sottovoce.metrics import NoMeasures, Own, own_metrics
 from sottovoce.privacy import schedule
@@ -92,6 +92,7 @@ def assemble(
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
         "metrics": measured(seen, future, own) if metrics else {},
+        "reliability": reliability(seen, future) if metrics else {},
         "confusion": {
             name: evaluation.confusion.tolist()
             for name, evaluation in {**seen, **future}.items()
@@ -225,7 +226,17 @@ def measured(
         return {}
     roles = {"seen": seen, "future": future}
     means = {role: mean_metrics([each[name] for name in names]) for role, names in roles.items()}
-    return {**means, "per_client": each}
+    constants = {role: mean_metrics([one.constant for one in of.values()]) for role, of in roles.items()}
+    return {**means, "constant": constants, "per_client": each}
+
+
+def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `reliability` object: by role how often held-out records were what was stated of them."""
+    curves = Curves()
+    for role, evaluations in (("seen", seen), ("future", future)):
+        for one in evaluations.values():
+            curves.add(role, one.task, one.outputs, one.y)
+    return curves.told()
 
 
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
