@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
     from sottovoce.errors import SottovoceError
+    from sottovoce.estimators import PrivateClassifier, PrivateRegressor
     from sottovoce.finishing import finish
     from sottovoce.given import from_clients, from_huggingface
     from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
+    from sottovoce.onnxfile import export_onnx
     from sottovoce.plan import Plan
     from sottovoce.prediction import predict
     from sottovoce.privacy.terms import Terms
@@ -32,10 +34,13 @@ __all__ = [
     "Dataset",
     "PersonalModel",
     "Plan",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "SottovoceError",
     "Terms",
     "compare",
     "evaluate",
+    "export_onnx",
     "finish",
     "from_clients",
     "from_huggingface",
@@ -51,10 +56,13 @@ _HOME = {
     "Dataset": "data",
     "PersonalModel": "modelfile",
     "Plan": "plan",
+    "PrivateClassifier": "estimators",
+    "PrivateRegressor": "estimators",
     "SottovoceError": "errors",
     "Terms": "privacy.terms",
     "compare": "run.comparison",
     "evaluate": "run.training",
+    "export_onnx": "onnxfile",
     "finish": "finishing",
     "from_clients": "given",
     "from_huggingface": "given",

@@ -242,7 +242,7 @@ def finish(
     if not isinstance(model, PersonalModel):
         if target.resolve() == Path(model).resolve():
             raise CannotFinish(f"{out} is the published model: choose another file for the home model")
-        model = PersonalModel.read(Path(model), model=module)
+        model = PersonalModel.read(Path(model), model=module, features=features)
     if model.home:
         raise CannotFinish("this model was finished already: give the published one")
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)

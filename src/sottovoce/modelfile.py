@@ -185,12 +185,18 @@ class PersonalModel:
 
     @classmethod
     def read(
-        cls, path: str | Path, *, model: nn.Module | str | None = None, home: bool = False
+        cls,
+        path: str | Path,
+        *,
+        model: nn.Module | str | None = None,
+        features: str | None = None,
+        home: bool = False,
     ) -> PersonalModel:
         """From a file that may be another party's: typed and bounded, or refused.
 
-        `model` is the module of a model that is not built in, or its name, given by this machine's owner.
-        `home` models are read only for who says that they stay at home.
+        `model` is the module of a model that is not built in, or its name, given by this machine's owner, and
+        `features` the name of a map of their own. `home` models are read only for who says that they stay at
+        home.
         """
         path = Path(path)
         state, metadata = load_tensors(path, home=home)
@@ -204,7 +210,8 @@ class PersonalModel:
             division = int(metadata["division"]) if "division" in metadata else None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
-        plan, facts = foreign_plan(values, model=model), Facts.from_metadata(metadata)
+        plan = foreign_plan(values, model=model, features=features)
+        facts = Facts.from_metadata(metadata)
         described = facts.source or facts
         description.of(described)  # refuses columns that contradict the facts
         if (plan.features == "none") != (facts.source is None):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,8 @@ import torch
 
 from sottovoce.data import DataError, Facts, description
 from sottovoce.data.columns import arrow
-from sottovoce.data.encoding import read_inputs
+from sottovoce.data.encoding import Part, kept_arrays, read_inputs
+from sottovoce.data.findings import ColumnFindings
 from sottovoce.data.own import read_stored_parts
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view
@@ -44,10 +45,20 @@ class Layout:
     texts: tuple[str, ...]
     labels: bool = False
     """Decisions are 0 or 1, one for each label."""
+    kept: tuple[str, ...] = ()
+    """Columns of the records that stand before all others, as they are."""
 
     @classmethod
-    def of(cls, model: PersonalModel) -> Layout:
+    def of(cls, model: PersonalModel, keep: Sequence[str] = ()) -> Layout:
         """A probability for each class and one decision; both for each label; or the value of a number."""
+        layout = replace(cls._of(model), kept=tuple(keep))
+        for name in keep:
+            if layout.columns.count(name) > 1:
+                raise DataError(f"a column '{name}' is kept or predicted twice: leave it out, or rename it")
+        return layout
+
+    @classmethod
+    def _of(cls, model: PersonalModel) -> Layout:
         records = model.records
         names = records.class_names or tuple(map(str, range(records.classes)))
         if records.task == "number":
@@ -59,27 +70,42 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.numbers + self.decisions
+        return self.kept + self.numbers + self.decisions
 
 
 @dataclass(frozen=True)
 class Block:
-    """Predictions of n records: `numbers` (n, …), `decisions` (n, …), and which could be used (n,)."""
+    """Predictions of n records: `numbers` (n, …), `decisions` (n, …), and which could be used (n,).
+
+    `kept` are cells of the records that stand beside them; `columns` says what was odd in the records.
+    """
 
     numbers: npt.NDArray[np.float32]
     decisions: npt.NDArray[np.int64]
     usable: npt.NDArray[np.bool_]
+    kept: Mapping[str, list[str]] = field(default_factory=dict)
+    columns: Mapping[str, ColumnFindings] = field(default_factory=dict)
 
 
 @dataclass
 class Summary:
-    """How many records were predicted, how many could not be, and how often each decision was made."""
+    """How many records were predicted, how many could not be, and how often each decision was made.
+
+    `unknown` counts, by column, texts that the model's agreement does not name, and `unreadable` what is no
+    number or day.
+    """
 
     records: int = 0
     unusable: int = 0
     decisions: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, int] = field(default_factory=dict)
 
     def add(self, block: Block, layout: Layout) -> None:
+        for name, found in block.columns.items():
+            for counts, odd in ((self.unknown, found.unknown), (self.unreadable, found.unreadable)):
+                if odd:
+                    counts[name] = counts.get(name, 0) + odd
         self.records += len(block.usable)
         self.unusable += int((~block.usable).sum())
         for column, name in enumerate(layout.decisions):
@@ -100,12 +126,15 @@ def predict(
     progress: Callable[[int], None] = lambda done: None,
     *,
     threshold: float | None = None,
+    features: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Summary:
     """Writes a line for each record of a file, in its order, to `out` (.csv or .parquet).
 
     A target in the file is not read. A record that cannot be used gets empty cells. `progress` is called with
     the number of records done. Nothing appears under the name `out` unless all of it can be written. From a
-    probability of `threshold` on, the second of two classes, or a label, is decided.
+    probability of `threshold` on, the second of two classes, or a label, is decided. `features` names the
+    run's feature map if it is code of one's own. Columns to `keep`, such as ids, stand first in each line.
     """
     records, out = Path(records), Path(out)
     writers = {".csv": _csv, ".parquet": _parquet}
@@ -113,29 +142,40 @@ def predict(
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")
     if out.resolve() == records.resolve():
         raise DataError(f"{out} holds the records to predict: choose another file for predictions")
-    layout, summary = Layout.of(model), Summary()
+    layout, summary = Layout.of(model, keep), Summary()
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
-        for block in predictions(model, records, threshold):
+        for block in predictions(model, records, threshold, features, keep):
             write(block)
             summary.add(block, layout)
             progress(summary.records)
         if not summary.records:
             raise DataError(f"{records} holds no records: nothing was predicted")
+        for name, odd in summary.unreadable.items():
+            if odd == summary.records:
+                raise DataError(
+                    f"{records} column '{name}' holds nothing that the model could read: write it as the "
+                    "records that it was trained on"
+                )
     return summary
 
 
-def predictions(model: PersonalModel, records: Path, threshold: float | None = None) -> Iterator[Block]:
+def predictions(
+    model: PersonalModel,
+    records: Path,
+    threshold: float | None = None,
+    features: str | None = None,
+    keep: Sequence[str] = (),
+) -> Iterator[Block]:
     """The predictions of a file of records, block by block, in its order."""
     if threshold is not None:
         _check_threshold(model.records, threshold)
     agreed = description.of(model.records)
-    parts = (
-        read_stored_parts(records, model.records.shape) if agreed is None else read_inputs(records, agreed)
-    )
-    seen, task = view(model.plan, model.facts), open_task(model.facts)
+    parts = _stored(records, model.records, keep) if agreed is None else read_inputs(records, agreed, keep)
+    seen, task = view(model.plan, model.facts, features), open_task(model.facts)
     for part in parts:
-        for start in range(0, len(part), BLOCK):
-            x = torch.from_numpy(part[start : start + BLOCK])
+        found = part.columns
+        for start in range(0, len(part.x), BLOCK):
+            x = torch.from_numpy(part.x[start : start + BLOCK])
             flat = x.reshape(len(x), -1)
             usable = (flat >= 0).all(dim=1) if x.dtype == torch.int64 else flat.isfinite().all(dim=1)
             if not bool(usable.all()):
@@ -146,7 +186,18 @@ def predictions(model: PersonalModel, records: Path, threshold: float | None = N
             decided = task.decisions(outputs) if model.records.task != "number" else outputs[:, :0]
             if threshold is not None:
                 decided = (values if model.records.task == "labels" else values[:, 1]) >= threshold
-            yield Block(values.numpy(), decided.long().reshape(len(x), -1).numpy(), usable.numpy())
+            kept = {name: cells[start : start + BLOCK] for name, cells in part.kept.items()}
+            decisions = decided.long().reshape(len(x), -1).numpy()
+            yield Block(values.numpy(), decisions, usable.numpy(), kept, found)
+            found = {}  # counted once
+
+
+def _stored(path: Path, facts: Facts, keep: Sequence[str]) -> Iterator[Part]:
+    """Records of an npz that has no agreement."""
+    kept, start = kept_arrays(path, keep), 0
+    for x in read_stored_parts(path, facts.shape):
+        yield Part(x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {})
+        start += len(x)
 
 
 def _check_threshold(records: Facts, threshold: float) -> None:
@@ -164,8 +215,9 @@ def _csv(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]]:
     file.write((",".join(map(_quoted, layout.columns)) + "\n").encode())
     texts = [_quoted(text) for text in layout.texts]
     line = ",".join([*["%.6g"] * len(layout.numbers), *["%s"] * len(layout.decisions)])
+    cells = len(layout.numbers) + len(layout.decisions)
     # A line of one empty cell would be an empty line, which readers skip.
-    empty = '""' if len(layout.columns) == 1 else "," * (len(layout.columns) - 1)
+    empty = '""' if len(layout.columns) == 1 else "," * (cells - 1)
 
     def write(block: Block) -> None:
         numbers = block.numbers.T.tolist()
@@ -173,6 +225,9 @@ def _csv(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]]:
         lines = list(map(line.__mod__, zip(*numbers, *decided, strict=True)))
         for row in np.flatnonzero(~block.usable).tolist():
             lines[row] = empty
+        if layout.kept:
+            kept = zip(*(map(_quoted, block.kept[name]) for name in layout.kept), strict=True)
+            lines = [",".join([*own, made]) for own, made in zip(kept, lines, strict=True)]
         file.write(("\n".join(lines) + "\n").encode())
 
     yield write
@@ -185,6 +240,7 @@ def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]
 
     kind = pa.int8() if layout.labels else pa.dictionary(pa.int32(), pa.string())
     fields = [
+        *((name, pa.string()) for name in layout.kept),
         *((name, pa.float32()) for name in layout.numbers),
         *((name, kind) for name in layout.decisions),
     ]
@@ -193,7 +249,8 @@ def _parquet(file: BinaryIO, layout: Layout) -> Iterator[Callable[[Block], None]
 
     def table(block: Block) -> Any:
         masked = ~block.usable
-        arrays = [pa.array(column, pa.float32(), mask=masked) for column in block.numbers.T]
+        arrays = [pa.array(block.kept[name], pa.string()) for name in layout.kept]
+        arrays += [pa.array(column, pa.float32(), mask=masked) for column in block.numbers.T]
         for column in block.decisions.T:
             if layout.labels:
                 arrays.append(pa.array(column, pa.int8(), mask=masked))

@@ -87,6 +87,7 @@ OWN: dict[str, Any] = {
     "coefficients": 0,
     "features": "auto",
     "feature_size": 2048,
+    "clip": 0.0,
     "calibration": 0.02,
 }
 """Of records that nobody has tuned for: a linear model that adapts as a whole, of features if of pictures."""

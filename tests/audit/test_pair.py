@@ -60,7 +60,8 @@ def test_the_worst_pair_moves_every_release_as_far_as_is_charged(tmp_path: Path,
 @pytest.mark.parametrize(("task", "classes"), [("number", 1), ("labels", 3)])
 def test_other_tasks_have_a_worst_pair_too(tmp_path: Path, task: str, classes: int) -> None:
     blueprint, federation = toy(tmp_path, seeded=True)
-    other = worst_blueprint(replace(blueprint, facts=replace(blueprint.facts, task=task, classes=classes)))
+    facts = replace(blueprint.facts, task=task, classes=classes)
+    other = worst_blueprint(replace(blueprint, facts=facts), 4)
     held = federation.participants[0]
     shape = (len(held.train), classes) if task == "labels" else (len(held.train),)
     train = replace(held.train, y=torch.ones(shape))
@@ -68,6 +69,26 @@ def test_other_tasks_have_a_worst_pair_too(tmp_path: Path, task: str, classes: i
     first, second = (with_unit(held, one) for one in worst_records(other, torch.ones(1, 4)))
     seen = Match(Pair("worst", other, "0", 0, (first, second))).play(0, second)
     assert seen.ratios["gradient"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("plan", ["best", "central", "shared"])
+def test_the_worst_pair_has_few_coordinates_and_all_else_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    monkeypatch.setattr("sottovoce.audit.pair.MOST_COORDINATES", 3)
+    blueprint, federation = toy(tmp_path, **PLANS[plan])
+    pair = worst_pair(blueprint, federation)
+    assert pair.blueprint.facts.shape == (3,)
+    assert {len(file.train) for file in pair.files} == {len(federation.participants[pair.participant].train)}
+    assert (pair.blueprint.schedule == blueprint.schedule).all()
+    played, planned = (one.releases_of(pair.participant) for one in (pair.blueprint, blueprint))
+    # On the grid of shared noise what is charged for rounding grows with the coordinates, by 1 % at most.
+    for kind in planned:
+        assert played[kind].sigma == pytest.approx(planned[kind].sigma, rel=0.01)
+        assert played[kind].sensitivity == pytest.approx(planned[kind].sensitivity, rel=0.01)
+        assert played[kind].mu_squared == pytest.approx(planned[kind].mu_squared, rel=1e-9)
+    ratios = Match(pair).play(0, pair.files[0]).ratios
+    assert all(0.99 < ratio <= 1 + 1e-9 for ratio in ratios.values())
 
 
 def test_a_given_pair_is_of_given_records_and_moves_less_than_the_worst(tmp_path: Path) -> None:

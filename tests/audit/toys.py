@@ -16,7 +16,8 @@ TOY = {"partition": "client", "participants": 0, "clients_per_round": 0, "future
 CLASSES = {"context": "shares", "context_share": 0.05, "prior": "context"}
 BEST = {**TOY, **CLASSES, "seeded": True, "seed": 5}
 CENTRAL = {**BEST, "preset": "central", "rounds": 3}
-SHARED = {**BEST, "preset": "shared", "rounds": 3, "channel": "integers"}
+SHARED = {**BEST, "preset": "shared", "rounds": 3, "channel": "integers", "threshold": 3, "colluding": 1}
+"""Two shares of noise protect."""
 
 
 def records(folder: Path) -> str:

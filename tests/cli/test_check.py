@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from tests.data.hospitals import AGREED, HEADER, ROWS, folder
+from tests.data.hospitals import AGREED, HEADER, ROWS, folder, other_rows
 
 from .conftest import Failing
 
@@ -16,7 +16,9 @@ runner = CliRunner()
 
 
 def test_a_clean_folder_is_a_table_and_a_verdict(tmp_path: Path) -> None:
-    answer = runner.invoke(app, ["check", str(folder(tmp_path, north=HEADER + ROWS, west=HEADER + ROWS))])
+    answer = runner.invoke(
+        app, ["check", str(folder(tmp_path, north=HEADER + ROWS, west=HEADER + other_rows(1)))]
+    )
     assert answer.exit_code == 0
     assert "2 clients, 4 records" in answer.stdout
     assert "nothing was charged" in answer.stdout
@@ -31,7 +33,8 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     (site,) = answer["sites"]
     assert (site["client"], site["records"], site["units"], site["unusable"]) == ("a", 2, 1, 0)
     assert site["columns"]["sex"] == {
-        "missing": 0, "unreadable": 0, "outside": 0, "unknown": 1, "examples": ["x"], "constant": False,
+        "missing": 0, "unreadable": 0, "commas": 0, "outside": 0, "unknown": 1, "examples": ["x"],
+        "constant": False,
     }  # fmt: skip
     assert site["targets"] == {"benign": 2, "malignant": 0}
     assert any("malignant" in line for line in site["suspicions"])

@@ -33,6 +33,11 @@ HEADER = "age,pressure,sex,diagnosis\n"
 ROWS = "30,120,f,benign\n90,140,m,malignant\n"
 
 
+def other_rows(site: int) -> str:
+    """Rows of one of many sites: no two hold the same records."""
+    return ROWS.replace("30,", f"{31 + site},")
+
+
 def folder(at: Path, agreed: str = AGREED, **files: str | bytes) -> Path:
     """`records.toml` and files, by default one client `north` with two records."""
     at.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from sottovoce.data.section import DescriptionError
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
-from .hospitals import AGREED, HEADER, ROWS, folder
+from .hospitals import AGREED, HEADER, ROWS, folder, other_rows
 
 
 def test_a_folder_is_a_dataset_with_named_clients(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_npz_alone_is_read_as_ever(tmp_path: Path) -> None:
 
 def test_units_of_two_clients_are_never_the_same(tmp_path: Path) -> None:
     rows = HEADER.strip() + ",id\n30,120,f,benign,7\n30,120,f,benign,8\n30,120,f,benign,7\n"
-    data = load(folder(tmp_path, 'unit = "id"\n' + AGREED, a=rows, b=rows))
+    data = load(folder(tmp_path, 'unit = "id"\n' + AGREED, a=rows, b=rows.replace("30", "31")))
     assert data.unit is not None
     assert data.unit.tolist() == [0, 1, 0, 2, 3, 2]
 
@@ -61,16 +61,64 @@ def test_bytes_and_numbers_of_two_clients_meet_on_one_scale(tmp_path: Path) -> N
     assert torch.equal(x[0], x[1])
 
 
-def test_other_files_are_left_alone_and_named(tmp_path: Path) -> None:
-    folder(tmp_path, **{"north.csv": HEADER + ROWS, "notes.txt": "", ".hidden.csv": "", "ledger.sqlite": ""})
+def test_what_nobody_takes_for_a_site_is_left_alone(tmp_path: Path) -> None:
+    apart = [
+        ".hidden.csv",
+        "ledger.sqlite",
+        "ledger.sqlite.witness",
+        "ledger.sqlite.lock",
+        "README.md",
+    ]
+    apart += ["north.ledger.sqlite", "north.ledger.sqlite-wal", "licence.txt", "north.personal.safetensors"]
+    folder(tmp_path, **{"north.csv": HEADER + ROWS, **dict.fromkeys(apart, "x")})
+    (tmp_path / "LICENSE").touch()
     (tmp_path / "old.csv").mkdir()
     assert list(client_files(tmp_path)) == ["north"]
-    assert check(tmp_path).ignored == ["notes.txt"]
+    assert check(tmp_path).problems == []
+    assert load(tmp_path).clients == ("north",)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("west.xls", "save it as .xlsx or .csv"),
+        ("west.json", "save it as one of .csv"),
+        ("notes.txt", "move it out of this folder"),
+        ("west.csv.gz", "unpack it"),
+        ("west.CSV~", "save it as"),
+    ],
+)
+def test_a_file_that_nobody_reads_is_refused(tmp_path: Path, name: str, remedy: str) -> None:
+    folder(tmp_path, **{"north.csv": HEADER + ROWS, name: "x"})
+    (problem,) = check(tmp_path).problems
+    assert f"{name} is not read: " in problem
+    assert remedy in problem
+    with pytest.raises(DataError, match="is not read"):
+        load(tmp_path)
+
+
+def test_the_same_records_under_two_names_are_refused(tmp_path: Path) -> None:
+    """A byte-for-byte copy, one that is sorted anew, and one that was saved in another format."""
+    folder(tmp_path, **{"north.csv": HEADER + ROWS, "south.csv": HEADER + other_rows(1)})
+    assert check(tmp_path).problems == []
+    first, second = ROWS.splitlines()
+    copies = {
+        "north copy.csv": (HEADER + ROWS).encode(),
+        "sorted.csv": f"{HEADER}{second}\n{first}\n".encode(),
+        "saved.tsv": (HEADER + ROWS).replace(",", "\t").encode(),
+    }
+    for name, content in copies.items():
+        (tmp_path / name).write_bytes(content)
+        (problem,) = check(tmp_path).problems
+        assert "the same records as" in problem
+        with pytest.raises(DataError, match="the same records as"):
+            load(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_names_may_be_of_any_language(tmp_path: Path) -> None:
     names = ["São João", "北京", "St. Mary's".replace("'", ""), "001"]
-    data = load(folder(tmp_path, **{f"{name}.csv": HEADER + ROWS for name in names}))
+    data = load(folder(tmp_path, **{f"{name}.csv": HEADER + other_rows(i) for i, name in enumerate(names)}))
     assert set(data.clients) == set(names)
 
 
@@ -97,7 +145,7 @@ def test_unicode_twins_are_one_client(tmp_path: Path) -> None:
 
 def test_links_lead_to_files_but_never_twice_to_one(tmp_path: Path) -> None:
     sites = folder(tmp_path / "sites")
-    (tmp_path / "elsewhere.csv").write_text(HEADER + ROWS)
+    (tmp_path / "elsewhere.csv").write_text(HEADER + other_rows(1))
     (sites / "south.csv").symlink_to(tmp_path / "elsewhere.csv")
     assert load(sites).clients == ("north", "south")
     (sites / "west.csv").symlink_to(sites / "north.csv")

@@ -13,6 +13,7 @@ import pytest
 from sottovoce.data import DataError, Description, read_site
 from sottovoce.data.columns import ABSENT, Texts
 from sottovoce.data.encoding import Site, read_inputs
+from sottovoce.data.kinds import Names
 from sottovoce.data.tables import read_columns
 from sottovoce.errors import SottovoceError
 
@@ -103,7 +104,7 @@ def test_parquet_of_other_types_is_read_or_named(tmp_path: Path) -> None:
 
 def test_texts_alike_to_the_eye_are_alike(tmp_path: Path) -> None:
     texts = Texts(np.array([0, 1, -1]), ["cafe\u0301", " caf\u00e9 "])
-    assert texts.among(["caf\u00e9"]).tolist() == [0, 0, -1]
+    assert texts.places(Names(("caf\u00e9",)).place).tolist() == [0, 0, -1]
 
 
 def test_how_missing_numbers_are_written_follows_pyarrow(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
     rows[row] = "old,?,f,benign\n"
     path = written(tmp_path, HEADER + "".join(rows))
     whole = read_site(path, AGREEMENT).x
-    parts = list(read_inputs(path, AGREEMENT))
+    parts = [part.x for part in read_inputs(path, AGREEMENT)]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
     columns = {
@@ -137,7 +138,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
         for i, name in enumerate(("age", "pressure", "sex"))
     }
     pq.write_table(pa.table(columns), tmp_path / "north.parquet")
-    parts = list(read_inputs(tmp_path / "north.parquet", AGREEMENT))
+    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT)]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
 

@@ -43,6 +43,15 @@ high = 5
 [columns.sex]
 kind = "category"
 values = ["f", "m"]
+case = "ignore"
+aliases = { female = "f", male = "m" }
+
+[columns.seen]
+kind = "date"
+since = 2020-01-01
+until = 2024-12-31
+format = "%d.%m.%Y"
+missing = "low"
 """
 TARGETS = {
     "classes": 'column = "ill"\nvalues = ["no", "maybe", "yes"]\n',
@@ -98,7 +107,7 @@ def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz"), TARGETS, (False, True), CONTEXTS, PLACES
+        (".csv", ".parquet", ".npz", ".tsv"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
@@ -232,6 +241,7 @@ def _records(case: Case, rng: np.random.Generator, records: int) -> dict[str, li
     return {
         "age": rng.integers(0, 100, records).tolist(),
         "dose": rng.normal(size=records).round(3).tolist(),
-        "sex": [("f", "m")[place] for place in rng.integers(0, 2, records)],
+        "sex": [("f", "male")[place] for place in rng.integers(0, 2, records)],
+        "seen": [f"{1 + day % 28:02}.{1 + day % 12:02}.2023" for day in rng.integers(0, 999, records)],
         **targets,
     }

@@ -17,6 +17,9 @@ from studies.summary import collect, united
 
 from sottovoce.run.directory import RunDirectory
 
+pytestmark = pytest.mark.slow
+"""Each run starts processes of its own, which take seconds to begin."""
+
 Grid = tuple[Path, list[CellRun], Outcome, list[int]]
 
 

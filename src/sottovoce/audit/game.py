@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sottovoce.audit.pair import Pair, ask
 from sottovoce.blueprint import client_secret, seeded_master
+from sottovoce.channel.integers import draw
 from sottovoce.client import release_together
 from sottovoce.data import ClientRecords
 from sottovoce.privacy.ledger import Kind, Ledger
@@ -131,16 +132,21 @@ class _Run:
         server.receive_update(update)
 
     def _shared_round(self, number: int, coefficients: Tensor) -> None:
-        """The adversary sees the sum of as few honest shares as protect; the others' records are nothing."""
+        """The adversary is coordinator, all helpers but one, and as many clients as may collude.
+
+        It lets no more clients into the sum than it must, and its own withhold their noise: what opens is a
+        sum of H shares. Those of the other honest clients are around zero, because they hold nothing here.
+        """
         blueprint, who = self._blueprint, self._participant
         share, first, second, release = self._make("gradient", number, coefficients)
         sharing, signal = blueprint.sharing, self._client.signal
         assert sharing is not None
         assert signal is not None
-        total = share.astype(np.int64)
-        for other in range(1, sharing.honest):
-            randomness = server_randomness(blueprint.plan, f"{self._run} {other}", number)
-            total += sharing.share(np.zeros(sharing.size), 1, randomness)
+        others = draw(
+            np.zeros((sharing.honest - 1) * sharing.size),
+            server_randomness(blueprint.plan, self._run, number),
+        )
+        total = share.astype(np.int64) + others.reshape(-1, sharing.size).sum(axis=0)
         seen = sharing.columns(total)[:, 0].double().numpy()
         scale = blueprint.counted[who] / sharing.records
         self._weigh("gradient", seen, scale * first, scale * second, release.sigma**2)

@@ -17,7 +17,7 @@ import torch
 
 from sottovoce.audit import bounds
 from sottovoce.audit.game import Match, Seen
-from sottovoce.audit.pair import Pair, busiest, is_by_class, put, worst_blueprint, worst_records
+from sottovoce.audit.pair import Pair, busiest, is_by_class, narrowed, put, worst_blueprint, worst_records
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.plan import Plan
@@ -81,12 +81,12 @@ class Canaries:
     @classmethod
     def of(cls, blueprint: Blueprint, federation: FederatedDataset) -> Canaries:
         """As many as the busiest participant has training units, and a record has coordinates."""
-        worst, participant = worst_blueprint(blueprint), busiest(blueprint)
-        held, size = federation.participants[participant], math.prod(worst.facts.shape)
+        size, participant = math.prod(blueprint.facts.shape), busiest(blueprint)
+        worst, held = worst_blueprint(blueprint, size), narrowed(federation.participants[participant], size)
         count = min(held.train.units, size - int(is_by_class(worst)))
         place = _places(held.train)
         rows = torch.nonzero(place < count)[:, 0]
-        made = worst_records(worst, torch.eye(size)[:count].view(count, *worst.facts.shape))
+        made = worst_records(worst, torch.eye(size)[:count])
         first, second = (replace(held, train=put(held.train, rows, side[place[rows]])) for side in made)
         name = federation.names[participant]
         return cls(Pair("canaries", worst, name, participant, (first, second)), count)
@@ -101,7 +101,7 @@ class Canaries:
 
     def evidence(self, seen: Seen) -> np.ndarray:
         """Of every canary, for its second side: that of the weights of its own coordinate."""
-        size = math.prod(self.pair.blueprint.facts.shape)
+        [size] = self.pair.blueprint.facts.shape
         weights = seen.coefficients[: size * self.pair.blueprint.facts.classes]
         found: np.ndarray = weights.reshape(-1, size).sum(axis=0)[: self.count]
         return found

@@ -11,6 +11,7 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from sottovoce.data.columns import arrow, canonical
-from sottovoce.data.description import Category, Description, Number
+from sottovoce.data.description import Description
+from sottovoce.data.kinds import Category, Date, Number, Text
 from sottovoce.data.own import read_arrays
+from sottovoce.data.tables import TEXTS as TEXT_FORMATS
 from sottovoce.data.tables import column_names, csv_header
 
 Row = dict[str, Any]
@@ -48,7 +51,7 @@ class Table:
             rest = {name: array for name, array in arrays.items() if name not in whole}
             columns = {n: list(a) if a.ndim > 1 else a.tolist() for n, a in whole.items()}
             return cls(columns, kind, rest)
-        if kind == ".csv":
+        if kind in TEXT_FORMATS:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file, delimiter=csv_header(path)[1]))[1:]
             cells = zip(*(row for row in rows if row), strict=True)
@@ -63,9 +66,9 @@ class Table:
         if self.suffix == ".npz":
             arrays: dict[str, Any] = {name: _array(cells) for name, cells in self.columns.items()}
             np.savez(path, **arrays, **self.constants)
-        elif self.suffix == ".csv":
+        elif self.suffix in TEXT_FORMATS:
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
+                writer = csv.writer(file, delimiter="\t" if self.suffix == ".tsv" else ",")
                 writer.writerow(self.columns)
                 writer.writerows(zip(*self.columns.values(), strict=True))
         else:
@@ -171,7 +174,13 @@ def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Ce
             bounds = (column.low, column.high, column.center)
             cells[name] = _one_of([*bounds, *NUMBERS, None, *odd])
         elif isinstance(column, Category):
-            cells[name] = _one_of([*column.values, None, *TEXTS])
+            aliases = [alias for alias, _ in column.aliases]
+            cells[name] = _one_of([*column.values, *aliases, *map(str.upper, column.values), None, *TEXTS])
+        elif isinstance(column, Date):
+            days = (column.since, column.until, column.since - timedelta(9), column.until + timedelta(9))
+            cells[name] = _one_of([*map(str, days), "2024-02-30", None, *TEXTS])
+        elif isinstance(column, Text):
+            cells[name] = _one_of(["a word", "another word", "", None, *TEXTS])
     target = agreed.target
     for name in target.sources:
         if agreed.task == "number":

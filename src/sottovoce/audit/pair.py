@@ -24,6 +24,9 @@ CERTAIN = 1e9
 """A logit (or a number) that no training moves to the other side."""
 LONG, SLIGHT = 20.0, 0.01
 """A worst record's coordinates, against the clip, and the one that tells two records of two classes apart."""
+MOST_COORDINATES = 64
+"""Of the records of the worst pair. More would show noise alone: schedule, σ, Δ and clip are those of the
+plan with any number of coordinates."""
 MOST_TRIED = 64
 """Given records among which a pair is looked for."""
 
@@ -62,9 +65,10 @@ def busiest(blueprint: Blueprint) -> int:
 
 def worst_pair(blueprint: Blueprint, federation: FederatedDataset) -> Pair:
     """The made-up pair, in the place of a record of the busiest participant."""
-    worst, participant = worst_blueprint(blueprint), busiest(blueprint)
-    held = federation.participants[participant]
-    first, second = worst_records(worst, torch.ones(1, *worst.facts.shape))
+    coordinates = min(MOST_COORDINATES, math.prod(blueprint.facts.shape))
+    worst, participant = worst_blueprint(blueprint, coordinates), busiest(blueprint)
+    held = narrowed(federation.participants[participant], coordinates)
+    first, second = worst_records(worst, torch.ones(1, coordinates))
     files = (with_unit(held, first), with_unit(held, second))
     return Pair("worst", worst, federation.names[participant], participant, files)
 
@@ -100,10 +104,11 @@ def ask(client: Client, kind: Kind, round_number: int, coefficients: Tensor | No
     return client.gradient(round_number, coefficients)
 
 
-def worst_blueprint(blueprint: Blueprint) -> Blueprint:
-    """The same run with a linear model that takes worst records for what they are not."""
-    facts = replace(blueprint.facts, source=None, columns="")
-    layer = nn.Linear(math.prod(facts.shape), facts.classes)
+def worst_blueprint(blueprint: Blueprint, coordinates: int) -> Blueprint:
+    """The same run, on records of so many coordinates, with a linear model that takes worst records for what
+    they are not."""
+    facts = replace(blueprint.facts, source=None, columns="", shape=(coordinates,))
+    layer = nn.Linear(coordinates, facts.classes)
     with torch.no_grad():
         layer.weight.zero_()
         layer.bias.zero_()
@@ -112,7 +117,7 @@ def worst_blueprint(blueprint: Blueprint) -> Blueprint:
         else:
             layer.bias[-1] = CERTAIN
     linear = {"model": "linear", "coefficients": 0, "features": "none", "feature_size": 0, "mirror": False}
-    drawn = draw(blueprint.plan.replace(**linear), facts, nn.Sequential(nn.Flatten(), layer), blueprint.sizes)
+    drawn = draw(blueprint.plan.replace(**linear), facts, nn.Sequential(layer), blueprint.sizes)
     return replace(drawn, context_sizes=blueprint.context_sizes)
 
 
@@ -135,6 +140,15 @@ def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Re
 
 def is_by_class(blueprint: Blueprint) -> bool:
     return blueprint.plan.context_traits.class_shares
+
+
+def narrowed(held: ClientRecords, coordinates: int) -> ClientRecords:
+    """The file, of whose records only the first coordinates are left."""
+    train, held_out, context = (
+        replace(records, x=records.x.flatten(1)[:, :coordinates])
+        for records in (held.train, held.held_out, held.context)
+    )
+    return replace(held, train=train, held_out=held_out, context=context)
 
 
 def with_unit(held: ClientRecords, unit: Records) -> ClientRecords:

@@ -40,6 +40,7 @@ LOWEST, THRESHOLDS = -111, 222
 """The least whole number of a row (13.9 s from its centre), and how many numbers it compares with."""
 DIGEST = "daa772335944fcd290d77586a568c1e002b7b339b449c73b5572f196dc3f5119"
 _KEY_BITS = 64 - DIGIT_BITS  # of a draw, compared at once; the other 68 are drawn where these are equal
+_SLOT_SHIFT = 48
 
 
 class Integers(Channel):
@@ -84,20 +85,24 @@ def draw(centres: NDArray[np.float64], private: PrivateRandomness) -> NDArray[np
 
 def _row_draws(rows: NDArray[np.int64], private: PrivateRandomness) -> NDArray[np.int64]:
     """One whole number around each centre row/16: as many as the row has numbers up to a 128-bit draw."""
-    keys, exact = _table()
+    keys, slots, exact = _table()
     drawn = private.words(rows.size) >> np.uint64(DIGIT_BITS)
     probes = (rows.astype(np.uint64) << np.uint64(_KEY_BITS)) | drawn
-    found = np.searchsorted(keys, probes, side="right")
+    slot = (probes >> np.uint64(_SLOT_SHIFT)).astype(np.int64)
+    found = slots[slot]
+    close = np.flatnonzero(slots[slot + 1] != found)  # a key lies in the same slot: once in 80 draws
+    found[close] = np.searchsorted(keys, probes[close], side="right")
     below = found - THRESHOLDS * rows
-    for i in np.flatnonzero(keys[found - 1] == probes):  # once in 2⁵² draws
+    for i in close[keys[found[close] - 1] == probes[close]]:  # once in 2⁵² draws
         rest = int.from_bytes(private.bytes(9), "big") >> 4
         below[i] = bisect_right(exact[rows[i]], int(drawn[i]) << 128 - _KEY_BITS | rest)
     return below + LOWEST
 
 
 @functools.cache
-def _table() -> tuple[NDArray[np.uint64], list[list[int]]]:
-    """The shipped rows: row and first 60 bits of every number as one sorted key, and the numbers themselves.
+def _table() -> tuple[NDArray[np.uint64], NDArray[np.int64], list[list[int]]]:
+    """The shipped rows: row and first 60 bits of every number as one sorted key, `slots` of these keys, and
+    the numbers themselves.
 
     Number i of row j is 2¹²⁸·P(y ≤ LOWEST + i) for N_ℤ(j/16, s²), rounded, and at most 2¹²⁸ − 1.
     """
@@ -107,7 +112,14 @@ def _table() -> tuple[NDArray[np.uint64], list[list[int]]]:
     words = np.frombuffer(stored, ">u8").astype(np.uint64).reshape(1 << DIGIT_BITS, THRESHOLDS, 2)
     rows = np.arange(1 << DIGIT_BITS, dtype=np.uint64)[:, None] << np.uint64(_KEY_BITS)
     exact = [[int(high) << 64 | int(low) for high, low in row] for row in words.tolist()]
-    return (rows | words[:, :, 0] >> np.uint64(DIGIT_BITS)).ravel(), exact
+    keys = (rows | words[:, :, 0] >> np.uint64(DIGIT_BITS)).ravel()
+    return keys, slots_of(keys), exact
+
+
+def slots_of(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How many keys lie below each slot of 2⁴⁸ numbers, and how many there are."""
+    starts = np.arange(1 << 64 - _SLOT_SHIFT, dtype=np.uint64) << np.uint64(_SLOT_SHIFT)
+    return np.append(np.searchsorted(keys, starts), len(keys))
 
 
 def _packed(values: NDArray[np.int64]) -> bytes:

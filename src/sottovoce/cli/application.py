@@ -15,11 +15,13 @@ from sottovoce.cli import (
     check,
     compare,
     datasets,
+    draft,
     federation,
     ledger,
     models,
     quickstart,
     runs,
+    sites,
     studies,
     watch,
 )
@@ -47,6 +49,7 @@ app = typer.Typer(
 )
 quickstart.register(app)
 runs.register(app)
+draft.register(app)
 check.register(app)
 audit.register(app)
 compare.register(app)
@@ -54,6 +57,8 @@ models.register(app)
 watch.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
+app.add_typer(sites.site, name="site", cls=Commands)
+app.add_typer(sites.helper, name="helper", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
 studies.register(app)
 

@@ -14,7 +14,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import UNKNOWN, count, number
 
 if TYPE_CHECKING:
-    from sottovoce.data import Check
+    from sottovoce.data import Check, Description
     from sottovoce.data.findings import Findings
 
 MOST_LINES = 20
@@ -52,31 +52,30 @@ def _show(checked: Check) -> None:
     head = ["client", "verdict", "records", "unusable", "missing", "outside", "other"]
     if checked.agreed.unit:
         head.insert(3, "units")
-    rows = [_row(site, units=checked.agreed.unit is not None) for site in checked.sites]
+    rows = [_row(site, checked.agreed) for site in checked.sites]
     shape = " × ".join(map(str, checked.agreed.facts().shape))
     records = sum(site.records for site in checked.sites)
     title = f"{count(len(rows), 'client')}, {count(records, 'record')} of {shape} numbers"
     out.print(Table(head, rows, title, words=2).terminal())
     lines("red", checked.problems)
     lines("dark_orange", checked.suspicions)
-    if checked.ignored:
-        out.print(escape(f"not read: {', '.join(checked.ignored)}"), soft_wrap=True, highlight=False)
     if not checked.problems:
         said = "everything can be used" if not checked.suspicions else "can be used; look at the lines above"
         out.print(f"[green]{said}[/]; nothing was charged", highlight=False)
 
 
-def _row(site: Findings, *, units: bool) -> list[str]:
+def _row(site: Findings, agreed: Description) -> list[str]:
+    from sottovoce.data.findings import verdict
+
     columns = site.columns.values()
-    verdict = "refused" if site.problems else "ok"
     figures = [
         site.unusable,
         sum(column.missing + column.unreadable for column in columns),
         sum(column.outside for column in columns),
         sum(column.unknown for column in columns),
     ]
-    own = [UNKNOWN if site.units is None else number(site.units)] if units else []
-    return [site.client, verdict, number(site.records), *own, *map(number, figures)]
+    own = [UNKNOWN if site.units is None else number(site.units)] if agreed.unit else []
+    return [site.client, verdict(site, agreed), number(site.records), *own, *map(number, figures)]
 
 
 def lines(color: str, found: list[str]) -> None:

@@ -45,6 +45,11 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
         out.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """A line on standard error about what is going on."""
+    err.print(escape(visible(text)), soft_wrap=True, highlight=False)
+
+
 @contextmanager
 def hidden(quiet: bool) -> Iterator[None]:
     """Standard output of our own shows nothing inside, if `quiet`."""
@@ -208,11 +213,16 @@ def consent(*, yes: bool) -> Callable[[Price], None]:
     return agree
 
 
+def attended() -> bool:
+    """Returns whether somebody is here to ask."""
+    return sys.stdin.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Asks on the terminal; where there is none, `--yes` must have been said."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not attended():
         raise SottovoceError(
             "nobody is here to ask: repeat the command with --yes to agree; nothing was done"
         )

@@ -11,29 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data import folder
-from sottovoce.data.description import Description
+from sottovoce.data.description import UNCOVERED, Description
 from sottovoce.data.encoding import read_site
-from sottovoce.data.findings import Findings, UnusableFile, suspicions
+from sottovoce.data.findings import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.own import DataError
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found in each client's file, and which files were taken for no client's."""
+    """What was found in each client's file, and refusals of files that nobody reads."""
 
     agreed: Description
     sites: list[Findings]
-    ignored: list[str]
+    unread: list[str]
 
     @property
     def problems(self) -> list[str]:
         """What refuses a client, a line each."""
-        return [problem for site in self.sites for problem in site.problems]
+        return [*self.unread, *(problem for site in self.sites for problem in site.problems)]
 
     @property
     def suspicions(self) -> list[str]:
         """What can be used and looks wrong, a line each."""
-        return [line for site in self.sites for line in suspicions(site, self.agreed)]
+        looked_up = [f"records.toml: {what}: {UNCOVERED}" for what in self.agreed.looked_up]
+        return [*looked_up, *(line for site in self.sites for line in suspicions(site, self.agreed))]
 
     def fields(self) -> dict[str, Any]:
         """For another program of the owner's."""
@@ -44,9 +45,15 @@ class Check:
             "inputs": list(self.agreed.facts().shape),
             "records": sum(site.records for site in self.sites),
             "sites": [
-                {**asdict(site), "suspicions": list(suspicions(site, self.agreed))} for site in self.sites
+                {
+                    **asdict(site),
+                    "verdict": verdict(site, self.agreed),
+                    "suspicions": list(suspicions(site, self.agreed)),
+                }
+                for site in self.sites
             ],
-            "ignored": self.ignored,
+            "unread": self.unread,
+            "looked_up": self.agreed.looked_up,
         }
 
 
@@ -60,16 +67,19 @@ def check(path: str | Path, progress: Callable[[str, int], None] = lambda client
         raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
     agreed = folder.agreement(path)
     files = folder.client_files(path) if path.is_dir() else {folder.client_name(path): path}
-    sites = []
+    sites, copies = [], folder.Copies()
     for name, file in files.items():
         progress(name, len(files))
-        sites.append(_findings(name, file, agreed))
-    return Check(agreed, sites, folder.ignored_files(path) if path.is_dir() else [])
+        sites.append(_findings(name, file, agreed, copies))
+    return Check(agreed, sites, folder.unread_files(path) if path.is_dir() else [])
 
 
-def _findings(name: str, path: Path, agreed: Description) -> Findings:
+def _findings(name: str, path: Path, agreed: Description, copies: folder.Copies) -> Findings:
     try:
-        return read_site(path, agreed).findings
+        site = read_site(path, agreed)
+        copied = copies.problem(name, site)
+        site.findings.problems += [] if copied is None else [copied]
+        return site.findings
     except UnusableFile as refused:
         return refused.findings
     except DataError as error:

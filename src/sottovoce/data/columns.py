@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ class Numbers:
 
     values: npt.NDArray[np.float64]
     unreadable: int = 0
+    commas: int = 0
+    """How many of the unreadable ones would be numbers if a comma were a decimal point."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,15 @@ class Texts:
     codes: npt.NDArray[np.int64]
     distinct: Sequence[str]
 
-    def among(self, values: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The place of each record's text among `values`, or −1; `1.0` is the `1` of whole numbers."""
-        whole = all(_WHOLE.fullmatch(f"{value}.") for value in values)
-        places = {value: place for place, value in enumerate(values)}
-        found = [places.get(canonical(text, whole=whole), -1) for text in self.distinct]
-        return np.array([*found, -1], np.int64)[self.codes]
+    @property
+    def cells(self) -> list[str]:
+        """The texts of all records, empty where nothing stands."""
+        texts = [*self.distinct, ""]
+        return [texts[code] for code in self.codes.tolist()]
+
+    def places(self, place: Callable[[str], int]) -> npt.NDArray[np.int64]:
+        """The place that each record's text has by `place`; −1 where nothing stands."""
+        return np.array([*map(place, self.distinct), -1], np.int64)[self.codes]
 
 
 class Columns(ABC):
@@ -75,8 +80,8 @@ class Columns(ABC):
     records: int
 
     @abstractmethod
-    def numbers(self, name: str) -> Numbers:
-        """A column as numbers."""
+    def numbers(self, name: str, decimal: str = ".") -> Numbers:
+        """A column as numbers; with `decimal=","` a comma in a text is a decimal point as well."""
 
     @abstractmethod
     def texts(self, name: str) -> Texts:
@@ -102,7 +107,7 @@ class ArrayColumns(Columns):
         self.names = list(arrays)
         self.records = max((len(array) if array.ndim else 0 for array in arrays.values()), default=0)
 
-    def numbers(self, name: str) -> Numbers:
+    def numbers(self, name: str, decimal: str = ".") -> Numbers:
         array = self._column(name)
         if array.dtype.kind not in "iufb":
             raise DataError(f"holds {array.dtype} where numbers were agreed on: save it as numbers")
@@ -112,8 +117,10 @@ class ArrayColumns(Columns):
 
     def texts(self, name: str) -> Texts:
         array = self._column(name)
-        if array.dtype.kind not in "iufbUS":
+        if array.dtype.kind not in "iufbUSM":
             raise DataError(f"holds {array.dtype} where texts were agreed on: save it as texts")
+        if array.dtype.kind == "M":
+            array = array.astype("datetime64[s]").astype(str)
         distinct, codes = np.unique(array, return_inverse=True)
         return Texts(codes.astype(np.int64), [_text(value) for value in distinct.tolist()])
 
@@ -132,15 +139,20 @@ class ArrowColumns(Columns):
         self.names = names
         self.records = table.num_rows
 
-    def numbers(self, name: str) -> Numbers:
+    def numbers(self, name: str, decimal: str = ".") -> Numbers:
         pa, pc = arrow()
         column = self._table.column(name)
-        unreadable = 0
+        unreadable = commas = 0
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             texts = pc.utf8_trim_whitespace(column)
+            pointed = pc.replace_substring(texts, ",", ".")
+            if decimal == ",":
+                texts = pointed
             readable = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
+            either = pc.fill_null(pc.match_substring_regex(pointed, _NUMBER), False)
+            commas = (pc.sum(either).as_py() or 0) - (pc.sum(readable).as_py() or 0)
             absent = pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True)
             unreadable = len(texts) - texts.null_count - (pc.sum(pc.or_(readable, absent)).as_py() or 0)
             unsigned = pc.replace_substring_regex(texts, r"^\+", "")
@@ -151,13 +163,15 @@ class ArrowColumns(Columns):
             column = column.cast(pa.int8())
         values = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
         infinite = np.isinf(values)
-        return Numbers(np.where(infinite, np.nan, values), unreadable + int(infinite.sum()))
+        return Numbers(np.where(infinite, np.nan, values), unreadable + int(infinite.sum()), commas)
 
     def texts(self, name: str) -> Texts:
         pa, _ = arrow()
         column = self._table.column(name)
         if pa.types.is_nested(column.type):
             raise DataError(f"holds {column.type} where texts were agreed on: save it as texts")
+        if pa.types.is_temporal(column.type):
+            column = column.cast(pa.string())
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         encoded = column.unify_dictionaries().combine_chunks()

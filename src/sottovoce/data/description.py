@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +19,14 @@ import torch
 
 from sottovoce.catalog import TASKS
 from sottovoce.data.facts import Facts
+from sottovoce.data.kinds import Column, Names, column, looked_up
 from sottovoce.data.section import DescriptionError, Section, document, text_of
 
 NAME = "records.toml"
 UNUSABLE = 0.05
 """Share of records that a client may be unable to use, where the agreement does not say."""
-OTHER = "other"
-MOST_COLUMNS, MOST_VALUES, MOST_ENCODED, MOST_TOKENS = 10_000, 10_000, 100_000, 2**31
-MOST_DEVIATIONS = 1e6
-"""How many standard deviations from the mean a bound may lie: numbers stay sensible in float32."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A column of numbers, clamped to [low, high] and scaled to (value − center)/spread.
-
-    Without a public mean and std these are of a value equally likely everywhere between the bounds.
-
-    >>> age = Number(low=0, high=120, missing="middle")
-    >>> age.center, round(age.spread, 2), age.filler
-    (60.0, 34.64, 60.0)
-    """
-
-    low: float
-    high: float
-    mean: float | None = None
-    std: float | None = None
-    missing: str | float | None = None
-
-    @property
-    def center(self) -> float:
-        return (self.low + self.high) / 2 if self.mean is None else self.mean
-
-    @property
-    def spread(self) -> float:
-        return (self.high - self.low) / math.sqrt(12) if self.std is None else self.std
-
-    @property
-    def filler(self) -> float:
-        """What stands for a missing value, on the scale of the column; the center if nothing was agreed."""
-        words = {"low": self.low, "high": self.high, "middle": (self.low + self.high) / 2, None: self.center}
-        return self.missing if isinstance(self.missing, float) else words[self.missing]
-
-    def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
-        return [name] if self.missing is None else [name, f"{name} missing"]
-
-
-@dataclass(frozen=True)
-class Category:
-    """A column of names: one input for each value, and one for anything else."""
-
-    values: tuple[str, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The values, `other` last unless it is one of them."""
-        return self.values if OTHER in self.values else (*self.values, OTHER)
-
-    def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column."""
-        return [f"{name}={value}" for value in self.names]
+UNCOVERED = "looked up in records, which everybody who reads the agreement learns and no ε covers"
+MOST_COLUMNS, MOST_ENCODED, MOST_TOKENS = 10_000, 100_000, 2**31
 
 
 @dataclass(frozen=True)
@@ -114,6 +62,15 @@ class Target:
     low: float = -1.0
     high: float = 1.0
     columns: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    ignore_case: bool = False
+    looked_up: tuple[str, ...] = ()
+    """Which of its constants were read from records: no ε covers these."""
+
+    @property
+    def names(self) -> Names:
+        """The classes by name."""
+        return Names(self.values, self.aliases, self.ignore_case)
 
     @property
     def center(self) -> float:
@@ -144,10 +101,12 @@ class Description:
 
     task: str
     target: Target
-    columns: Mapping[str, Number | Category]
+    columns: Mapping[str, Column]
     array: Array | None = None
     unit: str | None = None
     unusable: float = UNUSABLE
+    decimal: str = "."
+    """What parts whole numbers from fractions in texts; with a comma, a point does so too."""
 
     @classmethod
     def load(cls, path: Path) -> Description:
@@ -161,6 +120,9 @@ class Description:
         task = top.choice("task", tuple(TASKS))
         unit = top.text("unit", optional=True)
         unusable = top.number("unusable", default=UNUSABLE, low=0.0, high=1.0)
+        decimal = top.text("decimal", optional=True) or "."
+        if decimal not in (".", ","):
+            raise top.error("decimal", f'is {decimal}: give "." or ","')
         target = _target(top.section("target"), task)
         array, columns = top.section("array", optional=True), top.section("columns", optional=True)
         top.end()
@@ -172,7 +134,8 @@ class Description:
                 raise top.error(f"[columns.{name}]", f"is the {use} too, not an input: remove it")
         if unit in target.sources:
             raise top.error("unit", "is the target too: name another column")
-        return cls(task, target, described, None if array is None else _array(array), unit, unusable)
+        stored = None if array is None else _array(array)
+        return cls(task, target, described, stored, unit, unusable, decimal)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -186,8 +149,17 @@ class Description:
 
     @property
     def scale(self) -> float:
-        """What a table's inputs are divided by at last, √(number of columns): records have norm about 1."""
-        return math.sqrt(max(1, len(self.columns)))
+        """What a table's inputs are divided by at last, √(number of columns): records have norm about 1.
+
+        A date counts as often as it has parts.
+        """
+        return math.sqrt(max(1, sum(column.width for column in self.columns.values())))
+
+    @property
+    def looked_up(self) -> list[str]:
+        """What was read from records and is covered by no ε, as "low and high of age"."""
+        tables = [(self.target.column or "the target", self.target), *self.columns.items()]
+        return [f"{' and '.join(of.looked_up)} of {name}" for name, of in tables if of.looked_up]
 
     def facts(self) -> Facts:
         """The facts of a run on such records: of the agreement, and of nothing else."""
@@ -202,15 +174,16 @@ class Description:
 
     def to_toml(self) -> str:
         """The file, in one way of writing for one agreement; `parse` of it gives the same back."""
-        top = {"task": self.task, "unit": self.unit, "unusable": self.unusable}
+        decimal = None if self.decimal == "." else self.decimal
+        top = {"task": self.task, "unit": self.unit, "unusable": self.unusable, "decimal": decimal}
         target: dict[str, object] = {"column": self.target.column or None}
         if self.task == "number":
             target |= {"low": self.target.low, "high": self.target.high}
-        target |= {"values": list(self.target.values) or None, "columns": list(self.target.columns) or None}
+        target |= {**self.target.names.fields(), "columns": self.target.columns}
+        target |= {"looked_up": self.target.looked_up}
         tables: dict[str, Mapping[str, object]] = {"": top, "target": target}
-        for name, column in self.columns.items():
-            kind = {"kind": "number" if isinstance(column, Number) else "category"}
-            tables[f"columns.{_quoted(name)}"] = {**kind, **vars(column)}
+        for name, described in self.columns.items():
+            tables[f"columns.{_quoted(name)}"] = described.fields()
         if self.array is not None:
             tables["array"] = _array_values(self.array)
         return "\n".join(_table(name, values) for name, values in tables.items())
@@ -226,6 +199,12 @@ def of(facts: Facts) -> Description | None:
     return described
 
 
+def tokens(facts: Facts) -> int:
+    """Returns how many tokens records may hold, as a model sees them; 0 where they are numbers."""
+    agreed = None if facts.source is not None else of(facts)
+    return (agreed.array.vocabulary or 0) if agreed is not None and agreed.array is not None else 0
+
+
 def random_records(
     facts: Facts, count: int, generator: torch.Generator | None = None, scale: float = 1.0
 ) -> torch.Tensor:
@@ -234,9 +213,9 @@ def random_records(
     >>> random_records(Facts((2, 3), 4), 5).shape
     torch.Size([5, 2, 3])
     """
-    agreed = None if facts.source is not None else of(facts)
-    if agreed is not None and agreed.array is not None and agreed.array.vocabulary is not None:
-        return torch.randint(agreed.array.vocabulary, (count, *facts.shape), generator=generator)
+    vocabulary = tokens(facts)
+    if vocabulary:
+        return torch.randint(vocabulary, (count, *facts.shape), generator=generator)
     return scale * torch.randn(count, *facts.shape, generator=generator)
 
 
@@ -244,53 +223,29 @@ def _target(section: Section, task: str) -> Target:
     if task == "labels":
         target = Target(columns=section.texts("columns", 2**16, kind="columns"))
     elif task == "classes":
-        target = Target(section.text("column"), values=section.texts("values", 2**16))
-        if len(target.values) < 2:
+        name, names = section.text("column"), Names.parse(section, 2**16)
+        if len(names.values) < 2:
             raise section.error("values", "names fewer than two classes: name them all")
+        said = looked_up(section, "values")
+        target = Target(name, names.values, -1.0, 1.0, (), names.aliases, names.ignore_case, said)
     else:
-        column, (low, high) = section.text("column"), section.bounds()
-        target = Target(column, low=low, high=high)
+        name, (low, high) = section.text("column"), section.bounds()
+        target = Target(name, low=low, high=high, looked_up=looked_up(section, "low", "high"))
     section.end()
     return target
 
 
-def _columns(section: Section) -> dict[str, Number | Category]:
+def _columns(section: Section) -> dict[str, Column]:
     if not 1 <= len(section.keys) <= MOST_COLUMNS:
         raise section.error("", f"describes {len(section.keys)} columns: describe 1 to {MOST_COLUMNS}")
-    columns = {name: _column(section.section(name)) for name in section.keys}
-    inputs = [part for name, column in columns.items() for part in column.encoded(name)]
+    columns = {name: column(section.section(name)) for name in section.keys}
+    inputs = [part for name, described in columns.items() for part in described.encoded(name)]
     if len(inputs) > MOST_ENCODED:
         raise section.error("", f"becomes {len(inputs)} inputs, more than {MOST_ENCODED}: join rare values")
     if len(set(inputs)) < len(inputs):
         twice = next(name for name in inputs if inputs.count(name) > 1)
         raise section.error("", f"gives two inputs the name {twice!r}: rename a column")
     return columns
-
-
-def _column(section: Section) -> Number | Category:
-    if section.choice("kind", ("number", "category")) == "category":
-        category = Category(section.texts("values", MOST_VALUES))
-        section.end()
-        return category
-    low, high = section.bounds()
-    mean = section.number("mean", low=low, high=high) if "mean" in section.keys else None
-    std = section.number("std", low=0.0) if "std" in section.keys else None
-    column = Number(low, high, mean, std, _missing(section, low, high))
-    section.end()
-    furthest = max(high - column.center, column.center - low)
-    if column.spread <= 0 or furthest / column.spread > MOST_DEVIATIONS:
-        raise section.error(
-            "std", f"is {std}, too small for these bounds: give a positive standard deviation"
-        )
-    return column
-
-
-def _missing(section: Section, low: float, high: float) -> str | float | None:
-    if "missing" not in section.keys:
-        return None
-    if isinstance(section.peek("missing"), str):
-        return section.choice("missing", ("middle", "low", "high"))
-    return section.number("missing", low=low, high=high)
 
 
 def _array(section: Section) -> Array:
@@ -323,9 +278,14 @@ def _quoted(text: str) -> str:
 
 def _table(name: str, values: Mapping[str, object]) -> str:
     lines = [f"[{name}]"] if name else []
-    lines += [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
+    lines += [f"{key} = {written(value)}" for key, value in values.items() if value not in (None, (), {})]
     return "\n".join(lines) + "\n"
 
 
-def _value(value: object) -> str:
+def written(value: object) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_quoted(key)} = {written(of)}" for key, of in value.items()) + " }"
+    if isinstance(value, date):
+        return value.isoformat()
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

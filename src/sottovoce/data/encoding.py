@@ -8,8 +8,9 @@ one record never moves one. What was wrong is counted on the way, for the owner'
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,23 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
-from sottovoce.data.columns import ArrayColumns, Columns, Numbers, Texts, canonical
-from sottovoce.data.description import OTHER, Array, Category, Description, Number
+from sottovoce.data.cells import (
+    EXAMPLES,
+    encode_category,
+    encode_date,
+    encode_number,
+    encode_text,
+    found_in,
+    unknown_in,
+)
+from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
+from sottovoce.data.description import Array, Description
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
 from sottovoce.data.identity import of_names
+from sottovoce.data.kinds import Category, Date, Names, Number
 from sottovoce.data.own import DataError, read_array_parts, read_arrays
 from sottovoce.data.tables import read_columns, read_parts
 
-EXAMPLES = 3
-"""How many names a message lists."""
 LABELS = ("0", "1", "false", "true")
 
 
@@ -66,22 +75,47 @@ def read_site(
     return site
 
 
-def read_inputs(path: Path, agreed: Description) -> Iterator[Values]:
-    """`x` of the records to predict, in the file's order and in parts of bounded size.
+@dataclass(frozen=True)
+class Part:
+    """Some records to predict: `x` as in `Facts`, columns that are kept as they stand, and what was odd."""
+
+    x: Values
+    kept: Mapping[str, list[str]]
+    columns: Mapping[str, ColumnFindings]
+
+
+def read_inputs(path: Path, agreed: Description, keep: Sequence[str] = ()) -> Iterator[Part]:
+    """The records to predict, in the file's order and in parts of bounded size.
 
     Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
     cannot be used is a row of NaN, or of −1 where records are tokens.
     """
     if agreed.array is not None and path.suffix.lower() == ".npz":
-        parts: Iterator[Columns | Values] = read_array_parts(path, "x")
-    else:
-        parts = read_parts(path, *_kinds(agreed, []))
-    for part in parts:
-        reader = _Reader(path, agreed, Findings(canonical(path.stem)))
-        x = reader.stored(part) if isinstance(part, np.ndarray) else reader.inputs(part)
-        if x is None:
+        kept, start = kept_arrays(path, keep), 0
+        for x in read_array_parts(path, "x"):
+            reader = _Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
+            stored, end = reader.stored(x), start + len(x)
+            if stored is None:
+                raise UnusableFile(reader.findings)
+            yield Part(stored, {name: cells[start:end] for name, cells in kept.items()}, {})
+            start = end
+        return
+    numbers, texts = _kinds(agreed, list(keep))
+    for columns in read_parts(path, numbers, texts, agreed.decimal):
+        reader = _Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
+        inputs = reader.inputs(columns, keep)
+        if inputs is None:
             raise UnusableFile(reader.findings)
-        yield x
+        yield inputs
+
+
+def kept_arrays(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
+    """Columns of an npz as they stand, to be kept beside predictions."""
+    columns = ArrayColumns(read_arrays(path, keep))
+    for name in keep:
+        if name not in columns.names:
+            raise DataError(f"{path} has no array '{name}' to keep: leave it out, or check its name")
+    return {name: columns.texts(name).cells for name in keep}
 
 
 def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
@@ -89,7 +123,8 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
     numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
     if agreed.task == "number" and agreed.target.column in sources:
         numbers.append(agreed.target.column)
-    return numbers, [name for name in (*agreed.columns, *sources) if name not in numbers]
+    texts = [name for name in (*agreed.columns, *sources) if name not in numbers]
+    return numbers, list(dict.fromkeys(texts))
 
 
 class _Reader:
@@ -129,13 +164,13 @@ class _Reader:
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
             if self._limited and found.unreadable and found.missing + found.unreadable == columns.records:
-                self._problem(f"column '{name}' holds no number: correct it, or its kind in records.toml")
+                self._problem(f"column '{name}' {_useless(agreed, name, found)}")
         if x is None or findings.problems:
             return None
         usable = targeted & whole_records(x)
         if target:
             self._count_targets(y[usable])
-        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES]) + self._hint()
         findings.unusable = int((~usable).sum())
         if self._limited:
             self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
@@ -150,14 +185,30 @@ class _Reader:
             return None
         return without_unusable(encoded, np.zeros(len(encoded)), whole_records(encoded))[0]
 
-    def inputs(self, columns: Columns) -> Values | None:
+    def inputs(self, columns: Columns, keep: Sequence[str]) -> Part | None:
         """Encoded inputs of a table, or None if columns are not as agreed."""
         if self._agreed.array is not None:
             self._problem(f"is a {self._path.suffix} file, but these records are arrays: save an .npz")
             return None
-        self._named(columns, list(self._agreed.columns))
+        self._named(columns, [*self._agreed.columns, *keep], "add it: the model was made with it")
         x = None if self.findings.problems else self._table(columns)
-        return None if self.findings.problems else x
+        if x is None or self.findings.problems:
+            return None
+        return Part(x, {name: columns.texts(name).cells for name in keep}, self.findings.columns)
+
+    def _hint(self) -> str:
+        """What makes every target unusable, where one thing does."""
+        target = self._agreed.target
+        found = self.findings.columns.get(target.column, ColumnFindings())
+        if found.commas and found.commas == found.unreadable:
+            return ' (it has decimal commas: write decimal = "," above [target] in records.toml)'
+        numbers = found.examples and all(text.lstrip("+-").isdecimal() for text in found.examples)
+        if target.values and numbers and found.unknown + found.missing == self.findings.records:
+            place = int(found.examples[0])
+            meant = target.values[place if 0 <= place < len(target.values) else 0]
+            example = f'"{found.examples[0]}" = "{meant}"'
+            return f" (it holds numbers and records.toml names: add aliases = {{ {example}, … }} to [target])"
+        return ""
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
@@ -173,16 +224,19 @@ class _Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            columns = self._given or read_columns(self._path, *_kinds(agreed, sources))
+            kinds = _kinds(agreed, sources)
+            columns = self._given or read_columns(self._path, *kinds, agreed.decimal)
             inputs = list(agreed.columns)
         self._named(columns, [*inputs, *sources])
         return columns
 
-    def _named(self, columns: Columns, names: list[str]) -> None:
+    def _named(
+        self, columns: Columns, names: list[str], remedy: str = "add it, or change records.toml"
+    ) -> None:
         for name in names:
             if name not in columns.names:
                 close = difflib.get_close_matches(name, columns.names, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "add it, or change records.toml"
+                hint = f"did you mean {close[0]!r}?" if close else remedy
                 self._problem(f"has no column '{name}': {hint}")
 
     def _arrays(self, sources: list[str]) -> ArrayColumns:
@@ -216,56 +270,25 @@ class _Reader:
             into = x[:, place : place + width]
             place += width
             if isinstance(column, Number):
-                numbers = self._column(name, columns.numbers)
-                if numbers is not None:
-                    self._number(name, column, numbers, into)
+                numbers = self._numbers(columns, name)
+                found = None if numbers is None else encode_number(column, numbers, into)
             else:
                 texts = self._column(name, columns.texts)
-                if texts is not None:
-                    self._category(name, column, texts, into)
+                if texts is None:
+                    found = None
+                elif isinstance(column, Category):
+                    found = encode_category(column, texts, into)
+                elif isinstance(column, Date):
+                    found = encode_date(column, texts, into)
+                else:
+                    found = encode_text(column, texts, into)
+            if found is not None:
+                self.findings.columns[name] = found
         return x
 
-    def _number(self, name: str, column: Number, numbers: Numbers, into: Values) -> None:
-        values = numbers.values
-        found = self._found(name, numbers)
-        absent = np.isnan(values)
-        if self._limited and numbers.unreadable and absent.all():
-            self._problem(
-                f"column '{name}' holds no number, though records.toml says so: correct one of them"
-            )
-        found.outside = int(((values < column.low) | (values > column.high)).sum())
-        clamped = np.where(absent, column.filler, np.clip(values, column.low, column.high))
-        found.constant = bool(len(values) > 1 and not absent.all() and np.ptp(clamped[~absent]) == 0)
-        into[:, 0] = (clamped - column.center) / column.spread
-        if column.missing is not None:
-            into[:, 1] = absent
-
-    def _category(self, name: str, column: Category, texts: Texts, into: Values) -> None:
-        found = self.findings.columns.setdefault(name, ColumnFindings())
-        places = texts.among(column.names)
-        self._unknown(found, texts, places)
-        other = column.names.index(OTHER)
-        hot = np.where(places < 0, other, places)
-        found.constant = bool(len(hot) > 1 and (hot == hot[0]).all())
-        into[np.arange(len(hot)), hot] = 1
-
-    def _found(self, name: str, numbers: Numbers) -> ColumnFindings:
-        found = self.findings.columns.setdefault(name, ColumnFindings())
-        found.unreadable = numbers.unreadable
-        found.missing = int(np.isnan(numbers.values).sum()) - numbers.unreadable
-        return found
-
-    @staticmethod
-    def _unknown(found: ColumnFindings, texts: Texts, places: Values) -> None:
-        """Counts texts outside the agreed ones, and nothing where nothing stands."""
-        strange = texts.codes[places < 0]
-        counts = np.bincount(strange[strange >= 0], minlength=len(texts.distinct))
-        blank = [place for place in np.flatnonzero(counts).tolist() if not canonical(texts.distinct[place])]
-        found.missing = int((strange < 0).sum() + counts[blank].sum())
-        found.unknown = len(strange) - found.missing
-        counts[blank] = 0
-        most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
-        found.examples = tuple(canonical(texts.distinct[place])[:40] for place in most if counts[place])
+    def _numbers(self, columns: Columns, name: str) -> Any:
+        """A column of numbers, or None after noting why it is none."""
+        return self._column(name, partial(columns.numbers, decimal=self._agreed.decimal))
 
     def _array(self, agreed: Array, records: int) -> Values | None:
         x = np.atleast_1d(self._x)
@@ -290,31 +313,32 @@ class _Reader:
         """Targets as a loss wants them, and which of them are there."""
         target, nothing = self._agreed.target, np.zeros(columns.records, bool)
         if self._agreed.task == "number":
-            numbers = self._column(target.column, columns.numbers)
+            numbers = self._numbers(columns, target.column)
             if numbers is None:
                 return nothing, nothing
-            found = self._found(target.column, numbers)
+            found = self.findings.columns.setdefault(target.column, found_in(numbers))
             outside = (numbers.values < target.low) | (numbers.values > target.high)
             found.outside = int(outside.sum())
             inside = np.clip(numbers.values, target.low, target.high)
             return ((inside - target.center) / target.reach).astype(np.float32), ~np.isnan(
                 numbers.values
             ) & ~outside
-        places = [self._places(columns, name, target.values or LABELS) for name in target.sources]
+        places = [self._places(columns, name) for name in target.sources]
         usable = np.all([place >= 0 for place in places], axis=0)
         if self._agreed.task == "classes":
             return places[0], usable
         labels: Values = np.stack(places, axis=1).astype(np.float32) % 2
         return labels, usable
 
-    def _places(self, columns: Columns, name: str, values: tuple[str, ...]) -> Values:
-        texts = self._column(name, columns.texts)
+    def _places(self, columns: Columns, name: str) -> Values:
+        target, texts = self._agreed.target, self._column(name, columns.texts)
         if texts is None:
             return np.full(columns.records, -1)
-        if values == LABELS:
-            texts = Texts(texts.codes, [_label(text) for text in texts.distinct])
-        places: Values = texts.among(values)
-        self._unknown(self.findings.columns.setdefault(name, ColumnFindings()), texts, places)
+        names = target.names
+        if target.columns:
+            texts, names = Texts(texts.codes, [_label(text) for text in texts.distinct]), Names(LABELS)
+        places: Values = texts.places(names.place)
+        self.findings.columns[name] = unknown_in(texts, places)
         return places
 
     def _units(self, columns: Columns, name: str) -> tuple[Values, Tensor]:
@@ -345,6 +369,15 @@ class _Reader:
             return
         names = target.values or target.columns
         self.findings.targets = dict(zip(names, counts.tolist(), strict=True))
+
+
+def _useless(agreed: Description, name: str, found: ColumnFindings) -> str:
+    """What is wrong with a column in which nothing can be read as agreed."""
+    if not isinstance(agreed.columns[name], Number):
+        return "holds no day as agreed: correct it, or its format in records.toml"
+    if found.commas == found.unreadable:
+        return 'has decimal commas: write decimal = "," above [target] in records.toml'
+    return "holds no number: correct it, or its kind in records.toml"
 
 
 def _label(text: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sottovoce.data.description import Description, Number
+from sottovoce.data.description import Description
+from sottovoce.data.kinds import Category, Date, Number
 from sottovoce.data.own import DataError
 
+MANY_UNKNOWN = 0.1
+"""Share of a site's values that a category does not name from which on the site gets a warning."""
 MANY_OUTSIDE = 0.05
 """Share of values outside their bounds from which on the bounds look wrong."""
 
@@ -18,6 +21,7 @@ class ColumnFindings:
 
     missing: int = 0
     unreadable: int = 0
+    commas: int = 0
     outside: int = 0
     unknown: int = 0
     examples: tuple[str, ...] = ()
@@ -38,6 +42,22 @@ class Findings:
     columns: dict[str, ColumnFindings] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+
+def strange_categories(found: Findings, agreed: Description) -> list[str]:
+    """Categories of which a site knows so many values that nobody agreed on that it hardly means them."""
+    return [
+        name
+        for name, column in found.columns.items()
+        if isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
+    ]
+
+
+def verdict(found: Findings, agreed: Description) -> str:
+    """Refused, to be looked at, or ok."""
+    if found.problems:
+        return "refused"
+    return "warning" if strange_categories(found, agreed) else "ok"
 
 
 class UnusableFile(DataError):
@@ -65,12 +85,19 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
     elif column.constant:
         yield "is the same in every record"
     if column.unreadable:
-        yield f"has {column.unreadable} values that are not numbers: they count as missing"
-    if isinstance(described, Number) and described.missing is None and 0 < column.missing < records:
+        kind = "days as agreed" if isinstance(described, Date) else "numbers"
+        comma = ' (decimal commas? decimal = "," in records.toml reads them)' if column.commas else ""
+        yield f"has {column.unreadable} values that are not {kind}: they count as missing{comma}"
+    if isinstance(described, Number | Date) and described.missing is None and 0 < column.missing < records:
         yield f"lacks {column.missing} values, and records.toml does not say missing = …: no input shows it"
     if described is not None and column.outside > MANY_OUTSIDE * records:
         yield f"has {column.outside} values outside its bounds: they are clamped"
     if column.unknown:
         examples = ", ".join(repr(text) for text in column.examples)
         use = "they count as other" if described is not None else "those records cannot be used"
-        yield f"has {column.unknown} values that records.toml does not name (such as {examples}): {use}"
+        many = f" ({column.unknown / records:.0%} of all)" if column.unknown > MANY_UNKNOWN * records else ""
+        name_them = '; add values, aliases or case = "ignore"' if many else ""
+        yield (
+            f"has {column.unknown} values{many} that records.toml does not name (such as {examples}): "
+            f"{use}{name_them}"
+        )

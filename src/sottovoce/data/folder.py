@@ -26,12 +26,19 @@ from sottovoce.data.dataset import Dataset, Records
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.facts import Facts
-from sottovoce.data.identity import of_records
+from sottovoce.data.identity import fingerprint, of_records
 from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import FORMATS, column_names
+from sottovoce.errors import visible
 
 LEDGER = "ledger.sqlite"
 """What all runs on a folder have spent, an account for each client."""
+APART = re.compile(
+    rf"{NAME}|(.+\.)?{LEDGER}.*|.*\.safetensors|.*\.card\.md|.*\.onnx|(.*\.)?home\.log|(README|LICENSE|LICENCE)(\..*)?",
+    re.IGNORECASE,
+)
+"""Files beside those of clients that nobody takes for one: the agreement, ledgers, models, words."""
+SAVE = {".xls": "save it as .xlsx or .csv", ".gz": "unpack it", ".zip": "unpack it"}
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
 
@@ -50,7 +57,12 @@ def client_name(path: Path) -> str:
     """The client that a file is named after."""
     name = canonical(path.stem)
     if not CLIENT.fullmatch(name):
-        raise DataError(f"{path.name!a} cannot name a client: use letters, digits, spaces and . @ + - _")
+        odd = ", ".join(dict.fromkeys(repr(c) for c in name if not re.fullmatch(r"[\w .@+-]", c)))
+        fault = f"for {odd}" if odd else "it begins with no letter or digit, or is longer than 100 letters"
+        named = visible(path.name)
+        raise DataError(
+            f"{named} cannot name a client ({fault}): rename it with letters, digits, spaces and . @ + - _"
+        )
     return name
 
 
@@ -74,19 +86,49 @@ def client_files(folder: Path) -> dict[str, Path]:
     return dict(sorted(clients.items()))
 
 
-def ignored_files(folder: Path) -> list[str]:
-    """What stands in a folder and is no client: shown, so that a misnamed site is noticed."""
-    names = (path.name for path in sorted(folder.iterdir()) if path.suffix.lower() not in FORMATS)
-    return [name for name in names if name != NAME and not name.startswith((LEDGER, "."))]
+def unread_files(folder: Path) -> list[str]:
+    """Refusals of files that no run reads and that may be somebody's records, a line each."""
+    left = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    otherwise = f"save it as one of {', '.join(FORMATS)}"
+    return [
+        f"{path} is not read: {SAVE.get(path.suffix.lower(), otherwise)}, or move it out of this folder"
+        for path in left
+        if path.suffix.lower() not in FORMATS and not APART.fullmatch(path.name)
+    ]
+
+
+class Copies:
+    """Notices files that hold the same records under two names: they would be charged twice.
+
+    What it remembers is made of records and stays here.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def problem(self, name: str, site: Site) -> str | None:
+        """Why this site is refused, if its records are another's."""
+        first = self._seen.setdefault(fingerprint(site.x, site.y), name)
+        if first == name:
+            return None
+        return (
+            f"{name} holds the same records as {first}: two accounts would spend their privacy, and neither "
+            "would know; remove one of the files"
+        )
 
 
 def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:
     """All clients of a folder as one dataset with their names; refused at the first that cannot be used."""
-    agreed = agreement(folder)
+    agreed, copies = agreement(folder), Copies()
     sites = {}
+    for refusal in unread_files(folder)[:1]:
+        raise DataError(refusal)
     for name, path in client_files(folder).items():
         progress(name)
         sites[name] = read_site(path, agreed)
+        refused = copies.problem(name, sites[name])
+        if refused is not None:
+            raise DataError(refused)
     return replace(joined_sites(str(folder), agreed, sites), home=folder)
 
 

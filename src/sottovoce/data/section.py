@@ -6,6 +6,7 @@ import math
 import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from sottovoce.errors import nearest
 MOST_LETTERS = 200
 MOST_SIZE = 1e30
 """Largest number that an agreement may name: far from the ends of float32."""
+
+BLANK = "?"
+"""What a draft writes where only people know what to write."""
 
 _REQUIRED = object()
 
@@ -34,7 +38,8 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DescriptionError(
-            f"no {path}: write one that says what a record is (docs/data.md), or check the path"
+            f"no {path}: write one that says what a record is ('sottovoce draft {path.parent}' asks you for "
+            "all of it), or check the path"
         ) from None
     except OSError as error:
         raise DescriptionError(f"cannot read {path} ({error.strerror}): check the path") from None
@@ -112,6 +117,21 @@ class Section:
             raise self.error(key, f"names {twice!r} twice: name it once")
         return tuple(texts)
 
+    def pairs(self, key: str, most: int) -> tuple[tuple[str, str], ...]:
+        """Names, each with a name that it stands for; none if the key is absent."""
+        values = self._take(key, "a table of names", default={})
+        if not isinstance(values, dict) or len(values) > most:
+            raise self.error(key, f'is {_short(values)}: give names and what they stand for, {{ w = "f" }}')
+        whole = {name: str(value) if type(value) is int else value for name, value in values.items()}
+        return tuple((_printable(self, key, name), _printable(self, key, v)) for name, v in whole.items())
+
+    def day(self, key: str) -> date:
+        """A day, as TOML writes it."""
+        value = self._take(key, "a day, as 2020-01-31")
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise self.error(key, f"is {_short(value)}: give a day without quotes, as 2020-01-31")
+        return value
+
     def number(
         self, key: str, *, default: float | None = None, low: float = -MOST_SIZE, high: float = MOST_SIZE
     ) -> float:
@@ -162,6 +182,8 @@ class Section:
         value = self._values.get(key, default)
         if value is _REQUIRED:
             raise self.error(key, f"is missing: give {what}")
+        if value == BLANK or value == [BLANK]:
+            raise self.error(key, f"is still to be filled in: give {what}")
         return value
 
 

@@ -1,4 +1,4 @@
-"""A client's file of a table, CSV, Parquet or npz: its columns at once, or in parts of bounded size."""
+"""A client's file of a table, whatever its format: its columns at once, or in parts of bounded size."""
 
 from __future__ import annotations
 
@@ -12,42 +12,54 @@ from typing import Any
 
 from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
 from sottovoce.data.own import DataError, array_names, read_arrays
+from sottovoce.data.sheets import sheet_names, sheet_parts
 
-FORMATS = (".csv", ".parquet", ".npz")
+FORMATS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
+TEXTS = (".csv", ".tsv")
 PART = 2**16
 """Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
 MOST_READINGS = 3
 """Columns with strange cells that are told apart by reading a file again."""
 
 
-def read_columns(path: Path, numbers: Collection[str], texts: Collection[str]) -> Columns:
-    """The named columns of a file, as far as it has them."""
+def read_columns(path: Path, numbers: Collection[str], texts: Collection[str], decimal: str = ".") -> Columns:
+    """The named columns of a file, as far as it has them; `decimal` as in `Columns.numbers`."""
     with _explained(path):
-        kind = _format(path)
+        kind, wanted = _format(path), [*numbers, *texts]
         if kind == ".npz":
-            return ArrayColumns(read_arrays(path, [*numbers, *texts]))
-        if kind == ".csv":
-            file = _Csv.open(path, numbers, texts)
+            return ArrayColumns(read_arrays(path, wanted))
+        if kind in TEXTS:
+            file = _Csv.open(path, numbers, texts, decimal)
             return ArrowColumns(file.whole(), file.names)
+        if kind == ".xlsx":
+            pa, _ = arrow()
+            names = sheet_names(path)
+            parts = list(sheet_parts(path, _known(path, names, wanted), numbers, PART))
+            return ArrowColumns(pa.concat_tables(parts), names)
         with _parquet(path) as (parquet, names):
-            return ArrowColumns(parquet.read(columns=_known(path, names, [*numbers, *texts])), names)
+            return ArrowColumns(parquet.read(columns=_known(path, names, wanted)), names)
 
 
-def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> Iterator[Columns]:
+def read_parts(
+    path: Path, numbers: Collection[str], texts: Collection[str], decimal: str = "."
+) -> Iterator[Columns]:
     """The same in parts, in the file's order, for files larger than memory; an npz is one part."""
     with _explained(path):
-        kind = _format(path)
+        kind, wanted = _format(path), [*numbers, *texts]
         if kind == ".npz":
-            yield ArrayColumns(read_arrays(path, [*numbers, *texts]))
-        elif kind == ".csv":
-            file = _Csv.open(path, numbers, texts)
+            yield ArrayColumns(read_arrays(path, wanted))
+        elif kind in TEXTS:
+            file = _Csv.open(path, numbers, texts, decimal)
             for part in file.parts():
                 yield ArrowColumns(part, file.names)
+        elif kind == ".xlsx":
+            names = sheet_names(path)
+            for part in sheet_parts(path, _known(path, names, wanted), numbers, PART):
+                yield ArrowColumns(part, names)
         else:
             pa, _ = arrow()
             with _parquet(path) as (parquet, names):
-                wanted = _known(path, names, [*numbers, *texts])
-                for batch in parquet.iter_batches(PART, columns=wanted):
+                for batch in parquet.iter_batches(PART, columns=_known(path, names, wanted)):
                     yield ArrowColumns(pa.Table.from_batches([batch]), names)
 
 
@@ -57,8 +69,10 @@ def column_names(path: Path) -> list[str]:
         kind = _format(path)
         if kind == ".npz":
             return array_names(path)
-        if kind == ".csv":
+        if kind in TEXTS:
             return csv_header(path)[0]
+        if kind == ".xlsx":
+            return sheet_names(path)
         with _parquet(path) as (_, names):
             return names
 
@@ -72,13 +86,14 @@ class _Csv:
     delimiter: str
     wanted: list[str]
     numbers: Collection[str]
+    decimal: str
 
     @classmethod
-    def open(cls, path: Path, numbers: Collection[str], texts: Collection[str]) -> _Csv:
+    def open(cls, path: Path, numbers: Collection[str], texts: Collection[str], decimal: str) -> _Csv:
         names, delimiter = csv_header(path)
         if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
             raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
-        return cls(path, names, delimiter, _known(path, names, [*numbers, *texts]), numbers)
+        return cls(path, names, delimiter, _known(path, names, [*numbers, *texts]), numbers, decimal)
 
     def whole(self) -> Any:
         """The file as one table."""
@@ -141,7 +156,10 @@ class _Csv:
                 ignore_empty_lines=len(self.names) > 1,  # of one column, an empty line is a missing value
             ),
             "convert_options": ConvertOptions(
-                column_types=types, include_columns=columns, null_values=sorted(ABSENT)
+                column_types=types,
+                include_columns=columns,
+                null_values=sorted(ABSENT),
+                decimal_point=self.decimal,
             ),
         }
 
@@ -188,11 +206,11 @@ def _known(path: Path, names: list[str], wanted: list[str]) -> list[str]:
 
 
 def csv_header(path: Path) -> tuple[list[str], str]:
-    """Names of the columns, and what stands between them: comma, semicolon or tab."""
+    """Names of the columns, and what stands between them: comma, semicolon or tab (.tsv: tab)."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             start = file.readline(2**20)
-            delimiter = max(",;\t", key=start.count)
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=start.count)
             file.seek(0)
             return next(csv.reader(file, delimiter=delimiter), []), delimiter
     except (UnicodeError, csv.Error):

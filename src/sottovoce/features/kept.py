@@ -90,19 +90,22 @@ def described_client(
     """
     if facts.source is None:
         return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
-    # A feature map takes pictures as they are, on the scale from 0 to 1.
+    # A feature map takes records as they are stored.
     own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
     return replace(own, x=kept.x.float())
 
 
-def view(plan: Plan, facts: Facts) -> Callable[[Tensor], Tensor]:
-    """What the model of a run sees of records as they are stored: normalized, or their features."""
-    features = None if facts.source is None else feature_map(plan, facts.source)
+def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
+    """What the model of a run sees of records as they are stored: normalized, or their features.
+
+    `local` as in `feature_map`.
+    """
+    features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
         return facts.normalize
     # Features are rounded as those that are kept.
-    return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
+    return lambda x: features(x).half().float()
 
 
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
@@ -136,7 +139,6 @@ def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Prog
     kept = torch.empty(shape, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
-        x = x / 255 if x.dtype == torch.uint8 else x.float()
         if shift == "none":
             kept[start : start + _BATCH] = features(x).half()
         else:

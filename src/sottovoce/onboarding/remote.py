@@ -98,10 +98,10 @@ class Connection:
 class Service:
     """A service that was reached over a trusted connection, and whose specification means what it says."""
 
-    def __init__(self, connection: Connection, model: str | None = None) -> None:
+    def __init__(self, connection: Connection, model: str | None = None, features: str | None = None) -> None:
         stated = parsed_json(connection.get("/v1/specification"))
         self._connection = connection
-        self._specification = Specification.parse(stated, model=model)
+        self._specification = Specification.parse(stated, model=model, features=features)
         self.run, self.key = self._specification.run, self._specification.key
         self.blueprint = self._specification.agreement.blueprint()
         self._specification.check(stated, self.blueprint)
@@ -131,16 +131,17 @@ def onboard(
     authority: str | Path | None = None,
     terms: Terms | None = None,
     model: str | None = None,
+    features: str | None = None,
     finish: bool = False,
 ) -> dict[str, Any]:
     """Writes a future client's model from the service at `url`; see `obtain_model`.
 
-    `model` names the run's model where it is code of one's own (`foreign`). With `finish` the model is
-    finished at home as well (`finished_too`).
+    `model` and `features` name the run's where they are code of one's own (`foreign`). With `finish` the
+    model is finished at home as well (`finished_too`).
     """
-    service = Service(Connection(url, token, authority), model)
-    found = obtain_model(service, records_file, out, terms or Terms())
-    return finished_too(found, records_file, model, None) if finish else found
+    service = Service(Connection(url, token, authority), model, features)
+    found = obtain_model(service, records_file, out, terms or Terms(), features)
+    return finished_too(found, records_file, model, features) if finish else found
 
 
 def checked_url(url: str) -> str:

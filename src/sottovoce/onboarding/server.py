@@ -169,16 +169,16 @@ class Answer(NamedTuple):
 class Onboarding:
     """A finished run, ready to serve."""
 
-    def __init__(self, run: str | Path, model: str | None = None) -> None:
+    def __init__(self, run: str | Path, model: str | None = None, features: str | None = None) -> None:
         directory = Path(run)
-        file = GeneratorFile.read(RunDirectory(directory).model_file, model=model)
+        file = GeneratorFile.read(RunDirectory(directory).model_file, model=model, features=features)
         if file.plan.seeded:
             raise SottovoceError(
                 f"{run} was a seeded simulation, whose noise protects nobody: serve a run with seeded=false"
             )
         # Clients resend messages that were made for this key, so it stays for ever.
         kept_secret(directory / KEY_FILE, new_key)
-        self._run = FinishedRun.load(directory, model)
+        self._run = FinishedRun.load(directory, model, features)
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
         agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model, sizes=file.sizes)

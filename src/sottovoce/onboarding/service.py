@@ -165,14 +165,19 @@ async def _body(request: Request, largest: int) -> bytes:
 
 
 def create_service(
-    run: str | Path, *, open_to_all: bool = False, model: str | None = None, hosts: Sequence[str] = ()
+    run: str | Path,
+    *,
+    open_to_all: bool = False,
+    model: str | None = None,
+    features: str | None = None,
+    hosts: Sequence[str] = (),
 ) -> FastAPI:
     """The application of a finished run; `open_to_all` needs no tokens and is for trying out.
 
-    `model` names the run's model where it is code of the operator's own. `hosts` are names besides those of
-    this machine under which the service may be asked.
+    `model` and `features` name the run's where they are code of the operator's own. `hosts` are names besides
+    those of this machine under which the service may be asked.
     """
-    server, tokens, registry = Onboarding(run, model), Tokens(Path(run)), CollectorRegistry()
+    server, tokens, registry = Onboarding(run, model, features), Tokens(Path(run)), CollectorRegistry()
     if not read_tokens(Path(run)) and not open_to_all:
         raise SottovoceError("nobody has a token: make a new one", "new_token")
     specification, context_model = server.specification.fields(server.blueprint), server.context_model()

@@ -81,10 +81,10 @@ class Specification:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @classmethod
-    def parse(cls, fields: Any, *, model: str | None = None) -> Specification:
+    def parse(cls, fields: Any, *, model: str | None = None, features: str | None = None) -> Specification:
         """Reads a service's answer; anything that does not fit together is refused, and no code is loaded.
 
-        `model` is what this machine's owner calls the model (`foreign`).
+        `model` and `features` are what this machine's owner calls model and feature map (`foreign`).
         """
         if not isinstance(fields, dict) or "version" not in fields:
             raise SpecificationError("that is not the specification of a run: check the URL")
@@ -97,7 +97,8 @@ class Specification:
             raise SpecificationError("the specification lacks its agreement or its key: check the URL")
         if re.fullmatch(f"[0-9a-f]{{{2 * KEY_BYTES}}}", key) is None:
             raise SpecificationError("the service's key is not an X25519 public key: check the URL")
-        run, agreement = foreign_name(fields.get("run")), Agreement.parse(text, model=model)
+        run = foreign_name(fields.get("run"))
+        agreement = Agreement.parse(text, model=model, features=features)
         return cls(run, agreement, bytes.fromhex(key))
 
     def check(self, fields: dict[str, Any], blueprint: Blueprint) -> None:

@@ -147,7 +147,7 @@ def _compare(
                 if plan.place.shared and name == "alone":  # nobody is there to share the noise with
                     split = split.replace(noise="client")
                 prepared = ready(split.replace(**changes), dataset)
-                run = _rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
+                run = rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
                 trained[name] = {client: _scored(task, found) for client, found in run.seen.items()}
                 future[-1][name] = {client: found.accuracy for client, found in run.future.items()}
@@ -178,11 +178,14 @@ class Rehearsed:
     seen: Mapping[str, Evaluation]
     future: Mapping[str, Evaluation]
     coefficients: Tensor
+    shared: Tensor
+    """What a client gets of whom nothing is known."""
     spent: float | None
     told: dict[str, Any]
 
 
-def _rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any]], None]) -> Rehearsed:
+def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any]], None]) -> Rehearsed:
+    """Runs a simulation that leaves nothing but its ledger."""
     plan, blueprint, federation = prepared.plan, prepared.blueprint, prepared.federation
     run = plan.digest() if plan.seeded else secrets.token_hex(8)
     master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
@@ -205,8 +208,8 @@ def _rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, An
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
     coefficients = server.coefficients(list(range(plan.participants)))
-    worst = max(spent) if plan.private else None
-    return Rehearsed(seen, future, coefficients, worst, {**description(blueprint), **told})
+    shared, worst = server.shared_coefficients(), max(spent) if plan.private else None
+    return Rehearsed(seen, future, coefficients, shared, worst, {**description(blueprint), **told})
 
 
 def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:

@@ -102,9 +102,10 @@ def write_app(
             "seeded=false for real ones",
             "deal",
         )
-    if agreement.plan.model not in MODELS:
-        model = json.dumps(agreement.plan.model)
-        simulated += f"# The operators' own model; clients name it in their node config.\nmodel = {model}\n"
+    own = {"model": agreement.plan.model not in MODELS, "features": ":" in agreement.plan.features}
+    for name in (name for name, code in own.items() if code):
+        simulated += f"# The operators' own {name}; clients name it in their node config.\n"
+        simulated += f"{name} = {json.dumps(getattr(agreement.plan, name))}\n"
     if simulated_clients is not None:
         where = json.dumps(str(Path(simulated_clients).resolve()))
         simulated += f"# Client files for Flower's simulation engine.\nsimulated-clients = {where}\n"

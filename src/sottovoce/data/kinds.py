@@ -1,0 +1,320 @@
+"""What a column of a table may be: a number, a category, a date or a text, and how many inputs it becomes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property
+from typing import ClassVar
+
+from sottovoce.data.columns import ABSENT, canonical
+from sottovoce.data.section import Section
+
+OTHER = "other"
+MOST_VALUES, MOST_PLACES = 10_000, 2**14
+MOST_DEVIATIONS = 1e6
+"""How many standard deviations from the mean a bound may lie: numbers stay sensible in float32."""
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+PARTS = {
+    "days": ("days",),
+    "month": tuple(f"month={month}" for month in range(1, 13)),
+    "weekday": tuple(f"weekday={day}" for day in DAYS),
+}
+"""The inputs that each part of a date becomes."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers, clamped to [low, high] and scaled to (value − center)/spread.
+
+    Without a public mean and std these are of a value equally likely everywhere between the bounds.
+
+    >>> age = Number(low=0, high=120, missing="middle")
+    >>> age.center, round(age.spread, 2), age.filler
+    (60.0, 34.64, 60.0)
+    """
+
+    low: float
+    high: float
+    mean: float | None = None
+    std: float | None = None
+    missing: str | float | None = None
+    looked_up: tuple[str, ...] = ()
+    """Which of its constants were read from records: no ε covers these."""
+    width: ClassVar[int] = 1
+
+    @property
+    def center(self) -> float:
+        return (self.low + self.high) / 2 if self.mean is None else self.mean
+
+    @property
+    def spread(self) -> float:
+        return (self.high - self.low) / math.sqrt(12) if self.std is None else self.std
+
+    @property
+    def filler(self) -> float:
+        """What stands for a missing value, on the scale of the column; the center if nothing was agreed."""
+        words = {"low": self.low, "high": self.high, "middle": (self.low + self.high) / 2, None: self.center}
+        return self.missing if isinstance(self.missing, float) else words[self.missing]
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
+        return [name] if self.missing is None else [name, f"{name} missing"]
+
+    def fields(self) -> dict[str, object]:
+        return {"kind": "number", **vars(self)}
+
+
+@dataclass(frozen=True)
+class Names:
+    """Agreed texts, and what else stands for each of them.
+
+    >>> sex = Names(("f", "m"), (("female", "f"), ("w", "f")), ignore_case=True)
+    >>> [sex.place(text) for text in (" F", "Female", "w", "M", "x")]
+    [0, 0, 0, 1, -1]
+    """
+
+    values: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    ignore_case: bool = False
+
+    def place(self, text: str) -> int:
+        """The place among the values of what a text stands for, or −1; `1.0` is the `1` of whole numbers."""
+        return self._places.get(self._key(text), -1)
+
+    def fields(self) -> dict[str, object]:
+        case = {"case": "ignore"} if self.ignore_case else {}
+        return {"values": self.values, "aliases": dict(self.aliases), **case}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        places = {self._key(value): place for place, value in enumerate(self.values)}
+        return places | {self._key(alias): self.values.index(value) for alias, value in self.aliases}
+
+    @cached_property
+    def _whole(self) -> bool:
+        return all(re.fullmatch(r"[+-]?[0-9]+", value) for value in self.values if value != OTHER)
+
+    def _key(self, text: str) -> str:
+        plain = canonical(text, whole=self._whole)
+        return plain.casefold() if self.ignore_case else plain
+
+    @classmethod
+    def parse(cls, section: Section, most: int, more: tuple[str, ...] = ()) -> Names:
+        """`values`, `aliases` and `case` of a table; `more` are values besides."""
+        agreed = section.texts("values", most)
+        case = section.choice("case", ("ignore", "exact"), default="exact")
+        names = cls((*agreed, *(text for text in more if text not in agreed)), ignore_case=case == "ignore")
+        if len(names._places) < len(names.values):
+            raise section.error("values", 'names a text twice but for its case: leave out case = "ignore"')
+        aliases = section.pairs("aliases", most)
+        for alias, value in aliases:
+            if value not in names.values:
+                raise section.error(
+                    "aliases", f"says that {alias!r} is {value!r}, which is none of its values"
+                )
+            if names.place(alias) >= 0:
+                raise section.error("aliases", f"has {alias!r}, which is a value itself: remove it there")
+        if len({names._key(alias) for alias, _ in aliases}) < len(aliases):
+            raise section.error("aliases", "names a text twice but for its case or form: name it once")
+        return cls(names.values, aliases, names.ignore_case)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of names: one input for each value, and one for anything else."""
+
+    values: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    ignore_case: bool = False
+    looked_up: tuple[str, ...] = ()
+    width: ClassVar[int] = 1
+
+    @property
+    def names(self) -> Names:
+        """The values, `other` last unless it is one of them."""
+        values = self.values if OTHER in self.values else (*self.values, OTHER)
+        return Names(values, self.aliases, self.ignore_case)
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column."""
+        return [f"{name}={value}" for value in self.names.values]
+
+    def fields(self) -> dict[str, object]:
+        names = Names(self.values, self.aliases, self.ignore_case)
+        return {"kind": "category", **names.fields(), "looked_up": self.looked_up}
+
+
+@dataclass(frozen=True)
+class Date:
+    """A column of days: how long after `since` (clamped to `until`, scaled as a number), month, weekday.
+
+    A day is read as ISO 8601 writes it, or by `format`; a time of day is left out.
+
+    >>> admitted = Date(date(2020, 1, 1), date(2029, 12, 31), format="%d.%m.%Y", parts=("days", "weekday"))
+    >>> admitted.day("31.12.2024"), admitted.day("2024-12-31T08:00:00"), admitted.day("31/12/24")
+    (datetime.date(2024, 12, 31), datetime.date(2024, 12, 31), None)
+    >>> len(admitted.encoded("admitted"))
+    8
+    """
+
+    since: date
+    until: date
+    parts: tuple[str, ...] = tuple(PARTS)
+    format: str | None = None
+    missing: str | None = None
+    looked_up: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.parts)
+
+    @property
+    def days(self) -> Number:
+        """The days since `since`, as a number whose filler is agreed; its indicator is the date's."""
+        return Number(0.0, float((self.until - self.since).days), missing=self.missing)
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
+        inputs = [f"{name} {part}" for kind in self.parts for part in PARTS[kind]]
+        return inputs if self.missing is None else [*inputs, f"{name} missing"]
+
+    def day(self, text: str) -> date | None:
+        """The day that a text names, if it does."""
+        plain = canonical(text)
+        for read in (self._agreed, datetime.fromisoformat):
+            try:
+                return read(plain).date()
+            except ValueError:
+                continue
+        return None
+
+    def parted(self, day: date) -> tuple[int, int, int]:
+        """Days since `since`, and the places of month and weekday."""
+        return (day - self.since).days, day.month - 1, day.weekday()
+
+    def fields(self) -> dict[str, object]:
+        return {"kind": "date", **vars(self)}
+
+    def _agreed(self, text: str) -> datetime:
+        if self.format is None:
+            raise ValueError
+        return datetime.strptime(text, self.format)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A column of free text: hashed words and grams of letters, `size` inputs of norm 1, or 0 for no text."""
+
+    size: int = 512
+    looked_up: tuple[str, ...] = ()
+    width: ClassVar[int] = 1
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column: places that words fall on, by number."""
+        return [f"{name} #{place}" for place in range(self.size)]
+
+    def fields(self) -> dict[str, object]:
+        return {"kind": "text", **vars(self)}
+
+
+Column = Number | Category | Date | Text
+NO_DAY = ABSENT | {"NaT"}
+"""Texts that stand for a missing day."""
+
+
+def column(section: Section) -> Column:
+    """A column as its table describes it."""
+    kind = section.choice("kind", tuple(KINDS))
+    found = KINDS[kind](section)
+    section.end()
+    return found
+
+
+def looked_up(section: Section, *keys: str) -> tuple[str, ...]:
+    """Which of a table's keys were read from records, as the table says."""
+    if "looked_up" not in section.keys:
+        return ()
+    said: tuple[str, ...] = section.texts("looked_up", len(keys), kind="keys")
+    for key in said:
+        if key not in keys:
+            raise section.error("looked_up", f"names {key!r}: choose from {', '.join(keys)}")
+    return said
+
+
+def _number(section: Section) -> Number:
+    low, high = section.bounds()
+    mean = section.number("mean", low=low, high=high) if "mean" in section.keys else None
+    std = section.number("std", low=0.0) if "std" in section.keys else None
+    missing = _missing(section, low, high)
+    number = Number(low, high, mean, std, missing, looked_up(section, "kind", "low", "high", "mean", "std"))
+    furthest = max(high - number.center, number.center - low)
+    if number.spread <= 0 or furthest / number.spread > MOST_DEVIATIONS:
+        raise section.error(
+            "std", f"is {std}, too small for these bounds: give a positive standard deviation"
+        )
+    return number
+
+
+def _missing(section: Section, low: float, high: float) -> str | float | None:
+    if "missing" not in section.keys:
+        return None
+    if isinstance(section.peek("missing"), str):
+        return section.choice("missing", ("middle", "low", "high"))
+    return section.number("missing", low=low, high=high)
+
+
+def _category(section: Section) -> Category:
+    names = Names.parse(section, MOST_VALUES, more=(OTHER,))
+    values = section.texts("values", MOST_VALUES)
+    return Category(values, names.aliases, names.ignore_case, looked_up(section, "kind", "values"))
+
+
+def _date(section: Section) -> Date:
+    since, until = section.day("since"), section.day("until")
+    if since >= until:
+        raise section.error("since", f"is {since} and until is {until}: since must be before until")
+    parts = section.texts("parts", len(PARTS), kind="parts") if "parts" in section.keys else tuple(PARTS)
+    for part in parts:
+        if part not in PARTS:
+            raise section.error("parts", f"names {part!r}: choose from {', '.join(PARTS)}")
+    missing = None
+    if "missing" in section.keys:
+        missing = section.choice("missing", ("middle", "low", "high"))
+    return Date(
+        since, until, parts, _format(section), missing, looked_up(section, "kind", "since", "until", "format")
+    )
+
+
+def _format(section: Section) -> str | None:
+    """How days are written: nothing that depends on the language of the machine that reads them."""
+    text: str | None = section.text("format", optional=True)
+    if text is None:
+        return None
+    codes = re.findall(r"%(.?)", text)
+    year = [code for code in codes if code in "yY"]
+    if (
+        set(codes) - set("dmyYHMS")
+        or len(set(codes)) < len(codes)
+        or not {"d", "m"} < {*codes}
+        or len(year) != 1
+    ):
+        raise section.error("format", f'is {text}: give day, month and year once each, as "%d.%m.%Y"')
+    return text
+
+
+def _text(section: Section) -> Text:
+    size = section.whole("size", MOST_PLACES) if "size" in section.keys else Text.size
+    return Text(size, looked_up(section, "kind"))
+
+
+KINDS: dict[str, Callable[[Section], Column]] = {
+    "number": _number,
+    "category": _category,
+    "date": _date,
+    "text": _text,
+}
+"""What each kind of column is read with."""
