@@ -124,7 +124,9 @@ def test_participants_that_differ_get_shifts_of_their_own_and_those_that_do_not_
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_slope_and_shift_in_the_last_layer_are_slope_and_shift_of_outputs(model: str) -> None:
     given = {"preset": "best", "dataset": "mine.npz", "model": model, "participants": 2, "calibration": 0.1}
-    plan = Plan.load(overrides={**given, "features": "none", "context_records": 8, "gradient_records": 8})
+    plan = Plan.load(
+        overrides={**given, "features": "none", "context_records": 8, "gradient_records": 8, "clip": 1.0}
+    )
     made = draw(plan, Facts((5,), 3), None)
     server = Server(made)
     start = server.coefficients([0, 1])
@@ -153,7 +155,9 @@ def test_a_model_whose_last_layer_decides_no_slope_is_refused_and_a_number_too()
             return torch.tanh(self.layer(x))
 
     given = {"preset": "best", "dataset": "mine.npz", "participants": 2, "features": "none"}
-    plan = Plan.load(overrides={**given, "calibration": 0.1, "context_records": 8, "gradient_records": 8})
+    plan = Plan.load(
+        overrides={**given, "calibration": 0.1, "context_records": 8, "gradient_records": 8, "clip": 1.0}
+    )
     with pytest.raises(SottovoceError, match="set calibration=0"):
         draw(plan, Facts((4,), 2), Squashed())
     with pytest.raises(SottovoceError, match="adapts as a whole"):
