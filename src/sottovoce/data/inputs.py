@@ -43,10 +43,10 @@ def read_inputs(path: Path, agreed: Description, keep: Sequence[str] = ()) -> It
     numbers, texts = kinds_of(agreed, list(keep))
     for columns in read_parts(path, numbers, texts, agreed.decimal):
         reader = Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
-        x = reader.inputs(columns, keep)
-        if x is None:
+        inputs = reader.inputs(columns, keep)
+        if inputs is None:
             raise UnusableFile(reader.findings)
-        yield Part(x, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)
+        yield Part(inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)
 
 
 def kept_arrays(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
