@@ -274,7 +274,15 @@ ACCOUNTINGS = {
 SCHEDULES = ("random", "balanced")
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
-FEATURES = ("none", "auto", "scattering", "patterns", "scattering+patterns")
+DESCRIBED = {
+    "scattering": ("pictures (C, H, W)", 3),
+    "patterns": ("pictures (C, H, W)", 3),
+    "scattering+patterns": ("pictures (C, H, W)", 3),
+    "spectrum": ("series (T, F)", 2),
+    "ngrams": ("tokens (L,)", 1),
+}
+"""Public feature maps, what each describes and how many axes that has."""
+FEATURES = ("none", "auto", *DESCRIBED)
 
 
 def function(path: str) -> Callable[..., Any]:

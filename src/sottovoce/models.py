@@ -92,6 +92,36 @@ def mlp(
     return nn.Sequential(*layers, _zero_layer(width, classes))
 
 
+class Bag(nn.Module):
+    """Tokens (n, L), int64, by the mean of their embeddings; tokens that fall on one row share it."""
+
+    ROWS, WIDTH = 2048, 16
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(self.ROWS, self.WIDTH)
+        self.head = _zero_layer(self.WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.int64:
+            raise ModelError(
+                'model=bag takes tokens: say kind = "tokens" in records.toml, or set model=linear'
+            )
+        output: Tensor = self.head(self.embedding(x.remainder(self.ROWS)).mean(dim=1))
+        return output
+
+
+def bag(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A bag of embeddings, 2,048 rows of 16 numbers that tokens share by their remainder; a linear layer.
+
+    >>> bag((20,), 4)(torch.zeros(2, 20).long()).shape
+    torch.Size([2, 4])
+    """
+    if len(shape) != 1:
+        raise ModelError(f"bag takes tokens (L,), not records of shape {shape}: set model=linear or mlp")
+    return Bag(classes)
+
+
 def _zero_layer(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.zeros_(layer.weight)
@@ -129,7 +159,7 @@ def _refuse_given(name: str) -> None:
         raise ModelError(f"model={shown(name)} was given from Python: pass it again, as module=…")
 
 
-MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp}
+MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp, "bag": bag}
 """Built-in models by name."""
 
 

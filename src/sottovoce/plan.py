@@ -121,7 +121,9 @@ class Plan:
         0, "records of each client; 0: as many as the dataset gives", "division", most=2**31
     )
     model: str = key(
-        "lenet", "lenet, linear, mlp, or 'package.module:function' called with (shape, classes)", "module"
+        "lenet",
+        "lenet, linear, mlp, bag (tokens), or 'package.module:function' called with (shape, classes)",
+        "module",
     )
     method: str = key(
         "factorized",

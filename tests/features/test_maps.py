@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sottovoce.catalog import FEATURES
+from sottovoce.catalog import DESCRIBED
 from sottovoce.errors import SottovoceError
 from sottovoce.features import FeatureMap, open_features
 from sottovoce.features.maps import Projection
 
-MAPS = [name for name in FEATURES if name not in ("none", "auto")]
+MAPS = [name for name, (_, axes) in DESCRIBED.items() if axes == 3]
 
 
 def _opened(
@@ -75,6 +75,12 @@ def test_mistakes_are_answered_with_what_to_do() -> None:
         open_features("scatering", (3, 32, 32))
     with pytest.raises(SottovoceError, match="use none"):
         open_features("patterns", (20,))
+    with pytest.raises(SottovoceError, match=r"describes series \(T, F\)"):
+        open_features("spectrum", (3, 32, 32))
+    with pytest.raises(SottovoceError, match="set mirror=false"):
+        open_features("spectrum", (32, 3), mirror=True)
+    with pytest.raises(SottovoceError, match="describes tokens"):
+        _opened("ngrams", (5,))(torch.rand(1, 5))
     with pytest.raises(SottovoceError, match="choose at most"):
         open_features("scattering", (1, 8, 8), size=10_000)
     with pytest.raises(SottovoceError, match="open it for their shape"):

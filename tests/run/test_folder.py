@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import data
+from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import PersonalModel
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan, PlanError
@@ -233,3 +234,63 @@ def test_folders_of_pictures_are_described_by_public_features(
     assert predict(model, folder / "north.npz", tmp_path / "p.csv").records == 24
     answer = personalize(tmp_path / "run", folder / "west.npz", tmp_path / "west.safetensors")
     assert answer["accuracy"] == pytest.approx(result["accuracy"]["future_per_client"]["west"])
+
+
+ARRAYS = {
+    "tokens": 'kind = "tokens"\nshape = [12]\nvocabulary = 50',
+    "series": "shape = [24, 2]\nmean = [0.0, 60.0]\nstd = [1.0, 20.0]",
+}
+
+
+def of_arrays(at: Path, kind: str, *sites: str) -> Path:
+    """A folder of arrays: what is said twice, or how fast it swings, decides."""
+    at.mkdir()
+    (at / "records.toml").write_text(
+        f'task = "classes"\n[target]\ncolumn = "y"\nvalues = ["no", "yes"]\n[array]\n{ARRAYS[kind]}\n'
+    )
+    for seed, name in enumerate(sites):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(2, size=120)
+        if kind == "tokens":
+            x = rng.integers(2, 50, size=(120, 12))
+            x[:, rng.choice(12, 3, replace=False)] = y[:, None]
+        else:
+            phase = (0.4 + 0.8 * y[:, None]) * np.arange(24) + rng.uniform(0, 7, (120, 1))
+            x = np.stack([np.sin(phase), 60 + 20 * rng.standard_normal((120, 24))], axis=2).astype(np.float32)
+        np.savez(at / f"{name}.npz", x=x, y=np.array(["no", "yes"])[y])
+    return at
+
+
+@pytest.mark.parametrize(("kind", "features"), [("tokens", "ngrams"), ("series", "spectrum")])
+def test_tokens_and_series_train_and_predict_as_they_are(tmp_path: Path, kind: str, features: str) -> None:
+    sites = of_arrays(tmp_path / "sites", kind, "north", "south", "west")
+    plan = Plan.load(
+        overrides={"dataset": str(sites), "epsilon": 60, "channel": "direct", "future_clients": "west"}
+    )
+    result = train(plan, tmp_path / "run")
+    assert result["features"] == features
+    assert result["accuracy"]["seen"] > 75
+    write_models(tmp_path / "run", tmp_path / "models")
+    joined = personalize(tmp_path / "run", sites / "west.npz", tmp_path / "west.safetensors")
+    assert joined["epsilon"] == 0
+    for model in (tmp_path / "models/north.safetensors", tmp_path / "west.safetensors"):
+        told = predict(PersonalModel.read(model), sites / "west.npz", tmp_path / "west.csv")
+        assert told.records == 120
+        lines = (tmp_path / "west.csv").read_text().splitlines()[1:]
+        decided = np.array([line.split(",")[-1] for line in lines])
+        assert np.mean(decided == np.load(sites / "west.npz")["y"]) > 0.75
+
+
+def test_a_bag_of_embeddings_learns_from_tokens(tmp_path: Path) -> None:
+    sites = of_arrays(tmp_path / "sites", "tokens", "north", "south")
+    settings = {"model": "bag", "preset": "central", "rounds": 20, "channel": "direct", "seeded": True}
+    result = train(
+        Plan.load(overrides={"dataset": str(sites), "epsilon": "inf", **settings}), tmp_path / "run"
+    )
+    assert result["features"] == "none"
+    assert result["accuracy"]["seen"] > 75
+
+
+def test_a_bag_takes_tokens_only(tmp_path: Path) -> None:
+    with pytest.raises(SottovoceError, match="takes tokens"):
+        train(Plan.load(overrides={"dataset": "heart", "model": "bag"}), tmp_path / "run")

@@ -20,7 +20,7 @@ import numpy as np
 
 from sottovoce.data.columns import arrow, canonical
 from sottovoce.data.description import Description
-from sottovoce.data.kinds import Category, Date, Number
+from sottovoce.data.kinds import Category, Date, Number, Text
 from sottovoce.data.own import read_arrays
 from sottovoce.data.tables import TEXTS as TEXT_FORMATS
 from sottovoce.data.tables import column_names, csv_header
@@ -179,6 +179,8 @@ def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Ce
         elif isinstance(column, Date):
             days = (column.since, column.until, column.since - timedelta(9), column.until + timedelta(9))
             cells[name] = _one_of([*map(str, days), "2024-02-30", None, *TEXTS])
+        elif isinstance(column, Text):
+            cells[name] = _one_of(["a word", "another word", "", None, *TEXTS])
     target = agreed.target
     for name in target.sources:
         if agreed.task == "number":

@@ -38,8 +38,14 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     from sottovoce.report.table import Table
 
     # What a ledger has none of would only make its table wide.
-    counted = {"context": "contexts", "gradient": "gradients"}
-    others = {"lost": "as a sum", "confusion": "confusions", "at_server": "noise at server"}
+    counted = {}
+    others = {
+        "context": "contexts",
+        "gradient": "gradients",
+        "lost": "as a sum",
+        "confusion": "confusions",
+        "at_server": "noise at server",
+    }
     for kind, head in others.items():
         if any(run[kind] for run in content["runs"]):
             counted[kind] = head

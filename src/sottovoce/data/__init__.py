@@ -29,7 +29,7 @@ from sottovoce.data.clients import (
     training_size,
 )
 from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.description import Description
+from sottovoce.data.description import Description, tokens
 from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.facts import Facts
 from sottovoce.data.folder import client_files, described, read_client, read_folder, read_one
@@ -77,6 +77,7 @@ __all__ = [
     "split_future",
     "split_participant",
     "split_seeds",
+    "tokens",
     "training_size",
 ]
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from sottovoce.data.arrays import Values
 from sottovoce.data.columns import Numbers, Texts, canonical
 from sottovoce.data.findings import ColumnFindings
-from sottovoce.data.kinds import NO_DAY, OTHER, PARTS, Category, Date, Number
+from sottovoce.data.kinds import NO_DAY, OTHER, PARTS, Category, Date, Number, Text
+from sottovoce.data.texts import hashed
 
 EXAMPLES = 3
 """How many names a message lists."""
@@ -61,6 +62,18 @@ def encode_date(column: Date, texts: Texts, into: Values) -> ColumnFindings:
     found.missing = int(blank[texts.codes].sum())
     found.unreadable = len(days) - len(known) - found.missing
     return found
+
+
+def encode_text(column: Text, texts: Texts, into: Values) -> ColumnFindings:
+    """Writes the inputs of a column of free text, and says what it found: each distinct text is read once."""
+    inputs = np.stack(
+        [*(hashed(text, column.size) for text in texts.distinct), np.zeros(column.size, np.float32)]
+    )
+    into[:] = inputs[texts.codes]
+    blank = ~into.any(axis=1)
+    return ColumnFindings(
+        missing=int(blank.sum()), constant=len(texts.codes) > 1 and len(set(texts.codes)) == 1
+    )
 
 
 def found_in(numbers: Numbers) -> ColumnFindings:

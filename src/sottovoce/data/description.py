@@ -199,6 +199,12 @@ def of(facts: Facts) -> Description | None:
     return described
 
 
+def tokens(facts: Facts) -> int:
+    """Returns how many tokens records may hold, as a model sees them; 0 where they are numbers."""
+    agreed = None if facts.source is not None else of(facts)
+    return (agreed.array.vocabulary or 0) if agreed is not None and agreed.array is not None else 0
+
+
 def random_records(
     facts: Facts, count: int, generator: torch.Generator | None = None, scale: float = 1.0
 ) -> torch.Tensor:
@@ -207,9 +213,9 @@ def random_records(
     >>> random_records(Facts((2, 3), 4), 5).shape
     torch.Size([5, 2, 3])
     """
-    agreed = None if facts.source is not None else of(facts)
-    if agreed is not None and agreed.array is not None and agreed.array.vocabulary is not None:
-        return torch.randint(agreed.array.vocabulary, (count, *facts.shape), generator=generator)
+    vocabulary = tokens(facts)
+    if vocabulary:
+        return torch.randint(vocabulary, (count, *facts.shape), generator=generator)
     return scale * torch.randn(count, *facts.shape, generator=generator)
 
 

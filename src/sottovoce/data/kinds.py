@@ -1,4 +1,4 @@
-"""What a column of a table may be: a number, a category or a date, and how many inputs it becomes."""
+"""What a column of a table may be: a number, a category, a date or a text, and how many inputs it becomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sottovoce.data.columns import ABSENT, canonical
 from sottovoce.data.section import Section
 
 OTHER = "other"
-MOST_VALUES = 10_000
+MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6
 """How many standard deviations from the mean a bound may lie: numbers stay sensible in float32."""
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -205,7 +205,23 @@ class Date:
         return datetime.strptime(text, self.format)
 
 
-Column = Number | Category | Date
+@dataclass(frozen=True)
+class Text:
+    """A column of free text: hashed words and grams of letters, `size` inputs of norm 1, or 0 for no text."""
+
+    size: int = 512
+    looked_up: tuple[str, ...] = ()
+    width: ClassVar[int] = 1
+
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from this column: places that words fall on, by number."""
+        return [f"{name} #{place}" for place in range(self.size)]
+
+    def fields(self) -> dict[str, object]:
+        return {"kind": "text", **vars(self)}
+
+
+Column = Number | Category | Date | Text
 NO_DAY = ABSENT | {"NaT"}
 """Texts that stand for a missing day."""
 
@@ -290,5 +306,15 @@ def _format(section: Section) -> str | None:
     return text
 
 
-KINDS: dict[str, Callable[[Section], Column]] = {"number": _number, "category": _category, "date": _date}
+def _text(section: Section) -> Text:
+    size = section.whole("size", MOST_PLACES) if "size" in section.keys else Text.size
+    return Text(size, looked_up(section, "kind"))
+
+
+KINDS: dict[str, Callable[[Section], Column]] = {
+    "number": _number,
+    "category": _category,
+    "date": _date,
+    "text": _text,
+}
 """What each kind of column is read with."""

@@ -90,7 +90,7 @@ def described_client(
     """
     if facts.source is None:
         return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
-    # A feature map takes pictures as they are, on the scale from 0 to 1.
+    # A feature map takes records as they are stored.
     own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
     return replace(own, x=kept.x.float())
@@ -105,7 +105,7 @@ def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor
     if features is None:
         return facts.normalize
     # Features are rounded as those that are kept.
-    return lambda x: features(x / 255 if x.dtype == torch.uint8 else x.float()).half().float()
+    return lambda x: features(x).half().float()
 
 
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
@@ -139,7 +139,6 @@ def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Prog
     kept = torch.empty(shape, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
-        x = x / 255 if x.dtype == torch.uint8 else x.float()
         if shift == "none":
             kept[start : start + _BATCH] = features(x).half()
         else:

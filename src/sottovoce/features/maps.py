@@ -1,7 +1,8 @@
-"""Feature maps by name: the description of a picture that a head is trained on.
+"""Feature maps by name: the description of a picture, a series or tokens that a head is trained on.
 
 x ↦ P f(x)/‖P f(x)‖ with f(x) the named parts side by side, each of unit norm and weighted; the same of the
-mirror image added with `mirror`; and P a signed partition into `size` sums, public and random, or nothing.
+mirror image of a picture added with `mirror`; and P a signed partition into `size` sums, public and random,
+or nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sottovoce.catalog import FEATURES
+from sottovoce.catalog import DESCRIBED, entry
 from sottovoce.cores import side_by_side
-from sottovoce.errors import SottovoceError, nearest
+from sottovoce.errors import SottovoceError
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
 from sottovoce.features.patterns import channels as by_channel
 from sottovoce.features.scattering import Scattering, mirrored
+from sottovoce.features.sequences import SIZE, ngrams, spectrum
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
 _BATCH = 256  # records at once
@@ -53,6 +55,8 @@ class Projection:
 class FeatureMap:
     """A public function of one record: pictures (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
 
+    Or of series (n, T, F) of any numbers, or of tokens (n, L).
+
     `public_pretraining` says whether weights learned from other people's public data are in it. The maps
     here have none: the network behind `patterns` has seen noise processes alone.
     """
@@ -70,7 +74,7 @@ class FeatureMap:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Raw pictures: bytes divided by 255, before any normalization of a dataset."""
+        """Records as they are stored, before any normalization of a dataset; bytes are divided by 255."""
         if tuple(x.shape[1:]) != self.shape:
             raise SottovoceError(
                 f"features={self.name} is open for records of shape {self.shape}, these have "
@@ -79,7 +83,7 @@ class FeatureMap:
 
         @torch.no_grad()  # of the thread that works on it
         def described(batch: Tensor) -> Tensor:
-            return self._described(batch.float().to(self.device)).cpu()
+            return self._described(_numbers(batch).to(self.device)).cpu()
 
         batches = torch.split(x, _BATCH)
         parts = side_by_side(described, batches) if self.device == "cpu" else map(described, batches)
@@ -93,6 +97,13 @@ class FeatureMap:
         return nn.functional.normalize(features, dim=1)
 
 
+def _numbers(x: Tensor) -> Tensor:
+    """Stored values as a map takes them: bytes from 0 to 1, tokens as they are."""
+    if x.dtype == torch.uint8:
+        return x / 255
+    return x if x.dtype == torch.int64 else x.float()
+
+
 def open_features(
     name: str,
     shape: tuple[int, ...],
@@ -102,7 +113,9 @@ def open_features(
     seed: int = 0,
     device: str = "cpu",
 ) -> FeatureMap | None:
-    """The map `name` for records of `shape` (C, H, W); None for `none`: the model sees the record itself.
+    """The map `name` for records of `shape`; None for `none`: the model sees the record itself.
+
+    Pictures have the shape (C, H, W), series (T, F), tokens (L,).
 
     `size` > 0 projects to so many numbers (the public `seed` says how); `mirror` averages the features of a
     picture and of its mirror image, for things that a mirror does not change (no digits).
@@ -112,17 +125,17 @@ def open_features(
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    maps = [known for known in FEATURES if known != "auto"]  # which a plan means, not a map
-    if name not in maps:
-        raise SottovoceError(f"no features '{name}': {nearest(name, maps)}")
     if name == "none":
         return None
-    if len(shape) != 3:
+    described, axes = entry("features", name, DESCRIBED)
+    if len(shape) != axes:
+        raise SottovoceError(f"features={name} describes {described}, not records of shape {shape}: use none")
+    if mirror and axes != 3:
         raise SottovoceError(
-            f"features={name} describes pictures (C, H, W), not records of shape {shape}: use none"
+            f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
         )
-    channels, height, width = shape
-    opened = [_PARTS[part](channels, height, width, device) for part in name.split("+")]
+    channels = shape[0]
+    opened = [_PARTS[part](*shape, device) for part in name.split("+")]
     full = sum(length for _, length in opened)
     if size > full:
         raise SottovoceError(
@@ -132,7 +145,7 @@ def open_features(
     shares = (1 - patterns, patterns) if len(opened) == 2 else (1.0,)
     return FeatureMap(
         name=name,
-        shape=(channels, height, width),
+        shape=shape,
         size=size or full,
         mirror=mirror,
         public_pretraining=False,
@@ -144,7 +157,7 @@ def open_features(
 
 
 def map_size(name: str, shape: tuple[int, ...]) -> int:
-    """Returns how many numbers the map `name` has for pictures of `shape`, before any projection."""
+    """Returns how many numbers the map `name` has for records of `shape`, before any projection."""
     opened = open_features(name, shape)
     return 0 if opened is None else opened.size
 
@@ -180,4 +193,27 @@ def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part
     return part, (1 if channels == 3 else channels) * patterns.channels * 16
 
 
-_PARTS = {"scattering": _scattering, "patterns": _patterns}
+def _spectrum(steps: int, values: int, device: str) -> tuple[Part, int]:
+    describe = spectrum(steps, values)
+    return lambda x, mirror: describe(x), SIZE
+
+
+def _ngrams(length: int, device: str) -> tuple[Part, int]:
+    describe = ngrams()
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        if x.dtype != torch.int64:
+            raise SottovoceError(
+                'features=ngrams describes tokens: say kind = "tokens" in records.toml, or use none'
+            )
+        return describe(x)
+
+    return part, SIZE
+
+
+_PARTS: dict[str, Callable[..., tuple[Part, int]]] = {
+    "scattering": _scattering,
+    "patterns": _patterns,
+    "spectrum": _spectrum,
+    "ngrams": _ngrams,
+}

@@ -103,6 +103,11 @@ class Coordinator:
         return 0 if self._phase == "enrolment" else self.server.round
 
     @property
+    def open(self) -> Open:
+        """What is open."""
+        return self._phase
+
+    @property
     def done(self) -> bool:
         """Whether every release that the plan asks for was made, or given up."""
         return self._phase == "over"

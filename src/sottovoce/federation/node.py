@@ -32,6 +32,7 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment
+from sottovoce.federation.contact import note_contact
 from sottovoce.federation.keys import (
     EnrolmentError,
     agreed_secret,
@@ -42,7 +43,8 @@ from sottovoce.federation.keys import (
 )
 from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
-from sottovoce.files import PRIVATE, locked, write_atomically
+from sottovoce.files import PRIVATE, locked
+from sottovoce.modelcard import write_model
 from sottovoce.modelfile import personal_model
 from sottovoce.models import MODELS
 from sottovoce.plan import Plan
@@ -157,7 +159,7 @@ class Node:
                 division=_split_seed(blueprint.plan, enrolment.participant),
             )
             path = account.model_file
-            write_atomically(path, model)
+            write_model(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self._finish:
                 self._finish_at_home(path, blueprint.plan)
@@ -352,6 +354,7 @@ class Node:
             secret=secret.hex(),
             ledger=name,
             records=declared,
+            cost=price.cost,
         )
         enrolment.write(self._directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
@@ -396,6 +399,10 @@ class Node:
 
     def _past(self, ledger: Ledger, run: str) -> Recovery:
         return Recovery(self._directory, self._lock_file, ledger, run, self._client_log)
+
+    def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
+        """Notes for the owner that a message came, and why it was refused if it was."""
+        note_contact(self._directory, self._account, self._agreement.plan, what, asked, refused)
 
     @property
     def _account(self) -> Account:

@@ -226,18 +226,24 @@ def _settled(plan: Plan, records: Dataset) -> Plan:
 
 
 def _with_features(plan: Plan, facts: Facts) -> Plan:
-    """The plan with the map that `features=auto` means: one for pictures, gray or of three colors, else none.
+    """The plan with the map that `features=auto` means for such records.
+
+    Pictures, gray or of three colors, series of eight steps or more and tokens have one, tables have none.
 
     >>> plan = Plan.load(overrides={"dataset": "mine.npz"})
-    >>> [_with_features(plan, Facts(shape, 10)).features for shape in ((3, 32, 32), (20,))]
-    ['scattering+patterns', 'none']
+    >>> [_with_features(plan, Facts(shape, 10)).features for shape in ((3, 32, 32), (64, 3), (20,))]
+    ['scattering+patterns', 'spectrum', 'none']
     """
     if plan.features != "auto":
         return plan
-    shape = (facts.source or facts).shape
-    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 8:
-        return plan.replace(features="none", feature_size=0)
-    name = "scattering+patterns"
+    records = facts.source or facts
+    shape, name = records.shape, "none"
+    if data.tokens(records):
+        name = "ngrams" if len(shape) == 1 else "none"
+    elif len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8:
+        name = "scattering+patterns"
+    elif len(shape) == 2 and shape[0] >= 8:
+        name = "spectrum"
     return plan.replace(features=name, feature_size=min(plan.feature_size, map_size(name, shape)))
 
 

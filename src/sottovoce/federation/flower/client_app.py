@@ -39,23 +39,23 @@ def client_app() -> ClientApp:
 
     @app.query("enrol")
     def enrol(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: node_of(context).enrol(fields))
+        return _answered(message, context, "enrolment", Node.enrol)
 
     @app.query("refused")
     def refused(message: Message, context: Context) -> Message:
-        def note(fields: Mapping[str, Any]) -> dict[str, Any]:
-            node_of(context).refused(str(fields["run"]), str(fields["reason"]))
+        def note(node: Node, fields: Mapping[str, Any]) -> dict[str, Any]:
+            node.refused(str(fields["run"]), str(fields["reason"]))
             return {"noted": True}
 
-        return _answered(message, note)
+        return _answered(message, context, "refusal", note)
 
     @app.train("release")
     def release(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: node_of(context).release(fields))
+        return _answered(message, context, "release", Node.release)
 
     @app.query("model")
     def model(message: Message, context: Context) -> Message:
-        return _answered(message, lambda fields: node_of(context).keep_model(fields))
+        return _answered(message, context, "model", Node.keep_model)
 
     return app
 
@@ -111,17 +111,26 @@ def show_log() -> None:
     ours.propagate = flower.propagate
 
 
-def _answered(message: Message, handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
+Handler = Callable[[Node, Mapping[str, Any]], dict[str, Any]]
+
+
+def _answered(message: Message, context: Context, what: str, handle: Handler) -> Message:
     """The reply; a refusal is logged here, and told to the server unless it may be about records."""
+    asked, node = message.content.config_records[RECORD], None
+    refused = str(asked["reason"]) if what == "refusal" else ""
     try:
-        fields = handle(message.content.config_records[RECORD])
+        node = node_of(context)
+        fields = handle(node, asked)
     except TOLD as error:
         log.error("answered with a refusal: %s", error)
-        fields = {"error": str(error)}
+        fields, refused = {"error": str(error)}, str(error)
     except Overspent as error:  # names a ledger, what it has spent and its budget: the owner's own
         log.error("refused: %s", error)
-        fields = {"error": "refused"}
+        fields, refused = {"error": "refused"}, str(error)
     except Exception as error:  # Flower would tell the server all of it
         log.error("cannot answer", exc_info=error)
-        fields = {"error": "this client cannot answer: its own log says why"}
+        refused = "this client cannot answer: its own log says why"
+        fields = {"error": refused}
+    if node is not None:
+        node.contacted(what, asked, refused)
     return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
