@@ -211,8 +211,10 @@ def array_like(x: Any, random: Random, rows: list[Row]) -> Any:
     x = np.asarray(x)
     other = np.asarray(random.choice(rows)["x"])
     if x.dtype.kind in "iu":
-        edge = np.full_like(x, random.choice((0, 1, np.iinfo(x.dtype).max)))
-        return random.choice((other, other.max() - other, edge))
+        limits = np.iinfo(x.dtype)
+        extreme, holed = random.choice((0, 1, limits.min, limits.max)), other.copy()
+        holed.flat[random.randrange(holed.size)] = extreme
+        return random.choice((other, other.max() - other, holed, np.full_like(x, extreme)))
     with np.errstate(over="ignore"):
         far = [other * scale for scale in (-1.0, 1e3, -1e30)]
         holed = other.copy()
