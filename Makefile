@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart quickstart-tables audit test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables demo-federation audit test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,10 @@ quickstart: .venv/installed
 
 quickstart-tables: .venv/installed
 	$(BIN)/sottovoce quickstart tables
+
+# The services of deploy/compose.yaml as processes on loopback, with the shipped heart hospitals; needs nginx.
+demo-federation: .venv/installed
+	$(BIN)/python tools/demo_federation.py
 
 test: .venv/installed
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_path_and_a_single_torch_dataset_are_datasets_too(tmp_path: Path) -> N
 def test_datasets_of_units_stay_units_of_their_clients() -> None:
     x = torch.rand(6, 2)
     one = Dataset("one", x, torch.zeros(6).long(), Facts((2,), 2), unit=torch.tensor([0, 0, 1, 1, 2, 2]))
-    both = from_clients({"b": one, "a": one})
+    both = from_clients({"b": one, "a": replace(one, x=x / 2)})
     assert both.unit is not None
     assert both.unit.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert both.clients == ("a", "b")
@@ -198,6 +199,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no name": ({"clients": {"": (X, Y)}}, "cannot name a client"),
     "an array alone": ({"clients": {"a": X}}, "a: ndarray is not known as records"),
     "an object": ({"dataset": object()}, "dataset: object is not known as records"),
+    "the same twice": ({"clients": {"a": (X, Y), "b": (X[::-1], Y[::-1])}}, "b and a hold the same records"),
     "kinds mixed": ({"clients": {"a": (X, Y), "b": from_torch(torch_dataset(1))}}, "unlike kinds"),
     "facts unlike": (
         {"clients": {"a": from_torch(torch_dataset(1)), "b": from_torch(torch_dataset(1), classes=3)}},

@@ -16,7 +16,7 @@ THROUGH = {
     "channel/polar/test_codec.py": "model screen surprises vector",
     "gradients/test_mean.py": "identity layers patches stack structured unstructured vmap",
     "gradients/test_gpu.py": "kernels",
-    "federation/flower/test_apps.py": "client_app running server_app template",
+    "federation/flower/test_apps.py": "client_app server_app template",
     "report/test_run.py": "fields figures page",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sottovoce.given import from_clients, from_huggingface
     from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
+    from sottovoce.onnxfile import export_onnx
     from sottovoce.plan import Plan
     from sottovoce.prediction import predict
     from sottovoce.privacy.terms import Terms
@@ -39,6 +40,7 @@ __all__ = [
     "Terms",
     "compare",
     "evaluate",
+    "export_onnx",
     "finish",
     "from_clients",
     "from_huggingface",
@@ -60,6 +62,7 @@ _HOME = {
     "Terms": "privacy.terms",
     "compare": "run.comparison",
     "evaluate": "run.training",
+    "export_onnx": "onnxfile",
     "finish": "finishing",
     "from_clients": "given",
     "from_huggingface": "given",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -30,6 +31,7 @@ def train(
     cache: bool = True,
     masks: bool = False,
     metrics: Own | None = None,
+    callbacks: Sequence[object] = (),
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> Result:
@@ -44,8 +46,10 @@ def train(
     `ledger` lets budgets add up over several runs on the same records, as those on a folder do by themselves.
     `resume` continues after the last checkpoint. `masks` go on the shares of `noise=shared`. `metrics` are
     functions of your own, {"f1": f}: f(true, decided) as scikit-learn's, of each client's held-out records,
-    and with a parameter `probabilities` also of those. The rest changes speed and display only. The result is
-    a dict, and a DataFrame by `frame()`.
+    and with a parameter `probabilities` also of those. `callbacks` have any of the methods `on_plan(plan)`,
+    `on_round(line)` and `on_result(result)`, called with what plan.toml, rounds.jsonl and result.json have;
+    `sottovoce.report.tracking` has some. The rest changes speed and display only. The result is a dict, and a
+    DataFrame by `frame()`.
     """
     result = training.train(
         plan,
@@ -60,6 +64,7 @@ def train(
         cache=cache,
         masks=masks,
         metrics=metrics,
+        callbacks=callbacks,
         on_round=on_round,
         on_features=on_features,
     )

@@ -21,6 +21,7 @@ from sottovoce.data import DataError, Dataset, Description, load, read_site
 from sottovoce.data.columns import ArrowColumns, arrow, canonical
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import joined_sites
+from sottovoce.data.identity import fingerprint
 from sottovoce.data.own import Array, from_arrays, items_of
 
 LONGEST = 100
@@ -79,14 +80,14 @@ def from_clients(
     """
     held = _named(clients)
     if records is not None:
-        return _tables(name, held, records)
+        return _different(_tables(name, held, records))
     for client, one in held.items():
         if isinstance(one, str | Path):
             held[client] = load(one)
         elif _hugging_face(one):
             held[client] = from_huggingface(one)
     if any(isinstance(one, Dataset) for one in held.values()):
-        return _joined(name, held)
+        return _different(_joined(name, held))
     for client, one in held.items():
         _check_arrays(client, one)
     pairs = {client: _pair(client, one) for client, one in held.items()}
@@ -104,7 +105,7 @@ def from_clients(
             )
     x, y = (np.concatenate([pair[i] for pair in pairs.values()]) for i in (0, 1))
     owner = np.repeat(list(pairs), [len(targets) for _, targets in pairs.values()])
-    return from_arrays(name, x, y, owner, classes=classes, mean=mean, std=std)
+    return _different(from_arrays(name, x, y, owner, classes=classes, mean=mean, std=std))
 
 
 def from_huggingface(
@@ -249,6 +250,17 @@ def _joined(name: str, held: Mapping[str, Held]) -> Dataset:
         torch.cat([one.unit + at for one, at in zip(sites, starts, strict=True)]) if counts[0] else None,
         identity=torch.cat([one.identity for one in sites]) if known else None,
     )
+
+
+def _different(dataset: Dataset) -> Dataset:
+    """Refuses the same records under two names: both accounts would spend their privacy."""
+    seen: dict[str, str] = {}
+    for place, client in enumerate(dataset.clients):
+        mine = dataset.client == place
+        first = seen.setdefault(fingerprint(dataset.x[mine].numpy(), dataset.y[mine].numpy()), client)
+        if first != client:
+            raise DataError(f"{client} and {first} hold the same records, charged twice: leave one out")
+    return dataset
 
 
 def _hugging_face(held: object) -> bool:

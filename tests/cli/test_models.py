@@ -182,3 +182,29 @@ def test_a_threshold_decides_for_the_second_class(model: Path, tmp_path: Path, f
         assert all((p >= threshold) == (decision == "grave") for p, decision in rows)
         assert len({decision for _, decision in rows}) == 2
     assert "between 0 and 1" in failing(*words, "--threshold", "1.5")
+
+
+def test_export_writes_onnx_and_a_home_model_only_when_told(
+    model: Path, tmp_path: Path, failing: Failing
+) -> None:
+    pytest.importorskip("onnx")
+    out = tmp_path / "north.onnx"
+    answer = runner.invoke(app, ["export", str(model), "--onnx", str(out), "--json"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert (said["inputs"], said["outputs"]) == (["x"], ["probabilities", "decision"])
+    assert out.exists()
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "own.npz", x=x, kind=np.where(x[:, 0] > 0, "grave", "plain"))
+    home = tmp_path / "north.home.safetensors"
+    finished = ["finish", str(model), "--data", str(tmp_path / "own.npz"), "--out", str(home)]
+    assert runner.invoke(app, finished).exit_code == 0
+    at_home = ["export", str(home), "--onnx", str(tmp_path / "home.onnx")]
+    refused = failing(*at_home)
+    assert "is a home model" in refused
+    assert "--home" in refused
+    assert not (tmp_path / "home.onnx").exists()
+    shown = runner.invoke(app, [*at_home, "--home"])
+    assert shown.exit_code == 0, shown.output
+    assert "its owner alone" in shown.stdout
+    assert "does not exist" in failing("export", str(tmp_path / "no.safetensors"), "--onnx", str(out))

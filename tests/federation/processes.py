@@ -114,6 +114,7 @@ class Processes:
         self.folder = folder
         self.tls = tls
         self.port, self.onboarding_port, self.service_port = free_port(), free_port(), free_port()
+        self.watch_port, self.page_port = free_port(), free_port()
         self._ports: dict[str, int] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[str, ...]] = {}
@@ -221,7 +222,8 @@ class Processes:
     def start_proxy(self, port: int | None = None) -> int:
         """nginx with the documented configuration; returns the public port before the SuperLink.
 
-        The onboarding service is reached at `onboarding_port`, and listens at `service_port`.
+        The onboarding service is reached at `onboarding_port`, and listens at `service_port`; the live page
+        at `page_port` and `watch_port`.
         """
         public, folder = port or free_port(), self.folder / "proxy"
         text = (DEPLOY / "nginx.conf").read_text()
@@ -230,6 +232,8 @@ class Processes:
             ("server 127.0.0.1:8701;", f"server 127.0.0.1:{self.port};"),
             ("listen 0.0.0.0:8443 ", f"listen 127.0.0.1:{self.onboarding_port} "),
             ("server 127.0.0.1:8444;", f"server 127.0.0.1:{self.service_port};"),
+            ("listen 0.0.0.0:8446 ", f"listen 127.0.0.1:{self.page_port} "),
+            ("server 127.0.0.1:8445;", f"server 127.0.0.1:{self.watch_port};"),
         ):
             assert text.count(documented) == 1
             text = text.replace(documented, ours)
@@ -290,6 +294,20 @@ class Processes:
         )
         if check and done.returncode:
             raise AssertionError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def run(self, *command: str) -> str:
+        """The output of one of our commands."""
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def pause(self, seconds: float) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
+from sottovoce.watch.serving import PROXY
+
 from .processes import DEPLOY
 
 ROOT = DEPLOY.parent
@@ -67,11 +69,25 @@ def test_the_proxy_passes_exactly_what_a_future_client_calls() -> None:
     }
 
 
+def test_the_proxy_passes_the_live_page_and_its_events_under_a_name_that_wants_a_token() -> None:
+    [(around, _, target)] = [one for one in CONFIGURATION if "watch/" in "".join(one[2])]
+    location = around[-1].removeprefix("location ~ ")
+    assert target == ("http://watch/$1",)
+    assert [
+        path for path in ("/", "/events", "/health", "/metrics", "/eventsx") if re.search(location, path)
+    ] == [
+        "/",
+        "/events",
+    ]
+    inside = [one[2] for one in CONFIGURATION if one[0] == around[:-1] and one[1] == "proxy_set_header"]
+    assert inside == [("Connection", '""'), ("Host", PROXY)]
+
+
 def test_everything_else_is_not_found() -> None:
-    assert len(values("proxy_pass")) == 3
+    assert len(values("proxy_pass")) == 4
     inside = [one[1:] for one in CONFIGURATION if one[0] and one[0][-1] == "location /"]
     assert inside == [("return", ("404",))] * len(values("listen"))
-    assert values("deny") == [("all",)] * 3
+    assert values("deny") == [("all",)] * 4
     for name in (
         "root",
         "alias",
@@ -86,14 +102,16 @@ def test_everything_else_is_not_found() -> None:
 
 
 def test_the_proxy_speaks_modern_tls_and_what_it_passes_to_listens_on_loopback() -> None:
-    assert values("listen") == [(f"0.0.0.0:{port}", "ssl", "backlog=4096") for port in (8700, 8443)]
+    assert [(address, tls) for address, tls, _ in values("listen")] == [
+        (f"0.0.0.0:{port}", "ssl") for port in (8700, 8443, 8446)
+    ]
     assert values("ssl_protocols") == values("proxy_ssl_protocols") == [("TLSv1.2", "TLSv1.3")]
     assert values("proxy_ssl_verify") == [("on",)]
-    assert values("server") == [("127.0.0.1:8701",), ("127.0.0.1:8444",)]
+    assert values("server") == [(f"127.0.0.1:{port}",) for port in (8701, 8444, 8445)]
 
 
 def test_the_proxy_keeps_bodies_in_memory_and_out_of_logs_and_bounds_them() -> None:
-    assert values("client_max_body_size") == values("client_body_buffer_size") == [("8m",), ("64k",)]
+    assert values("client_max_body_size") == values("client_body_buffer_size") == [("8m",), ("64k",), ("1k",)]
     assert values("proxy_max_temp_file_size") == [("0",)]
     assert values("access_log") == [("off",)]
     assert values("log_format") == []
@@ -101,12 +119,12 @@ def test_the_proxy_keeps_bodies_in_memory_and_out_of_logs_and_bounds_them() -> N
     for name in ("client_header_timeout", "client_body_timeout", "send_timeout"):
         assert len(values(name)) == 1, name
     for name in ("limit_conn", "limit_req"):
-        assert len({one[0] for one in CONFIGURATION if one[1] == name}) == 1, name  # in both servers
-        assert len([one for one in CONFIGURATION if one[1] == name]) >= 2, name
+        assert len({one[0] for one in CONFIGURATION if one[1] == name}) == 1, name  # in each server
+        assert len([one for one in CONFIGURATION if one[1] == name]) >= 3, name
 
 
 def test_whoever_answers_hears_nothing_about_who_asked() -> None:
-    assert values("proxy_set_header") == [("Connection", '""'), ("Host", "localhost")]
+    assert set(values("proxy_set_header")) == {("Connection", '""'), ("Host", "localhost"), ("Host", PROXY)}
 
 
 def superlinks() -> list[tuple[Path, str]]:

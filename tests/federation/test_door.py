@@ -28,6 +28,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from .probe import write_probe
 from .processes import BIN, Processes, free_port, write_node_key
+from .test_progress import Told
 
 pytestmark = pytest.mark.slow
 
@@ -322,3 +323,36 @@ def test_a_client_outlives_a_killed_proxy_and_a_killed_superlink(tmp_path: Path)
         loot = tmp_path / "loot"
         processes.flwr("run", str(write_probe(tmp_path / "app", loot)), "here")
         processes.wait("an answer", lambda: loot.exists() and loot.read_bytes() == SECRET, 150.0)
+
+
+def test_the_live_page_is_seen_from_elsewhere_with_a_token_and_its_metrics_are_not(tmp_path: Path) -> None:
+    told = Told(tmp_path / "run", late=3600.0)
+    told.update()
+    with Processes(tmp_path, tls=True) as processes:
+        processes.start_proxy()
+        made = processes.run("sottovoce", "watch", "run", "--new-token", "carol", "--json")
+        port = str(processes.watch_port)
+        processes.start("watch", "sottovoce", "watch", "run", "--port", port, "--behind-proxy")
+        processes.wait_for_port(processes.watch_port)
+        intruder = Intruder(processes, processes.page_port, "intruder")
+        visitor = {"Authorization": f"Bearer {json.loads(made)['token']}"}
+        for path in ("/", "/events"):
+            assert intruder.ask(path, b"", "GET") == 401
+            assert intruder.ask(path, b"", "GET", Authorization="Bearer guess") == 401
+            assert intruder.ask(path, b"", "GET", Host="localhost") == 401
+            assert intruder.ask(path, b"", "POST", **visitor) == 403
+        for path in ("/metrics", "/health", "//metrics", "/events/../metrics"):
+            assert intruder.ask(path, b"", "GET", **visitor) in (400, 404)
+        assert intruder.ask("/", b"", "GET", **visitor) == 200
+        trusted = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
+        address = ("127.0.0.1", processes.page_port)
+        with contextlib.closing(http.client.HTTPSConnection(*address, context=trusted, timeout=60)) as link:
+            link.request("GET", "/events", headers=visitor)
+            stream = link.getresponse()
+            assert b"has not enrolled" in stream.readline()  # at once: nginx keeps no event back
+            assert stream.readline() == b"\n"
+            told.world.enrol_all()
+            told.update()
+            while b"has not enrolled" in (line := stream.readline()) or b"state" not in line:
+                pass
+            assert b"contexts" in line

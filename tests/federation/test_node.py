@@ -25,6 +25,7 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.rollback import Memory
 
@@ -136,7 +137,7 @@ def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
     monkeypatch.setattr(module.subprocess, "Popen", lambda command, **kept: begun.append(command))
     node: Any = SimpleNamespace(_records_file="mine.csv", _client_log=Mock())
     for client in ("", "north.", "personal.", "home."):
-        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", "linear")
+        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", Plan(model="linear"))
     homes = [Path(command[-1]).name for command in begun]
     assert homes == [f"{client}home.safetensors" for client in ("", "north.", "personal.", "home.")]
 
@@ -157,7 +158,7 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
     plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
     nothing = Records(torch.zeros(0, 1), torch.zeros(0))
     monkeypatch.setattr(
-        module, "described_client", lambda *_, needed, limited: (read.append(needed), nothing)[1]
+        module, "described_client", lambda *_, needed, limited, local: (read.append(needed), nothing)[1]
     )
     monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
     for size in (80, 81):

@@ -28,6 +28,7 @@ from sottovoce.onboarding.specification import Specification
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
 from sottovoce.report.run import write_report
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train
@@ -382,3 +383,37 @@ def test_other_tasks_are_federated_from_a_plan_and_records_toml(tmp_path: Path, 
     later = Path(shutil.copy(world.sites / "3.csv", tmp_path / "east" / "east.csv"))
     answer = personalize(tmp_path / "run", later, tmp_path / "east" / "model")
     assert (answer["epsilon"], answer["metric"]) == (0, "r2" if task == "number" else "accuracy")
+
+
+def test_what_was_looked_up_in_records_takes_its_owners_word(tmp_path: Path) -> None:
+    """The mark of a drafted records.toml is in the agreement, and a node refuses it by itself."""
+    world = Tables(tmp_path)
+    text = ILL.replace('kind = "number"', 'kind = "number"\nlooked_up = ["low", "high"]', 1)
+    plan = Plan.load(overrides={**PLAN, "seeded": False})
+    agreement = Agreement(*complete(plan, Description.parse(text).facts()))
+    read_again = Agreement.parse(agreement.to_toml())
+    files = (tmp_path / "state", world.sites / "north.csv", read_again)
+    offer = {**world.coordinator.offer(), "agreement": agreement.digest()}
+    with pytest.raises(EnrolmentError, match=r"low and high of age.*looked-up=true in the node config"):
+        Node(*files, wish=0).enrol(offer)
+    assert world.spent(0) == 0
+    assert Node(*files, wish=0, terms=Terms(looked_up=True)).enrol(offer)["participant"] == 0
+
+
+def test_a_node_describes_its_records_by_a_map_that_its_owner_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    world = Tables(tmp_path)
+    own = "tests.cli.test_newcomers:pairs"
+    changes = {"features": own, "feature_size": 0, "coefficients": 0, "seeded": False}
+    facts = Description.parse(ILL).facts()
+    agreement = Agreement(
+        *complete(Plan.load(overrides={**PLAN, **changes}), facts, features=own), features=own
+    )
+    with pytest.raises(SottovoceError, match="no built-in map"):
+        Agreement.parse(agreement.to_toml())
+    named = Agreement.parse(agreement.to_toml(), features=own)
+    offer = {**world.coordinator.offer(), "agreement": agreement.digest()}
+    node = Node(tmp_path / "state", world.sites / "north.csv", named, wish=0)
+    assert node.enrol(offer)["records"] == 48

@@ -117,14 +117,14 @@ def test_tokens_are_good_again_once_the_very_file_is_back(tmp_path: Path) -> Non
 def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, held = tokens.read_tokens, list[bool]()
 
-    def read(run: Path) -> dict[str, str]:
+    def read(run: Path, file: str) -> dict[str, str]:
         with (run / tokens.LOCK_FILE).open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held.append(False)
             except BlockingIOError:
                 held.append(True)
-        return honest(run)
+        return honest(run, file)
 
     monkeypatch.setattr(tokens, "read_tokens", read)
     new_token(tmp_path, "alice")

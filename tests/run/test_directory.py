@@ -66,6 +66,9 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     with pytest.raises(RunError, match=r"no plan\.toml"):
         directory.plan()
+    with pytest.raises(RunError, match="holds no run"):
+        directory.result()
+    directory.plan_file.touch()
     with pytest.raises(RunError, match="resume"):
         directory.result()
     directory.result_file.write_text("{")

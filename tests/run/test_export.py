@@ -74,7 +74,7 @@ def test_one_participant_is_chosen_by_name(
     seen: list[tuple[str, int]] = []
     [row] = write_models(run, tmp_path, clients=["south"], progress=lambda *heard: seen.append(heard))
     assert (row["client"], seen) == ("south", [("south", 1)])
-    assert [path.name for path in tmp_path.iterdir()] == ["south.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["south.card.md", "south.safetensors"]
     with pytest.raises(SottovoceError, match="did you mean 'south'"):
         write_models(run, tmp_path, clients=["soth"])
     with pytest.raises(SottovoceError, match="no result"):

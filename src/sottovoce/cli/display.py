@@ -45,6 +45,11 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
         out.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """A line on standard error about what is going on."""
+    err.print(escape(visible(text)), soft_wrap=True, highlight=False)
+
+
 @contextmanager
 def hidden(quiet: bool) -> Iterator[None]:
     """Standard output of our own shows nothing inside, if `quiet`."""

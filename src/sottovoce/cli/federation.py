@@ -1,12 +1,14 @@
-"""The commands of a real federation: federate, serve, onboard."""
+"""The commands of a real federation: federate, node, serve, onboard."""
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
-from sottovoce.cli.display import answer, consent, err, personalized
+from sottovoce.cli.display import answer, consent, note, personalized
 from sottovoce.cli.options import (
     CLIENT,
     DATA,
@@ -24,11 +26,17 @@ from sottovoce.cli.options import (
     YES,
 )
 from sottovoce.cli.runs import plan_of
+from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import count
 
+GIVE_UP = typer.Option(
+    None, min=0.0, metavar="SECONDS", help="Give up after so long without progress; by default never."
+)
+
 EXAMPLES = {
     "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
+    "node": "node host:8700 --directory state --records my.csv --agreement agreement.toml --key node-key",
     "serve": "serve runs/federation --new-token alice, then sottovoce serve runs/federation",
     "onboard": "onboard https://host:8443 --data my.npz --out my.safetensors --token-file token",
 }
@@ -36,7 +44,7 @@ EXAMPLES = {
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (federate, serve, onboard):
+    for command in (federate, node, serve, onboard):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
 
 
@@ -45,6 +53,10 @@ def federate(
     plan: Path = typer.Option(None, help="The plan of the federation, a TOML file."),
     records: Path = typer.Option(
         None, help="records.toml: what a record is. Nobody's records are read; clients declare their numbers."
+    ),
+    keys: Path = typer.Option(
+        None,
+        help="noise=shared: the keys of all sites and helpers, tables [sites] and [helpers] of a TOML file.",
     ),
     out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
     run_directory: Path = typer.Option(
@@ -66,6 +78,7 @@ def federate(
     features: str = OWN_FEATURES,
     app: Path = typer.Option(None, help="Run this app instead of writing one."),
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
+    give_up: float = GIVE_UP,
     json: bool = JSON,
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes.
@@ -77,29 +90,33 @@ def federate(
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app
+    from sottovoce.federation.parties import Parties
     from sottovoce.run.prepare import complete
 
     if app is not None:
         if on is None:
             raise SottovoceError("say where to run it: --on NAME of a SuperLink in Flower's config.toml")
-        run = run_app(app, on, say=lambda text: err.print(text, soft_wrap=True))
+        run = run_app(app, on, give_up=give_up, say=note)
         answer({"run": run, "status": "completed"}, f"run {run} is completed", json=json)
         return
     if out_ is None:
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model, features)
+    parties = None if keys is None else Parties.load(keys)
+    if parties is None and deal is not None and chosen.place.shared:
+        parties = Parties.dealt(deal, chosen)
     own = {"model": chosen.model, "features": chosen.features}
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
         facts = data.Description.load(records).facts()
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     elif deal is None and chosen.gradient_records:
         facts = data.load(chosen.dataset).facts
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     else:
-        agreement = agree(chosen)
+        agreement = agree(chosen, parties=parties)
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
@@ -118,6 +135,62 @@ def federate(
     answer(said, text, json=json)
 
 
+def node(
+    server: str = typer.Argument(help="Where the federation's server is, host:port."),
+    settings: list[str] = typer.Argument(None, help="Further key=value settings of the node config."),
+    directory: Path = typer.Option(..., help="The client's own directory: enrolments, log."),
+    records: Path = typer.Option(..., help="The client's records."),
+    agreement: Path = typer.Option(..., help="The agreement.toml that its owner has read."),
+    key: Path = typer.Option(None, help="The node key, whose public half the server has registered."),
+    authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the server."),
+    trusted: Path = typer.Option(None, help="Whose signatures an app needs: sign_app.py trust."),
+    insecure: bool = typer.Option(False, help="Speak unencrypted; for trying out."),
+    partition_id: int = typer.Option(None, help="The index to ask for; give every client one."),
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    client: str = CLIENT,
+    ledger: Path = LEDGER,
+    finish: bool = FINISH,
+    model: str = MODEL,
+    port: int = typer.Option(9094, min=1, max=65535, help="A free port of this machine, for the SuperNode."),
+    give_up: float = GIVE_UP,
+) -> None:
+    """Take part in a federation with one's own records, until somebody ends it. Starting it is the consent.
+
+    It may be started before the server, and again at any time: it waits, and says for what once a minute.
+    """
+    from sottovoce.federation.flower.joining import Connection, supernode
+
+    if (authority is None) != insecure:
+        raise SottovoceError(
+            "name the certificate by which the server is known, with --authority; to try things out "
+            "unencrypted, say --insecure instead"
+        )
+    for path in (records, agreement, *(file for file in (key, authority, trusted) if file is not None)):
+        if not path.exists():
+            raise SottovoceError(f"{path} does not exist: check the path")
+    config: dict[str, str | int | float | bool] = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise SottovoceError(f"'{setting}' is no setting: write key=value")
+        config[name] = {"true": True, "false": False}.get(value, value)
+    paths = {"directory": directory, "records": records, "agreement": agreement, "ledger": ledger}
+    config |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
+    said: dict[str, str | int | float | None] = {"partition-id": partition_id, "client": client}
+    said |= {"epsilon": epsilon, "delta": delta, "model": model}
+    config |= {name: value for name, value in said.items() if value is not None}
+    config |= {"finish": True} if finish else {}
+    command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with suppress(KeyboardInterrupt):
+        Connection(command, server, directory, note).keep(give_up=give_up)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def serve(
     run: Path = typer.Argument(help="Directory of a finished run."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
@@ -127,6 +200,7 @@ def serve(
     revoke: str = typer.Option(None, metavar="NAME", help="Revoke a client's token, and stop."),
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
+    wait: bool = typer.Option(False, help="Wait until the run is finished."),
     model: str = MODEL,
     features: str = FEATURES,
     json: bool = JSON,
@@ -155,6 +229,8 @@ def serve(
             f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
             "(deploy/nginx.conf), or say --behind-proxy"
         )
+    if wait:
+        wait_for(run, "finished")
     service = create_service(run, open_to_all=open_, model=model, features=features, hosts=[host])
     uvicorn.Server(configured(service, host=host, port=port, waiting=waiting)).run()
 

@@ -20,13 +20,14 @@ from sottovoce.report.numbers import count, percent
 EXAMPLES = {
     "models": "models runs/h --out models/",
     "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
+    "export": "export models/north.safetensors --onnx north.onnx",
     "finish": "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
 }
 
 
 def register(app: typer.Typer) -> None:
     """Adds these commands to the application."""
-    for command in (models, predict, finish):
+    for command in (models, predict, finish, export):
         app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
 
 
@@ -35,20 +36,31 @@ def models(
     out: Path = typer.Option(..., help="Folder for the models, one file for each participant."),
     client: list[str] = typer.Option([], help="Only this participant's, by name; repeatable."),
     finish: bool = FINISH,
+    metrics: bool = typer.Option(
+        False, "--metrics", help="State held-out metrics in model cards too, though no ε covers them."
+    ),
     model: str = MODEL,
     features: str = FEATURES,
     json: bool = JSON,
 ) -> None:
     """Write every participant's own model of a run, without any further charge.
 
-    A file is named after its client and explains itself: sottovoce predict needs nothing else.
+    A file is named after its client and explains itself: sottovoce predict needs nothing else. Beside it lies
+    its card, a page of Markdown.
     """
     from sottovoce.report.table import Table
     from sottovoce.run.export import write_models
 
     with progress_over("writing") as progress:
         written = write_models(
-            run, out, clients=client, module=model, features=features, finish=finish, progress=progress
+            run,
+            out,
+            clients=client,
+            module=model,
+            features=features,
+            finish=finish,
+            metrics=metrics,
+            progress=progress,
         )
     if json:
         as_json({"models": written})
@@ -138,6 +150,27 @@ def finish(
         as_json(told)
         return
     finished(told)
+
+
+def export(
+    model_file: Path = typer.Argument(metavar="MODEL", help="A client's model, a .safetensors file."),
+    onnx: Path = typer.Option(..., help="Where to write the model as ONNX."),
+    home: bool = typer.Option(False, "--home", help="It is a home model, and the file stays at home."),
+    model: str = MODEL,
+    json: bool = JSON,
+) -> None:
+    """Export a linear or mlp model as ONNX, with its encoding of columns, for machines without sottovoce."""
+    from sottovoce.onnxfile import export_onnx
+
+    if not model_file.exists():
+        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    told = export_onnx(model_file, onnx, home=home, module=model)
+    if json:
+        as_json(told)
+        return
+    rows = {"inputs": ", ".join(told["inputs"]), "outputs": ", ".join(told["outputs"])}
+    stays = {"who may see it": "its owner alone: it is a home model"} if told["home"] else {}
+    facts(f"Model written to {onnx}", rows | stays)
 
 
 def _home(row: Mapping[str, Any]) -> list[str]:

@@ -51,6 +51,10 @@ def show(result: dict[str, Any], directory: Path) -> None:
     sizes = [client["size"] for client in result.get("clients", []) if client["role"] == "participant"]
     for doubt in delta_doubt(result["delta"], min(sizes)) if sizes and spent["target"] is not None else []:
         out.print(f"[dark_orange]•[/] {doubt}", soft_wrap=True, highlight=False)
+    if result["participants"] == 1:
+        from sottovoce.run.cost import ALONE
+
+        out.print(f"[dark_orange]•[/] {ALONE}", soft_wrap=True, highlight=False)
     if "masks" in result:
         said = "masked, and only sums unmasked" if result["masks"] else "not masked (--masks does it)"
         out.print(f"shares were {said}: a simulation, whose records lie on one machine", soft_wrap=True)

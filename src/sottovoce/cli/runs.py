@@ -254,8 +254,7 @@ def _noise(costs: dict[str, Any]) -> str:
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
         gain = costs["shared_gain"]
         less = (
-            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server (so far "
-            "simulated only)"
+            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server"
             if gain
             else ""
         )
@@ -321,17 +320,9 @@ def run_plan(
 ) -> None:
     """Trains a plan with progress, writes its report and shows its result."""
     from sottovoce.api import train as train_run
-    from sottovoce.report.tensorboard import round_scalars
+    from sottovoce.report.tracking import TensorBoard
 
     with ExitStack() as stack:
-        watchers = [stack.enter_context(round_progress(plan.rounds))]
-        if tensorboard is not None:
-            watchers.append(stack.enter_context(round_scalars(tensorboard)))
-
-        def on_round(line: dict[str, Any]) -> None:
-            for watch in watchers:
-                watch(line)
-
         result = train_run(
             plan,
             directory,
@@ -340,7 +331,8 @@ def run_plan(
             device=device,
             cache=cache,
             masks=masks,
-            on_round=on_round,
+            callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
+            on_round=stack.enter_context(round_progress(plan.rounds)),
             on_features=stack.enter_context(feature_progress()),
         )
     if json:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.markup import escape
 
-from sottovoce.cli.display import as_json, facts, out, problem
+from sottovoce.cli.display import answer, as_json, facts, note, problem
 from sottovoce.cli.options import JSON
 from sottovoce.errors import SottovoceError, visible
+from sottovoce.files import private_folder
 from sottovoce.report.numbers import data_size, duration, number, percent
 
 if TYPE_CHECKING:
+    from sottovoce.federation.contact import NodeStatus
     from sottovoce.run.status import Status
 
-RUN = typer.Argument(help="Directory of a run.")
+RUN = typer.Argument(help="Directory of a run, of a federation's server, or of one of its clients.")
+
+
+KNOWN = ("finished", "failed", "running", "waiting")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,17 +32,20 @@ def register(app: typer.Typer) -> None:
 
 
 def status(run: Path = RUN, json: bool = JSON) -> None:
-    """Say what a run is doing. Exit code: 0 finished, 1 failed, 2 unknown, 3 running, 4 waiting.
+    """Say what a run, a federation or a client of one is doing, by its directory.
 
-    A run that was killed has failed. Nothing is disturbed: the command only reads.
+    Exit code: 0 finished, 1 failed (a killed run too), 2 unknown, 3 running, 4 waiting. Nothing is disturbed:
+    the command only reads.
     """
-    from sottovoce.run.status import read_status
+    from sottovoce.federation.contact import NodeStatus, look
 
-    found = read_status(run)
+    found = look(run)
     if json:
         as_json(found.fields(history=False))
     elif found.state == "unknown":
         problem(found.why)
+    elif isinstance(found, NodeStatus):
+        _show_node(found)
     else:
         _show(found)
     raise typer.Exit(found.exit_code)
@@ -46,20 +54,69 @@ def status(run: Path = RUN, json: bool = JSON) -> None:
 def watch(
     run: Path = RUN,
     port: int = typer.Option(8445, min=0, max=65535, help="Port to listen on, on this machine; 0: any free."),
+    behind_proxy: bool = typer.Option(
+        False, help="Also answer nginx (deploy/nginx.conf, port 8446), to whom a token has to be shown."
+    ),
+    new_token: str = typer.Option(None, metavar="NAME", help="Make a token for somebody, show it, and stop."),
+    revoke: str = typer.Option(None, metavar="NAME", help="Revoke somebody's token, and stop."),
+    wait: bool = typer.Option(False, help="Wait until there is something to watch."),
+    json: bool = JSON,
 ) -> None:
-    """Show a run live in a browser on this machine: rounds, time left, ε spent, accuracies. Ctrl-C ends it.
+    """Show a run, a federation or a client of one live in a browser on this machine. Ctrl-C ends it.
 
-    The page changes by itself. It needs nothing from elsewhere, and disturbs nothing.
+    The page changes by itself, needs nothing from elsewhere, and disturbs nothing. /health says whether all
+    is well, and /metrics is for Prometheus.
     """
     try:
-        from sottovoce.watch import open_watch
+        from sottovoce.onboarding import tokens
+        from sottovoce.watch.serving import TOKENS_FILE, open_watch
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
-    server, listening = open_watch(run, port)
-    address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
-    out.print(f"{address} shows {escape(visible(str(run)))}; Ctrl-C ends it", soft_wrap=True, highlight=False)
-    with suppress(KeyboardInterrupt), listening:
-        server.run(sockets=[listening])
+    if new_token is not None:
+        private_folder(run)
+        token = tokens.new_token(run, new_token, TOKENS_FILE)
+        text = f"{token}\n(shown once; it is the password of {new_token} at the page)"
+        answer({"name": new_token, "token": token}, text, json=json)
+        return
+    if revoke is not None:
+        tokens.revoke_token(run, revoke, TOKENS_FILE)
+        answer({"name": revoke, "revoked": True}, f"the token of {revoke} is revoked", json=json)
+        return
+    with suppress(KeyboardInterrupt):
+        if wait:
+            wait_for(run)
+        server, listening = open_watch(run, port, behind_proxy=behind_proxy)
+        address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
+        text = f"{address} shows {visible(str(run))}; Ctrl-C ends it"
+        answer({"address": address}, text, json=json)
+        with listening:
+            server.run(sockets=[listening])
+
+
+def wait_for(run: Path, *states: str) -> None:
+    """Waits until a run is in one of the states, by default in any that is known; says so once a minute."""
+    from sottovoce.federation.contact import look
+    from sottovoce.federation.status import Minutely
+
+    minutely = Minutely(note)
+    while (found := look(run)).state not in (states or KNOWN):
+        minutely.say(f"waiting: {found.why}")
+        time.sleep(1.0)
+
+
+def _show_node(found: NodeStatus) -> None:
+    since = found.seconds_since_contact
+    rows = {"state": f"{found.state}: {found.why}"}
+    if found.client is not None:
+        rows["client, run"] = f"{found.client}, {found.run or '–'}"
+        rows["privacy"] = f"{found.headroom}" + (f", at δ = {found.delta:g}" if found.delta else "")
+        rows["rounds"] = f"released in {found.gradients}; the server was at {found.round} of {found.rounds}"
+        rows["last contact"] = "–" if since is None else f"{duration(round(since))} ago"
+        rows["messages"] = f"{found.answers} answered, {found.refusals} refused"
+    for error in found.errors[-3:]:
+        rows.setdefault("last errors", "")
+        rows["last errors"] += ("\n" if rows["last errors"] else "") + error
+    facts(found.directory, rows)
 
 
 def _show(found: Status) -> None:
@@ -70,7 +127,7 @@ def _show(found: Status) -> None:
     }
     if found.seconds_left is not None:
         rows["time left"] = f"about {duration(found.seconds_left)}"
-    if found.seconds_since_progress is not None and found.state == "running":
+    if found.seconds_since_progress is not None and found.state in ("running", "waiting"):
         rows["last progress"] = f"{duration(found.seconds_since_progress)} ago"
     spent = {name: value for name, value in found.epsilon.items() if name not in ("target", "spent")}
     if found.epsilon.get("target") is not None:
@@ -79,6 +136,12 @@ def _show(found: Status) -> None:
             f"{number(found.epsilon.get('spent'), 3)} of {number(found.epsilon['target'], 3)} at δ = "
             f"{found.delta:g}{kinds if len(spent) > 1 else ''}, {found.noise_words}"
         )
+    if found.engine:
+        counts = (f"{found.counted(what)} {what}" for what in ("enrolled", "connected"))
+        rows["phase"] = f"{found.phase}, of {', '.join(found.phases)}"
+        rows["clients"] = f"{', '.join(counts)} of {found.participants}; {found.refusals} refusals"
+    if found.errors:
+        rows["last errors"] = "\n".join(error["text"] for error in found.errors[-3:])
     if found.accuracy:
         rows[f"accuracy after round {found.accuracy['round']}"] = (
             f"participants {percent(found.accuracy['seen'])}, future clients "

@@ -123,7 +123,8 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
     numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
     if agreed.task == "number" and agreed.target.column in sources:
         numbers.append(agreed.target.column)
-    return numbers, [name for name in (*agreed.columns, *sources) if name not in numbers]
+    texts = [name for name in (*agreed.columns, *sources) if name not in numbers]
+    return numbers, list(dict.fromkeys(texts))
 
 
 class _Reader:
@@ -169,7 +170,7 @@ class _Reader:
         usable = targeted & whole_records(x)
         if target:
             self._count_targets(y[usable])
-        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES]) + self._hint()
         findings.unusable = int((~usable).sum())
         if self._limited:
             self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
@@ -194,6 +195,20 @@ class _Reader:
         if x is None or self.findings.problems:
             return None
         return Part(x, {name: columns.texts(name).cells for name in keep}, self.findings.columns)
+
+    def _hint(self) -> str:
+        """What makes every target unusable, where one thing does."""
+        target = self._agreed.target
+        found = self.findings.columns.get(target.column, ColumnFindings())
+        if found.commas and found.commas == found.unreadable:
+            return ' (it has decimal commas: write decimal = "," above [target] in records.toml)'
+        numbers = found.examples and all(text.lstrip("+-").isdecimal() for text in found.examples)
+        if target.values and numbers and found.unknown + found.missing == self.findings.records:
+            place = int(found.examples[0])
+            meant = target.values[place if 0 <= place < len(target.values) else 0]
+            example = f'"{found.examples[0]}" = "{meant}"'
+            return f" (it holds numbers and records.toml names: add aliases = {{ {example}, … }} to [target])"
+        return ""
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings

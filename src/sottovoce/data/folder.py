@@ -34,7 +34,7 @@ from sottovoce.errors import visible
 LEDGER = "ledger.sqlite"
 """What all runs on a folder have spent, an account for each client."""
 APART = re.compile(
-    rf"{NAME}|(.+\.)?{LEDGER}.*|.*\.safetensors|(.*\.)?home\.log|(README|LICENSE|LICENCE)(\..*)?",
+    rf"{NAME}|(.+\.)?{LEDGER}.*|.*\.safetensors|.*\.card\.md|.*\.onnx|(.*\.)?home\.log|(README|LICENSE|LICENCE)(\..*)?",
     re.IGNORECASE,
 )
 """Files beside those of clients that nobody takes for one: the agreement, ledgers, models, words."""

@@ -43,6 +43,8 @@ class Enrolment:
     """Training records that this client has declared; 0 where the plan states a number."""
     frozen: str = ""
     """The digest of the agreement with everybody's numbers, once the server has frozen it."""
+    cost: float = 0.0
+    """Σ (Δ/σ)² of the whole run, as its owner was told; 0 where an earlier version enrolled."""
 
     @staticmethod
     def file(directory: Path, run: str) -> Path:

@@ -55,6 +55,13 @@ def check_outputs(module: nn.Module, task: Task) -> None:
         with torch.no_grad():
             outputs = module(x)
     except Exception as error:  # whatever a stranger's forward raises
+        if x.dtype == torch.int64:
+            why = "takes numbers" if "dtype" in str(error) else f"fails ({reason(error)})"
+            raise SottovoceError(
+                f"{name} {why}, and these records are tokens: choose a model that embeds them, or features",
+                "model",
+                "features",
+            ) from None
         raise SottovoceError(
             f"{_culprit(module, error)} fails on records of shape {task.facts.shape}: {reason(error)}"
         ) from None

@@ -26,9 +26,9 @@ from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.keys import agreed_secret, new_key
-from sottovoce.files import write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
+from sottovoce.modelcard import write_model
 from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
@@ -145,7 +145,7 @@ def obtain_model(
         delta=budget.delta,
         accounting=budget.accounting,
     )
-    write_atomically(Path(out), model_file)
+    write_model(Path(out), model_file)
     judged = records if uses_labels else _with_targets(records, source, blueprint.facts)
     return {
         "model": str(out),

@@ -98,6 +98,10 @@ class Fields:
             raise self._wrong(key, "a list")
         return value
 
+    def maybe_names(self, key: str) -> list[str]:
+        """Texts that older results lack."""
+        return [str(name) for name in self.names(key)] if key in self._values else []
+
     def read(self, kind: type[T]) -> T:
         """A dataclass whose fields have the names and types of this object's."""
         readers: dict[Any, Callable[[str], Any]] = {

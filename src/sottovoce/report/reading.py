@@ -94,6 +94,8 @@ class ReportedRun:
     downlink_bits: float | None
     seconds: float
     confusion: dict[str, list[list[int]]]
+    class_names: list[str]
+    """Empty where classes have numbers only."""
     metric: str
     """What accuracies are, on a scale of 100."""
     metrics: dict[str, PerClient]
@@ -161,6 +163,7 @@ def read_run(directory: Path) -> ReportedRun:
         downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
         seconds=result.number("seconds"),
         confusion={} if engine is not None else result.matrices("confusion"),
+        class_names=result.maybe_names("class_names"),
         metric=result.maybe_text("metric") or "accuracy",
         metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
         unit=result.maybe_text("unit") or "record",

@@ -120,7 +120,9 @@ def _simulated(run: ReportedRun, words: Html) -> list[Html]:
         audit.section(run.audit) if run.audit else Html(),
         page.section("Signal and noise", page.grid(*run_figures.noise(run))),
         page.section("Communication", page.grid(*run_figures.communication(run))),
-        page.section("Confusion", confusion(run.confusion, _groups(run))) if run.confusion else Html(),
+        page.section("Confusion", confusion(run.confusion, _groups(run), run.class_names))
+        if run.confusion
+        else Html(),
         page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
     ]
 
@@ -200,8 +202,9 @@ def _epsilon_card(run: ReportedRun) -> Html:
 
 
 def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str) -> Html:
-    masked = f"{percent(accuracy.masked)} masked to own classes" if accuracy.masked is not None else ""
-    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, masked, clients)
+    among = f"{percent(accuracy.masked)} if only classes that a client has may be chosen"
+    told = accuracy.masked is not None and accuracy.masked_per_client != accuracy.per_client
+    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, among if told else "", clients)
 
 
 def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:
@@ -235,7 +238,7 @@ def _clients_table(run: ReportedRun) -> Html:
             sizes = [] if site is None else [number(site.size), number(site.sigma)]
             rows.append([name, role, *sizes, *map(percent, values), number(spent, 4, zeros=True)])
     sized = [counted(run.unit).capitalize(), "σ"] if run.sites else []
-    names = ["Client", "Role", *sized, label(run.metric).capitalize(), "Masked", "ε"]
+    names = ["Client", "Role", *sized, label(run.metric).capitalize(), "Of own classes", "ε"]
     return page.folded(Table(names, rows, f"Every client ({len(rows)})", words=2))
 
 

@@ -6,7 +6,7 @@ Confusion matrices: of all participants, of all future clients, and of one clien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -31,7 +31,7 @@ def accuracy(run: ReportedRun) -> list[Chart]:
         Group("Future clients", "orange", _known(run.future.per_client)),
     ]
     values = [value for group in groups for value in group.values.values()]
-    note = "Mean over clients, unmasked, where it was evaluated."
+    note = "Mean over clients, where it was evaluated."
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
     clients = "A dot is a client; boxes span the middle half, lines mark the median."
@@ -64,15 +64,15 @@ def noise(run: ReportedRun) -> list[Chart]:
         line_of("Noise", "violet", ((r.round, r.noise_norm) for r in run.rounds), dots=False, positive=True),
     ]
     gains = [
-        line_of("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds), dots=False),
+        line_of("Gain", "gray", ((r.round, r.gain) for r in run.rounds), dots=False),
         line_of("Effective gain", "green", ((r.round, r.effective_gain) for r in run.rounds), dots=False),
     ]
     note = "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with."
     charts = [_over_rounds("Noise against signal", note, norms, logarithmic, number)]
     if gains[0].x:
         note = (
-            "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients. "
-            "Effective: how far the whole step moved them along the releases."
+            "How strongly a step of the server moves a client’s model: the mean over a round’s clients "
+            "(‖h‖² in the paper). Effective: how far the whole step moved them along the releases."
         )
         charts.append(_over_rounds("Gain of the generator", note, gains, _from_zero, number))
     return charts
@@ -90,9 +90,12 @@ def progress(run: ReportedRun) -> list[Chart]:
             duration,
         )
     ]
-    gain = line_of("Gain ‖h‖²", "gray", ((r.round, r.gain) for r in run.rounds), dots=False)
+    gain = line_of("Gain", "gray", ((r.round, r.gain) for r in run.rounds), dots=False)
     if gain.x:
-        note = "Mean ‖h‖² over a round’s clients: how strongly a step in W moves the coefficients."
+        note = (
+            "How strongly a step of the server moves a client’s model: the mean over a round’s clients "
+            "(‖h‖² in the paper)."
+        )
         charts.append(_over_rounds("Gain of the generator", note, [gain], _from_zero, number))
     return charts
 
@@ -150,10 +153,13 @@ def _known(values: PerClient) -> dict[str, float]:
 Matrix = list[list[int]]
 
 
-def confusion(matrices: dict[str, Matrix], groups: Iterable[tuple[str, list[str]]]) -> Html:
+def confusion(
+    matrices: dict[str, Matrix], groups: Iterable[tuple[str, list[str]]], classes: Sequence[str] = ()
+) -> Html:
     """A selector and one table of counts, rows the true class and columns the predicted one.
 
-    `groups` are (name, clients) pairs; each group's sum comes before its clients in the selector.
+    `groups` are (name, clients) pairs; each group's sum comes before its clients in the selector. `classes`
+    are called by their numbers where they have no names.
     Without the page's script the table shows the first group's sum.
     """
     choices: list[Matrix] = []
@@ -170,7 +176,7 @@ def confusion(matrices: dict[str, Matrix], groups: Iterable[tuple[str, list[str]
     select = tag("select", *options, id="confusion-client")
     label = tag("label", "Records of", for_="confusion-client")
     data = embedded_json("confusion-data", choices)
-    return join(label, select, scrolling("Confusion matrix", _table(choices[0])), data)
+    return join(label, select, scrolling("Confusion matrix", _table(choices[0], classes)), data)
 
 
 def _sum(matrices: list[Matrix]) -> Matrix:
@@ -181,20 +187,21 @@ def _sum(matrices: list[Matrix]) -> Matrix:
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
 
 
-def _table(matrix: Matrix) -> Html:
-    head = tag("tr", tag("th", ""), *(tag("th", str(j), scope="col") for j in range(len(matrix))))
-    body = [_row(i, counts) for i, counts in enumerate(matrix)]
+def _table(matrix: Matrix, classes: Sequence[str]) -> Html:
+    names = list(classes) if len(classes) == len(matrix) else [str(i) for i in range(len(matrix))]
+    head = tag("tr", tag("th", ""), *(tag("th", name, scope="col") for name in names))
+    body = [_row(names[i], i, counts) for i, counts in enumerate(matrix)]
     caption = tag("caption", "Rows: true class. Columns: predicted class. Shade: share of the row.")
     return tag("table", caption, tag("thead", head), tag("tbody", *body), class_="confusion")
 
 
-def _row(truth: int, counts: list[int]) -> Html:
+def _row(name: str, truth: int, counts: list[int]) -> Html:
     total = max(sum(counts), 1)
     cells = [
         tag("td", str(n), class_=_classes(n, own=j == truth), style=f"--share:{n / total:.3f}")
         for j, n in enumerate(counts)
     ]
-    return tag("tr", tag("th", str(truth), scope="row"), *cells)
+    return tag("tr", tag("th", name, scope="row"), *cells)
 
 
 def _classes(count: int, *, own: bool) -> str | None:

@@ -82,11 +82,22 @@ def outline(plan: Plan) -> dict[str, Any]:
     }
 
 
+ALONE = (
+    "one client trains, and learns from nobody: its noise is for those who see its releases; a model that "
+    "it makes for itself needs none"
+)
+
+
 def doubts(blueprint: Blueprint) -> list[str]:
     """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
     plan = blueprint.plan
     said: list[str] = []
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
+    if plan.participants == 1:
+        said.append(ALONE)
+    agreed = data.description.of(blueprint.facts.source or blueprint.facts)
+    for what in [] if agreed is None else agreed.looked_up:
+        said.append(f"records.toml: {what}: {data.description.UNCOVERED}")
     if not plan.private:
         return said
     said += data.delta_doubt(plan.delta, min(blueprint.sizes))

@@ -130,6 +130,11 @@ class RunDirectory:
         try:
             result: dict[str, Any] = json.loads(self.result_file.read_text())
         except FileNotFoundError:
+            if not self.plan_file.exists():
+                raise RunError(
+                    f"{self.path} holds no run (no result.json, no plan.toml): give the folder that a "
+                    "training wrote"
+                ) from None
             raise RunError(f"{self.path} has no result.json yet: resume its training", "resume") from None
         except json.JSONDecodeError:
             raise RunError(

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, draw, participant_name
-from sottovoce.data import client_files, split_seeds
+from sottovoce.data import NAMES, client_files, split_seeds
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import private_folder, write_atomically
+from sottovoce.files import private_folder
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
+from sottovoce.modelcard import write_model
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
@@ -79,6 +80,7 @@ def write_models(
     module: nn.Module | str | None = None,
     features: str | None = None,
     finish: bool = False,
+    metrics: bool = False,
     progress: Progress = lambda client, of: None,
 ) -> list[dict[str, Any]]:
     """Writes the models of a run's participants into the folder `out`, each under its client's name.
@@ -86,7 +88,8 @@ def write_models(
     `clients` are the names of those that are wanted, by default all. Returns for each of them `client`,
     `model` (the file), `epsilon` and `delta`. With `finish` each is finished on its client's own file, into
     NAME.home.safetensors beside it, and `home` says how. `progress` is called with each name and how many
-    there are.
+    there are. Beside each model lies its card; it states held-out metrics where records are public or the run
+    was seeded, and else only with `metrics`, for no ε covers them.
     """
     directory = RunDirectory(run)
     result = directory.result()
@@ -125,7 +128,9 @@ def write_models(
             epsilon=spent,
             division=_division(file.plan, participant),
         )
-        write_atomically(path, model)
+        shown = metrics or file.plan.seeded or file.plan.dataset in NAMES
+        measured = result.get("metrics", {}).get("per_client", {}).get(name) if shown else None
+        write_model(path, model, measured)
         row = {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
         if finish:
             at_home = home_file(path)

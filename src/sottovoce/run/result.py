@@ -87,6 +87,7 @@ def assemble(
         "delta": plan.delta,
         "clients": list(clients),
         "unit": protected_unit(blueprint.facts),
+        "class_names": list(blueprint.facts.class_names),
         "sigma": blueprint.sigma,
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),

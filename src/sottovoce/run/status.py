@@ -12,8 +12,8 @@ import sqlite3
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,18 @@ class Status:
     seconds_since_progress: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     """Each round: round, seconds, bytes_up, bytes_down, seen, future."""
+    engine: str | None = None
+    """What carries the messages of a federation."""
+    phases: list[str] = field(default_factory=list)
+    """All phases of a federation, in order."""
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    """Of a federation: name, and whether it is enrolled, connected, late."""
+    waiting: list[dict[str, str]] = field(default_factory=list)
+    """Clients that a federation waits for: name, why."""
+    refusals: int = 0
+    """Answers and enrolments that a federation's server has refused."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """The last warnings and errors of a federation's server: time, text."""
 
     @property
     def noise_words(self) -> str:
@@ -70,6 +82,10 @@ class Status:
     def exit_code(self) -> int:
         return EXIT_CODES[self.state]
 
+    def counted(self, what: str) -> int:
+        """Clients of a federation that are `enrolled`, `connected` or `late`."""
+        return sum(bool(client[what]) for client in self.clients)
+
     def fields(self, *, history: bool) -> dict[str, Any]:
         """As JSON, with or without the line of each round."""
         named = asdict(self)
@@ -78,21 +94,27 @@ class Status:
 
 def read_status(path: str | Path) -> Status:
     """The status of the run in a directory; where there is none that can be read, it is unknown, and why."""
-    directory = RunDirectory(path)
     try:
-        return _status(directory)
-    except SottovoceError as error:
-        return Status(str(path), "unknown", str(error))
-    except (ValueError, KeyError, TypeError):
-        return Status(str(path), "unknown", f"{path} was made by another version, or is damaged")
-    except OSError as error:
-        return Status(str(path), "unknown", f"cannot read {error.filename or path}: {error.strerror}")
+        return _status(RunDirectory(path))
+    except Exception as error:
+        return Status(str(path), "unknown", unreadable(path, error))
+
+
+def unreadable(path: str | Path, error: Exception) -> str:
+    """Why the files of a run cannot be read, in one line; what is no fault of theirs is raised."""
+    if isinstance(error, SottovoceError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"cannot read {error.filename or path}: {error.strerror}"
+    if isinstance(error, ValueError | KeyError | TypeError):
+        return f"{path} was made by another version, or is damaged"
+    raise error
 
 
 def _status(directory: RunDirectory) -> Status:
     if not directory.plan_file.exists():
         return Status(str(directory.path), "unknown", _no_run(directory))
-    held = _is_locked(directory.lock_file)  # before the result is looked for: it may be written meanwhile
+    held = is_locked(directory.lock_file)  # before the result is looked for: it may be written meanwhile
     plan, lines = directory.plan(), directory.rounds()
     done, of, spent = len(lines), plan.rounds, None
     if held:
@@ -140,12 +162,10 @@ def _status(directory: RunDirectory) -> Status:
 def _no_run(directory: RunDirectory) -> str:
     if not directory.path.is_dir():
         return f"{directory.path} is not a directory: name that of a run"
-    if (directory.path / "server.sqlite").exists():
-        return f"{directory.path} is a federation's, in progress: its federation.log says what it waits for"
     return f"{directory.path} holds no run: it has no plan.toml"
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a file; for a moment this takes its place in the queue."""
     if not path.exists():
         return False
@@ -196,11 +216,17 @@ def _charges(ledger: Path, run: str) -> Sequence[tuple[str, str, float]]:
         "SELECT client, kind, SUM((sensitivity / sigma) * (sensitivity / sigma)) FROM release"
         " WHERE run = ? GROUP BY client, kind"
     )
-    # Without a writer SQLite would leave files of its own beside the ledger.
-    alone = not ledger.with_name(f"{ledger.name}-wal").exists()
-    uri = f"{ledger.absolute().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as file:
+        with reading(ledger) as file:
             return file.execute(query, [run]).fetchall()
     except sqlite3.Error:
         return []
+
+
+@contextmanager
+def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
+    """A ledger that is only read: not even a file of SQLite's own is left beside it."""
+    alone = not ledger.with_name(f"{ledger.name}-wal").exists()
+    uri = f"{ledger.absolute().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=5)) as file:
+        yield file

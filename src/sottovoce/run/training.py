@@ -6,8 +6,9 @@ result = train(plan, "runs/first")
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Own, check_own
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
+from sottovoce.run.callbacks import Callbacks
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.result import Result, accuracies, measured
@@ -47,6 +49,7 @@ def train(
     cache: bool = True,
     masks: bool = False,
     metrics: Own | None = None,
+    callbacks: Sequence[object] = (),
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> Result:
@@ -57,10 +60,12 @@ def train(
     for such records stays. `device` and `on_round` change speed and display only. `resume` continues after
     the last checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
     `masks` puts masks on the shares of `noise=shared`, and takes them off the sums: the same result, by way
-    of what a federation sends. `metrics` are functions of the user's own (`metrics.own_metrics`).
+    of what a federation sends. `metrics` are functions of the user's own (`metrics.own_metrics`), and
+    `callbacks` follow the run (`callbacks`).
     """
     directory = RunDirectory(out)
     check_own(metrics)
+    following = Callbacks(callbacks)
     # The plan is the word of whoever trains: the code that it names is their own.
     own = given(dataset, clients, records)
     prepared = prepare(
@@ -70,12 +75,14 @@ def train(
         directory.check_same_plan(prepared.plan)
         return Result(directory.result())
     with closing(Session.open(prepared, out, ledger=ledger, resume=resume, masks=masks)) as session:
+        following.tell("on_plan", asdict(prepared.plan))
         try:
             while not session.simulation.done:
                 line = session.simulation.step()
                 session.record(line)
+                following.tell("on_round", line)
                 on_round(line)
-            return Result(session.finish(metrics))
+            result = Result(session.finish(metrics))
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted in round {session.simulation.server.round + 1} of {plan.rounds}: "
@@ -83,6 +90,8 @@ def train(
                 "resume",
                 "out",
             ) from None
+    following.tell("on_result", result)
+    return result
 
 
 def evaluate(

@@ -1,7 +1,8 @@
 """Runs a written app on a SuperLink until it is finished, through crashes of everything but this command.
 
 A run that ends early (a killed ServerApp, a restarted SuperLink) is submitted again and continues from the
-server's store, as does one that this command finds nobody working on.
+server's store, as does one that this command finds nobody working on. A SuperLink that is not there yet, or
+not any more, is waited for. Nothing is given up unless somebody says so.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
+from sottovoce.files import FileError, locked, private_folder, write_atomically
+from sottovoce.run.status import Status
 
 WATCH_SECONDS = 5.0
+LONGEST_PAUSE = 60.0
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+SILENT = "the SuperLink does not answer"
 
 
 class RunFailed(SottovoceError):
@@ -27,51 +35,143 @@ class RunFailed(SottovoceError):
 
 
 def run_app(
-    app: str | Path, superlink: str, *, tries: int = 20, say: Callable[[str], None] = lambda text: None
+    app: str | Path,
+    superlink: str,
+    *,
+    give_up: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Submits and watches until Flower calls a run of the app completed; returns its id.
 
-    `superlink` is a name in Flower's config.toml. A run is submitted at most `tries` times.
+    `superlink` is a name in Flower's config.toml. `give_up`: after so many seconds without progress; never by
+    default. `say` is called with a line for everything new, and once a minute with what is waited for.
     """
-    if not (Path(app) / "pyproject.toml").exists():
+    directory = _run_directory(Path(app))
+    private_folder(directory)
+    busy = f"another 'sottovoce federate' works on {directory}: stop it first"
+    with locked((directory / SUPERVISOR).with_suffix(".lock"), patience=1.0, busy=busy):
+        return Supervisor(str(app), superlink, directory, give_up, say).run()
+
+
+class Supervisor:
+    """One federation, from its first submission to its end."""
+
+    def __init__(
+        self, app: str, superlink: str, directory: Path, give_up: float | None, say: Callable[[str], None]
+    ) -> None:
+        self._app = app
+        self._superlink = superlink
+        self._directory = directory
+        self._give_up = give_up
+        self._say = say
+        self._minutely = Minutely(say)
+        self._progress, self._seen = time.monotonic(), (-1, "", 0)
+        self._news = News(say)
+
+    def run(self) -> str:
+        """The id of the run that Flower calls completed."""
+        pause = WATCH_SECONDS
+        while True:
+            submitted = _flwr("run", self._app, self._superlink)
+            if submitted is None or not submitted.get("success"):
+                self._wait(SILENT if submitted is None else f"the SuperLink refused the app: {submitted}")
+                time.sleep(WATCH_SECONDS)
+                continue
+            run, began = str(submitted["run-id"]), time.monotonic()
+            self._say(f"run {run} submitted")
+            self._note("the SuperLink has the app, and starts the server")
+            reason = self._watch(run)
+            if reason == "finished:completed":
+                return run
+            # A server that ends at once will do so again: it is tried ever more rarely.
+            pause = (
+                WATCH_SECONDS if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+            )
+            self._say(f"run {run} ended as {reason}: continuing from the server's store in {pause:.0f} s")
+            self._wait(f"run {run} ended as {reason}: the log of the SuperLink says why")
+            time.sleep(pause)
+
+    def _watch(self, run: str) -> str:
+        """The status with which a run ended."""
+        while True:
+            time.sleep(WATCH_SECONDS)
+            listed = _flwr("ls", self._superlink)
+            if listed is None:
+                self._wait(SILENT)
+                continue
+            for entry in listed.get("runs", []):
+                if entry["run-id"] == run and entry["status"].startswith("finished"):
+                    return str(entry["status"])
+            found = read_federation(self._directory)
+            self._news.tell(found)
+            if found.state == "waiting" and found.clients:
+                self._wait(found.why, told=True)
+            seen = (found.round, found.phase or "", found.counted("enrolled"))
+            if seen != self._seen:
+                self._seen, self._progress = seen, time.monotonic()
+
+    def _wait(self, what: str, *, told: bool = False) -> None:
+        """Says once a minute what is waited for, and gives up when that was asked for.
+
+        What the server has `told` need not be noted for whoever asks for the status.
+        """
+        self._minutely.say(f"waiting: {what}")
+        if not told:
+            self._note(what)
+        if self._give_up is not None and time.monotonic() - self._progress > self._give_up:
+            raise RunFailed(f"gave up after {self._give_up:.0f} s without progress ({what})")
+
+    def _note(self, what: str) -> None:
+        with suppress(FileError):
+            write_atomically(self._directory / SUPERVISOR, json.dumps({"waits": what}).encode())
+
+
+class News:
+    """Says who is enrolled, who is missing and which round is over, as it happens."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._enrolled: set[str] | None = None
+        self._round = -1
+        self._phase: str | None = None
+
+    def tell(self, found: Status) -> None:
+        """Says what is new in a status."""
+        if not found.clients:
+            return
+        enrolled = {client["name"] for client in found.clients if client["enrolled"]}
+        missing = [client["name"] for client in found.clients if not client["enrolled"]]
+        if enrolled != self._enrolled:
+            new = ", ".join(sorted(enrolled - (self._enrolled or set()))[:20]) or "nobody"
+            left = f"; missing: {', '.join(missing[:20])}" if missing else ""
+            left += f" and {len(missing) - 20} more" if len(missing) > 20 else ""
+            self._say(f"enrolled: {new} ({len(enrolled)} of {found.participants}){left}")
+            self._enrolled = enrolled
+        if found.phase != self._phase and found.phase != "rounds":
+            self._say(f"phase: {found.phase}")
+        self._phase = found.phase
+        if found.round > max(self._round, 0):
+            self._say(f"round {found.round} of {found.rounds}")
+        self._round = found.round
+
+
+def _run_directory(app: Path) -> Path:
+    """Where the server of an app has its store."""
+    try:
+        settings = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        return Path(settings["tool"]["flwr"]["app"]["config"]["run-directory"])
+    except FileNotFoundError:
         raise RunFailed(
             f"{app} holds no app: write one there, with 'sottovoce federate' and a plan", "out", "plan"
-        )
-    reason = ""
-    for _ in range(tries):
-        submitted = _flwr("run", str(app), superlink)
-        if submitted is None or not submitted.get("success"):
-            reason = "the SuperLink did not take the run" if submitted is None else str(submitted)
-            say(f"{reason}: trying again")
-            time.sleep(WATCH_SECONDS)
-            continue
-        run = str(submitted["run-id"])
-        say(f"run {run} submitted")
-        reason = _watch(run, superlink)
-        if reason == "finished:completed":
-            return run
-        say(f"run {run} ended as {reason}: continuing from the server's store")
-    raise RunFailed(f"gave up after {tries} tries ({reason}): see the log of the SuperLink")
-
-
-def _watch(run: str, superlink: str) -> str:
-    """The status with which a run ended."""
-    while True:
-        time.sleep(WATCH_SECONDS)
-        listed = _flwr("ls", superlink) or {}
-        for entry in listed.get("runs", []):
-            if entry["run-id"] == run and entry["status"].startswith("finished"):
-                return str(entry["status"])
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise RunFailed(f"{app / 'pyproject.toml'} is not that of an app of ours: write it again") from None
 
 
 def _flwr(*arguments: str) -> dict[str, Any] | None:
     """The JSON answer of a `flwr` command; None if it could not reach the SuperLink."""
-    beside = Path(sys.executable).with_name("flwr")
-    command = str(beside) if beside.exists() else shutil.which("flwr")
-    if command is None:
-        raise RunFailed("the command 'flwr' is missing: install sottovoce[flower]")
     done = subprocess.run(
-        [command, *arguments, "--format", "json"],
+        [program("flwr"), *arguments, "--format", "json"],
         capture_output=True,
         text=True,
         env={**os.environ, **QUIET},
@@ -82,3 +182,12 @@ def _flwr(*arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return answer
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise RunFailed(f"the command '{name}' is missing: install sottovoce[flower]")
+    return found

@@ -17,12 +17,13 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
+from sottovoce.federation.helping import MASKS
 from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.progress import Progress
 from sottovoce.federation.result import write_run
 from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
@@ -61,7 +62,10 @@ def server_app(agreement_file: Path) -> ServerApp:
         store = Store.open(directory / "server.sqlite", agreement)
         try:
             coordinator = Coordinator(agreement, store, options)
-            driver = Driver(grid, coordinator, retry=float(config["retry"]))
+            retry = float(config["retry"])
+            progress = Progress(directory, coordinator, store, late=retry)
+            log.addHandler(progress.errors)
+            driver = Driver(grid, coordinator, retry=retry, progress=progress)
             driver.drive()
             write_run(directory, coordinator, store)
             driver.deliver_models()
@@ -101,8 +105,11 @@ class Pause:
 class Driver:
     """Carries messages for a coordinator until its last round is closed and everybody has their model."""
 
-    def __init__(self, grid: Grid, coordinator: Coordinator, *, retry: float) -> None:
+    def __init__(
+        self, grid: Grid, coordinator: Coordinator, *, retry: float, progress: Progress | None = None
+    ) -> None:
         self._grid = grid
+        self._progress = progress
         self._coordinator = coordinator
         self._retry = retry
         self._asked: dict[str, Asked] = {}
@@ -116,6 +123,7 @@ class Driver:
         while not self._coordinator.done:
             self._exchange()
             line = self._coordinator.advance()
+            self._tell(line)
             if line is not None:
                 log.info("round %d of %d", line["round"], self._coordinator.agreement.plan.rounds)
             elif not self._coordinator.done:
@@ -125,10 +133,18 @@ class Driver:
         """Brings their models to all who trained, also to those who come back while there is patience."""
         while not self._coordinator.closed:
             self._exchange()
+            self._tell()
             time.sleep(POLL_SECONDS)
-        absent = ", ".join(participant_name(participant) for participant in self._coordinator.missing())
+        self._tell(over=True)
+        absent = ", ".join(map(self._coordinator.called, self._coordinator.missing()))
         if absent:
             log.warning("no model yet for %s: they get it when this app runs again", absent)
+
+    def _tell(self, line: Fields | None = None, *, over: bool = False) -> None:
+        """Lets whoever looks know how it stands."""
+        if self._progress is not None:
+            connected = [p for p, node in self._nodes.items() if node in self._online]
+            self._progress.update(connected, line, over=over)
 
     def _exchange(self) -> None:
         self._look_for_nodes()
@@ -166,7 +182,7 @@ class Driver:
                 participant = known[node]
                 kind = missing[participant]
                 request = self._coordinator.request(participant, kind)
-                what = "query.model" if kind == MODEL else "train.release"
+                what = f"query.{kind}" if kind in (MODEL, MASKS) else "train.release"
                 messages.append(self._message(node, what, request))
             else:
                 continue
@@ -204,6 +220,8 @@ class Driver:
             participant = self._coordinator.enrol(fields, str(node))
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, shown(error))
+            if self._progress is not None:
+                self._progress.refused()
             self._rest(node)
             reason = {"run": self._coordinator.run, "reason": str(error)}
             self._grid.push_messages([self._message(node, "query.refused", reason)])
@@ -218,11 +236,15 @@ class Driver:
                     self._coordinator.accept(participant, fields)
                 except SottovoceError as error:
                     log.warning("%s", shown(error))
+                    if self._progress is not None:
+                        self._progress.refused()
                 if fields.get("error"):
                     self._rest(node)
                 elif self._coordinator.missing().get(participant) != wanted:
                     # An answer to a repeated request is no reason to ask again: the node is busy.
                     self._pauses[node] = Pause()
+                    if self._progress is not None and isinstance(body := fields.get("release"), bytes):
+                        self._progress.received(participant, len(body))
                 return
         log.warning("node %d answered after another took its place: dropped", node)
 

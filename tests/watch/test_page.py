@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import socket
 import threading
@@ -20,7 +21,11 @@ from sottovoce.errors import SottovoceError
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.status import read_status
 from sottovoce.run.training import train
-from sottovoce.watch import document, open_watch, parts
+from sottovoce.watch.page import document, parts
+from sottovoce.watch.serving import open_watch
+from tests.federation.test_contact import Watched
+from tests.federation.test_progress import Told
+from tests.federation.world import QUICK
 from tests.report.test_browser import _LOW_CONTRAST, _OUTSIDE, DESK, PHONE
 from tests.report.test_browser import browser as browser
 from tests.report.webdriver import Browser
@@ -40,9 +45,9 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def watched(run: Path) -> Iterator[str]:
+def watched(run: Path, *, behind_proxy: bool = False) -> Iterator[str]:
     """The live page of a run; yields its address."""
-    server, listening = open_watch(run, 0)
+    server, listening = open_watch(run, 0, behind_proxy=behind_proxy)
     thread = threading.Thread(target=server.run, args=[[listening]], daemon=True)
     thread.start()
     try:
@@ -116,6 +121,8 @@ def test_an_unchanged_chart_is_left_alone_and_a_changed_one_still_answers_the_ke
     directory.truncate_rounds(5)
     with watched(run) as url:
         browser.open(url, width=DESK[0], height=DESK[1], dark=False)
+        browser.script("source.addEventListener('message', () => { window.heard = true; })")
+        seen(browser, "window.heard", bool)  # the first event brings every part
         browser.script("document.querySelector('figure').mark = true")
         with directory.locked():  # another state, the same rounds
             seen(
@@ -161,7 +168,7 @@ def test_events_bring_what_changes_and_nothing_of_a_single_client(run: Path) -> 
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.headers["Cache-Control"] == "no-store"
             whole = answer.read().decode()
-    assert set(shown) == {"title", "state", "figures", "charts"}
+    assert set(shown) == {"title", "state", "figures", "charts", "clients"}
     assert "participant-" not in whole + str(shown)
 
 
@@ -208,3 +215,63 @@ def test_a_run_that_is_gone_while_it_is_watched_is_shown_as_unknown(run: Path) -
     shown = parts(read_status(run))
     assert "unknown" in shown["state"]
     assert shown["figures"] == shown["charts"] == ""
+
+
+def federation(folder: Path) -> Told:
+    """A federation whose third client is not connected, in its second round."""
+    told = Told(folder, late=3600.0, rounds=6)
+    told.world.enrol_all()
+    told.phase()
+    told.phase()
+    told.progress.errors.emit(logging.makeLogRecord({"msg": "<b>node 7</b> refused: no", "levelno": 40}))
+    told.update(connected=(0, 1))
+    return told
+
+
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESK, False)], ids=["phone dark", "desk light"])
+def test_the_page_of_a_federation_renders_and_names_whom_it_waits_for(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    told = federation(tmp_path / "run")
+    absent = next(iter(told.world.coordinator.missing()))
+    told.update(connected=tuple({0, 1, 2} - {absent}))
+    with watched(tmp_path / "run") as url:
+        browser.open(url, width=size[0], height=size[1], dark=dark)
+        text = browser.script("return document.body.innerText")
+        assert browser.script("return document.documentElement.scrollWidth") <= size[0]
+        assert browser.script(_OUTSIDE) == []
+        assert browser.script(_LOW_CONTRAST) == []
+        assert browser.console() == []
+    assert f"waiting: round 2 of 6: client-{absent} is not connected" in text
+    assert "2 of 3" in text
+    assert "<b>node 7</b> refused: no" in text
+    assert browser.script("return document.querySelector('[aria-current]').innerText") == "rounds"
+
+
+def test_the_page_follows_a_federation_without_being_loaded_again(browser: Browser, tmp_path: Path) -> None:
+    told = federation(tmp_path / "run")
+    with watched(tmp_path / "run") as url:
+        browser.open(url, width=DESK[0], height=DESK[1], dark=False)
+        browser.script("window.mark = 'not loaded again'")
+        told.phase()
+        seen(browser, "document.querySelector('#round .figure').innerText", lambda text: text == "2 of 6")
+        told.update(connected=())
+        seen(browser, "document.querySelector('#connected .figure').innerText", lambda text: text == "0 of 3")
+        told.world.kill()
+        seen(browser, "document.getElementById('state').innerText", lambda text: text.startswith("failed"))
+        assert browser.script("return window.mark") == "not loaded again"
+
+
+def test_the_page_of_a_client_shows_its_headroom(browser: Browser, tmp_path: Path) -> None:
+    world = Watched(tmp_path, **QUICK)
+    world.enrol_all()
+    with watched(world.directory(0)) as url:
+        browser.open(url, width=PHONE[0], height=PHONE[1], dark=False)
+        assert "this run will spend 5.3" in browser.script("return document.body.innerText")
+        assert browser.script("return document.querySelector('#epsilon data').value") == "0.0"
+        while not world.coordinator.done:
+            world.step()
+        value = "Number(document.querySelector('#epsilon data').value)"
+        seen(browser, value, lambda spent: 5.2 < spent < 5.3)
+        assert browser.script("return document.documentElement.scrollWidth") <= PHONE[0]
+        assert browser.console() == []

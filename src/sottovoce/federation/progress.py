@@ -1,0 +1,190 @@
+"""What the server of a federation tells about it: `status.json` beside its store, for `federation.status`.
+
+The store itself is not for others: whoever reads it keeps dropped messages in its log. The file says what is
+the server's own: who is enrolled, connected and late, what is waited for, ε of what came. Nothing in it
+depends on the records of one client. Bytes are totals of what is closed, and none where fewer than two
+clients answered, or where some of them had answered a server that was killed; no client's time is told, but
+that it is late.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.coordinator import Coordinator, Fields, Open
+from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
+from sottovoce.federation.store import Store
+from sottovoce.files import FileError, write_atomically
+from sottovoce.phases import phases
+from sottovoce.plan import Plan
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.charge import Kind
+from sottovoce.release import spending
+
+EVERY_SECONDS = 2.0
+ERRORS = 10
+ABOUT = ("method", "dataset", "noise", "seeded", "participants", "rounds", "delta")
+"""What is told of the plan."""
+
+
+class LastErrors(logging.Handler):
+    """The last warnings and errors of a log, with their times."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[dict[str, Any]] = deque(maxlen=ERRORS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append({"time": record.created, "text": record.getMessage()})
+
+
+class Progress:
+    """The server's half: it is told what happens, and writes the file when that is due.
+
+    A client that is missing so many seconds after its phase began is `late`.
+    """
+
+    def __init__(self, directory: Path, coordinator: Coordinator, store: Store, *, late: float) -> None:
+        self._path = directory / FILE
+        self._coordinator = coordinator
+        self._store = store
+        self._late = late
+        self.errors = LastErrors()
+        before: dict[str, Any] = {}
+        with suppress(SottovoceError, OSError):
+            before = read_object(self._path)
+        known = before if (before.get("format"), before.get("run")) == (FORMAT, store.run) else {}
+        self._refusals = int(known.get("refusals", 0))
+        self._history: list[dict[str, Any]] = list(known.get("history", []))[: len(store.lines())]
+        self._open: Open = coordinator.open
+        self._opened = self._progress = time.time()
+        self._came: dict[int, int] = defaultdict(int)
+        self._complete = not store.waiting()
+        self._written = -math.inf
+
+    def received(self, participant: int, size: int) -> None:
+        """A release of a participant was accepted."""
+        self._came[participant] += size
+
+    def refused(self) -> None:
+        """An answer or an enrolment was refused."""
+        self._refusals += 1
+
+    def update(self, connected: Collection[int], line: Fields | None = None, *, over: bool = False) -> None:
+        """Writes what is true now, at once where something was closed, else every two seconds."""
+        opened = self._coordinator.open
+        changed = opened != self._open
+        if changed:
+            self._close(line)
+            self._open, self._opened = opened, time.time()
+        if changed or over or time.monotonic() - self._written >= EVERY_SECONDS:
+            self._written = time.monotonic()
+            text = json.dumps(self._fields(set(connected), over=over))
+            with suppress(FileError):  # a run does not end because nobody can look at it
+                write_atomically(self._path, text.encode())
+
+    def _close(self, line: Fields | None) -> None:
+        """Keeps the totals of what was closed, where they are of several clients and nothing is missing."""
+        told = self._complete and len(self._came) > 1
+        if line is not None:
+            up = sum(self._came.values()) if told else None
+            down = int(line["downlink_bytes"]) if len(line["clients"]) > 1 else None
+            shown = {"round": line["round"], "seconds": line["seconds"], "bytes_up": up, "bytes_down": down}
+            self._history.append(shown)
+        self._came.clear()
+        self._complete = True
+        self._progress = time.time()
+
+    def _fields(self, connected: set[int], *, over: bool) -> dict[str, Any]:
+        coordinator = self._coordinator
+        plan, names, enrolled = coordinator.agreement.plan, coordinator.names, coordinator.enrolled
+        late = time.time() - self._opened > self._late
+        missing = coordinator.missing()
+        if self._open == "enrolment":
+            missing = dict.fromkeys(set(range(plan.participants)) - enrolled, "context")
+        members = enrolled | {p for p in coordinator.addresses() if p >= plan.participants}
+        waiting = {p: _why(p, members, connected, late) for p in sorted(missing)}
+        clients = [
+            {
+                "name": name,
+                "enrolled": index in enrolled,
+                "connected": index in connected,
+                "late": waiting.get(index) is not None,
+            }
+            for index, name in enumerate(names)
+        ]
+        return {
+            "format": FORMAT,
+            "run": self._store.run,
+            "about": {name: getattr(plan, name) for name in ABOUT},
+            "phase": "finished" if over else phase_word(self._open),
+            "phases": ["enrolment", *_words(plan), "models", "finished"],
+            "round": coordinator.round,
+            "clients": clients,
+            "missing": len(missing),
+            "waiting": [
+                {"name": names[p] if p < len(names) else coordinator.called(p), "why": why}
+                for p, why in waiting.items()
+                if why
+            ][:NAMED],
+            "patience": coordinator.options.patience,
+            "opened": self._opened,
+            "progress": self._progress,
+            "epsilon": self._epsilon(plan),
+            "history": self._history,
+            "refusals": self._refusals,
+            "errors": list(self.errors.lines),
+        }
+
+    def _epsilon(self, plan: Plan) -> dict[str, float | None]:
+        """ε of what came, of the participant that has spent most, and what each kind is worth alone."""
+        if not plan.private:
+            return {"target": None}
+        if self._open == "enrolment":
+            return {"target": plan.epsilon, "spent": 0.0}
+        blueprint = self._coordinator.blueprint
+        counts: dict[int, dict[Kind, int]] = defaultdict(dict)
+        for participant, kind, count in self._store.query(
+            "SELECT participant, kind, COUNT(*) FROM release GROUP BY participant, kind"
+        ):
+            counts[participant][kind] = count
+        spent = {p: spending(blueprint.releases_of(p), made) for p, made in counts.items()}
+        most = max(spent, key=lambda participant: spent[participant], default=None)
+        if most is None:
+            return {"target": plan.epsilon, "spent": 0.0}
+        releases, made = blueprint.releases_of(most), counts[most]
+        named: dict[str, float] = {"spent": spent[most]}
+        for kind, count in made.items():
+            named[kind] = spending(releases, {kind: count})
+        prices = {name: epsilon(value, plan.delta, plan.accounting) for name, value in named.items()}
+        return {"target": plan.epsilon, **prices}
+
+
+def phase_word(opened: Open) -> str:
+    """What is open, in a word: enrolment, contexts, rounds, confusions or models."""
+    if isinstance(opened, str):
+        return "models" if opened == "over" else opened
+    return "rounds" if opened.by == "called" else f"{opened.kind}s"
+
+
+def _words(plan: Plan) -> list[str]:
+    """The phases of participants, in words and in order."""
+    return list(dict.fromkeys(phase_word(phase) for phase in phases(plan) if phase.by != "future"))
+
+
+def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) -> str | None:
+    """Why a client that is missing is waited for; None where it is busy and nothing is wrong yet."""
+    if participant not in enrolled:
+        return "has not enrolled"
+    if participant not in connected:
+        return "is not connected"
+    return "is late, and is asked again" if late else None

@@ -1,0 +1,253 @@
+"""A personal model as an ONNX file, for machines without this package: encoding, model and what outputs mean.
+
+A table's columns are the inputs, each (n, 1), numbers as float64 and categories as texts; the encoding of
+`records.toml` (bounds, missing numbers, unknown names) is part of the graph. Linear models and multilayer
+perceptrons on columns or arrays are exported; what ONNX cannot say (feature maps, dates) is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from sottovoce import __version__
+from sottovoce.data import Facts, description
+from sottovoce.data.description import Description
+from sottovoce.data.kinds import OTHER, Category, Number
+from sottovoce.errors import SottovoceError
+from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.modelfile import HomeModel, PersonalModel
+
+OPSET, ML_OPSET, IR = 17, 3, 9
+"""Versions that runtimes of 2023 and later read."""
+ACTIVATIONS: Mapping[type[nn.Module], str] = {nn.Tanh: "Tanh", nn.ReLU: "Relu"}
+KEEP = "A home model, made of its owner's records without noise: it is not private and stays at home."
+SHOW = "A published model, made of private releases alone: it may be shown to anybody."
+
+
+class CannotExport(SottovoceError):
+    """A model with something that ONNX has no way to say."""
+
+
+def export_onnx(
+    model: str | Path, out: str | Path, *, home: bool = False, module: nn.Module | str | None = None
+) -> dict[str, Any]:
+    """Writes the model of a file as ONNX and returns its inputs and outputs by name.
+
+    Classes have `probabilities` (n, classes) and `decision` (n,), labels `probabilities` and `decisions`
+    (n, labels), a number its `value` (n, 1), as `predict` gives them to 1e-5. A home model is exported only
+    for who says `home`; its file says so too. Needs the extra `onnx`.
+    """
+    source, target = Path(model), Path(out)
+    try:
+        personal = PersonalModel.read(source, model=module, home=home)
+    except HomeModel:
+        raise HomeModel(
+            f"{source} is a home model, made of records without noise: export the published one, or say that "
+            "this one stays at home",
+            "home",
+        ) from None
+    if target.resolve() == source.resolve():
+        raise CannotExport(f"{target} holds the model itself: choose another file")
+    graph = _Graph.of(personal)
+    write_atomically(target, graph.file(personal), PRIVATE)
+    return {
+        "onnx": str(target),
+        "home": personal.home,
+        "inputs": [one.name for one in graph.inputs],
+        "outputs": [one.name for one in graph.outputs],
+    }
+
+
+def _onnx() -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise SottovoceError("ONNX files need the package onnx: pip install 'sottovoce[onnx]'") from None
+    return onnx
+
+
+class _Graph:
+    """A graph that grows node by node; every result is known by its name."""
+
+    def __init__(self) -> None:
+        self._onnx = _onnx()
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+
+    @classmethod
+    def of(cls, model: PersonalModel) -> _Graph:
+        if model.plan.features != "none":
+            raise CannotExport(
+                f"the model sees features={model.plan.features}, which ONNX has no words for: predict with "
+                "sottovoce"
+            )
+        graph, agreed = cls(), description.of(model.records)
+        if agreed is not None and agreed.array is None:
+            x = graph._columns(agreed, model.facts)
+        else:
+            x = graph._array(agreed, model.facts)
+        graph._told(graph._layers(x, model.module), model.facts, agreed)
+        return graph
+
+    def file(self, model: PersonalModel) -> bytes:
+        """The bytes of the file: the graph, and where it comes from."""
+        helper = self._onnx.helper
+        graph = helper.make_graph(self._nodes, "sottovoce", self.inputs, self.outputs, self._constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
+        file = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="sottovoce")
+        file.producer_version, file.doc_string = __version__, KEEP if model.home else SHOW
+        said = {
+            "origin": json.dumps(dataclasses.asdict(model.origin)),
+            "task": model.facts.task,
+            "class_names": json.dumps(model.records.class_names),
+            "columns": model.records.columns,
+            **({"home": "true"} if model.home else {}),
+        }
+        helper.set_model_props(file, said)
+        self._onnx.checker.check_model(file, full_check=True)
+        data: bytes = file.SerializeToString()
+        return data
+
+    def _add(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attributes: Any) -> str:
+        name = name or f"sottovoce/{len(self._nodes)}"
+        self._nodes.append(
+            self._onnx.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes)
+        )
+        return name
+
+    def _constant(self, values: Any, kind: type[Any]) -> str:
+        name = f"sottovoce/constant/{len(self._constants)}"
+        array = np.asarray(values, kind)
+        self._constants.append(self._onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def _input(self, name: str, kind: str, *shape: int) -> str:
+        self.inputs.append(self._value(name, kind, *shape))
+        return name
+
+    def _output(self, name: str, kind: str, *shape: int) -> str:
+        """A name for an output; a column may be called so already."""
+        name = f"predicted_{name}" if name in {one.name for one in self.inputs} else name
+        self.outputs.append(self._value(name, kind, *shape))
+        return name
+
+    def _value(self, name: str, kind: str, *shape: int) -> Any:
+        elements = getattr(self._onnx.TensorProto, kind)
+        return self._onnx.helper.make_tensor_value_info(name, elements, ["n", *shape])
+
+    def _cast(self, value: str, kind: str, name: str = "") -> str:
+        return self._add("Cast", value, name=name, to=getattr(self._onnx.TensorProto, kind))
+
+    def _columns(self, agreed: Description, facts: Facts) -> str:
+        """The numbers (n, inputs) that a table's columns become."""
+        parts = []
+        for name, column in agreed.columns.items():
+            if isinstance(column, Number):
+                parts += self._number(name, column)
+            elif isinstance(column, Category):
+                parts.append(self._category(name, column))
+            else:
+                kind = type(column).__name__.lower()
+                raise CannotExport(
+                    f"column '{name}' is a {kind}, which ONNX cannot read: predict with sottovoce"
+                )
+        return self._add("Div", self._add("Concat", *parts, axis=1), self._constant(facts.std, np.float32))
+
+    def _number(self, name: str, column: Number) -> list[str]:
+        value = self._input(name, "DOUBLE", 1)
+        absent = self._add("Or", self._add("IsNaN", value), self._add("IsInf", value))
+        constants = (column.low, column.high, column.filler, column.center, column.spread)
+        low, high, filler, center, spread = (self._constant(one, np.float64) for one in constants)
+        clamped = self._add("Where", absent, filler, self._add("Clip", value, low, high))
+        scaled = self._cast(self._add("Div", self._add("Sub", clamped, center), spread), "FLOAT")
+        return [scaled] if column.missing is None else [scaled, self._cast(absent, "FLOAT")]
+
+    def _category(self, name: str, column: Category) -> str:
+        text, names = self._input(name, "STRING", 1), column.names
+        texts = (*names.values, *(alias for alias, _ in names.aliases))
+        forms = sorted({form for value in texts for form in _forms(value)})
+        places = {form: names.place(form) for form in forms if names.place(form) >= 0}
+        place = self._add(
+            "LabelEncoder",
+            text,
+            domain="ai.onnx.ml",
+            keys_strings=list(places),
+            values_int64s=list(places.values()),
+            default_int64=names.values.index(OTHER),
+        )
+        all_places = self._constant([range(len(names.values))], np.int64)
+        return self._cast(self._add("Equal", place, all_places), "FLOAT")
+
+    def _array(self, agreed: Description | None, facts: Facts) -> str:
+        """The numbers (n, inputs) of arrays; bytes are to be divided by 255 first."""
+        array = None if agreed is None else agreed.array
+        if array is not None and array.vocabulary is not None:
+            raise CannotExport("records are tokens, which are not exported: predict with sottovoce")
+        x = self._input("x", "FLOAT", *facts.shape)
+        if array is not None and array.series:
+            mean, std = np.asarray(array.mean), np.asarray(array.std)  # of the last axis
+        else:
+            shape = (-1, *[1] * (len(facts.shape) - 1))
+            mean, std = np.asarray(facts.mean).reshape(shape), np.asarray(facts.std).reshape(shape)
+        centered = self._add("Sub", x, self._constant(mean, np.float32))
+        return self._add("Div", centered, self._constant(std, np.float32))
+
+    def _layers(self, x: str, module: nn.Module) -> str:
+        for layer in module if isinstance(module, nn.Sequential) else [module]:
+            if isinstance(layer, nn.Flatten) and layer.start_dim == 1:
+                x = self._add("Flatten", x, axis=1)
+            elif isinstance(layer, nn.Linear):
+                tensors = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+                x = self._add("Gemm", x, *map(self._parameter, tensors), transB=1)
+            elif type(layer) in ACTIVATIONS:
+                x = self._add(ACTIVATIONS[type(layer)], x)
+            else:
+                raise CannotExport(
+                    f"a layer {type(layer).__name__} is not exported, only linear and mlp models are: "
+                    "predict with sottovoce"
+                )
+        return x
+
+    def _parameter(self, values: Tensor) -> str:
+        return self._constant(values.detach().cpu().numpy(), np.float32)
+
+    def _told(self, outputs: str, facts: Facts, agreed: Description | None) -> None:
+        """What people read of outputs (n, classes)."""
+        count = facts.classes
+        if facts.task == "number":
+            center, reach = (0.0, 1.0) if agreed is None else (agreed.target.center, agreed.target.reach)
+            bounds = [self._constant(bound, np.float32) for bound in (-1, 1)]
+            scaled = self._add("Mul", self._add("Clip", outputs, *bounds), self._constant(reach, np.float32))
+            value = self._output("value", "FLOAT", 1)
+            self._add("Add", scaled, self._constant(center, np.float32), name=value)
+            return
+        probabilities = self._output("probabilities", "FLOAT", count)
+        if facts.task == "labels":
+            self._add("Sigmoid", outputs, name=probabilities)
+            more = self._add("Greater", outputs, self._constant(0, np.float32))
+            self._cast(more, "INT64", self._output("decisions", "INT64", count))
+            return
+        self._add("Softmax", outputs, name=probabilities, axis=1)
+        self._add(
+            "LabelEncoder",
+            self._add("ArgMax", outputs, axis=1, keepdims=0),
+            name=self._output("decision", "STRING"),
+            domain="ai.onnx.ml",
+            keys_int64s=list(range(count)),
+            values_strings=list(facts.class_names) or [str(place) for place in range(count)],
+        )
+
+
+def _forms(text: str) -> set[str]:
+    """A text in forms that mean the same where the agreement says so; others have no place there."""
+    forms = {text, text.lower(), text.upper(), text.capitalize(), text.title()}
+    return forms | {f"{form}.0" for form in forms}

@@ -1,0 +1,143 @@
+"""One file starts a federation: valid, without privileges or secrets in it, and run here command by command.
+
+There is no container engine in these tests. The file is checked against the schema of the Compose
+specification (`compose_spec.json`, as docker-compose 1.29.2 ships it, Apache-2.0), and the demonstration runs
+the commands that it reads from the file as plain processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from tools.demo_federation import DEPLOY, SERVICES, Federation
+
+from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.modelfile import PersonalModel
+from tests.report.test_browser import DESK
+from tests.report.test_browser import browser as browser
+from tests.report.webdriver import Browser
+
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+NAMES = sorted(COMPOSE["services"])
+
+
+def test_the_file_is_valid() -> None:
+    schema = json.loads((Path(__file__).with_name("compose_spec.json")).read_text())
+    check = jsonschema_rs.validator_for(schema)
+    assert [error.message for error in check.iter_errors(COMPOSE)] == []
+    wrong = {**COMPOSE, "services": {"proxy": {"privileged": "perhaps", "comand": []}}}
+    assert not check.is_valid(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_service_has_no_privileges_and_writes_to_its_own_folder_only(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"] == "${UID:-1000}:${GID:-1000}"
+    assert not {"privileged", "cap_add", "devices", "pid", "ipc"} & service.keys()
+    assert not any("docker.sock" in volume for volume in service.get("volumes", []))
+
+
+def test_nothing_but_the_proxy_is_reached_from_elsewhere() -> None:
+    assert [name for name in NAMES if "ports" in COMPOSE["services"][name]] == ["proxy"]
+    shared = {name for name in NAMES if COMPOSE["services"][name].get("network_mode") == "service:proxy"}
+    assert shared == {"superlink", "register", "server", "watch", "onboarding"}
+    listened = re.findall(r"listen 0\.0\.0\.0:(\d+)", (DEPLOY / "nginx.conf").read_text())
+    assert COMPOSE["services"]["proxy"]["ports"] == [f"{port}:{port}" for port in listened]
+
+
+def test_secrets_are_files_of_this_machine_and_in_no_image_or_environment() -> None:
+    for name, secret in COMPOSE["secrets"].items():
+        assert secret == {"file": f"${{FEDERATION:-./federation}}/secrets/{name}"}
+    for site in ("cleveland", "budapest"):  # each its own, and the server none of them
+        assert COMPOSE["services"][site]["secrets"] == [f"{site}.key"]
+    for service in COMPOSE["services"].values():
+        assert not re.search("KEY|TOKEN|SECRET|PASSWORD", " ".join(service.get("environment", {})))
+    image = (DEPLOY / "Containerfile").read_text()
+    assert re.findall(r"^COPY (.*)$", image, re.MULTILINE) == [
+        "pyproject.toml README.md LICENSE ./",
+        "src ./src",
+        "deploy/federation.py deploy/sign_app.py ./deploy/",
+    ]
+    assert "/deploy/federation/" in (DEPLOY.parent / ".gitignore").read_text()
+
+
+def test_each_site_keeps_its_ledger_in_a_volume_of_its_own() -> None:
+    for site in ("cleveland", "budapest"):
+        assert COMPOSE["services"][site]["volumes"] == [f"${{FEDERATION:-./federation}}/{site}:/data"]
+        records = COMPOSE["services"][site]["command"]
+        assert records[records.index("--records") + 1] == f"/data/{site}.csv"  # the ledger lies beside it
+
+
+def test_the_demonstration_starts_every_service_with_its_own_command(tmp_path: Path) -> None:
+    assert set(SERVICES) | {"prepare"} == set(NAMES)
+    federation = Federation(tmp_path, fixed=True)
+    for name in NAMES:
+        ours, theirs = federation.command(name), COMPOSE["services"][name]["command"]
+        assert len(ours) == len(theirs)
+        for mine, word in zip(ours, theirs, strict=True):
+            kept = mine.replace(str(tmp_path / "secrets"), "/run/secrets").replace(
+                str(DEPLOY), "/opt/sottovoce/deploy"
+            )
+            kept = kept.replace("127.0.0.1:8700", "server:8700")
+            if mine.startswith(str(tmp_path)) and "secrets" not in mine:
+                assert Path(mine).name in (Path(word).name, "server", "proxy", tmp_path.name), (mine, word)
+            else:
+                assert kept == word
+
+
+@pytest.mark.slow
+def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_ends_with_models(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """Patience, the live page behind the proxy, metrics and onboarding, with the commands of the file."""
+    folder, killed = tmp_path / "federation", False
+    with Federation(folder) as federation:
+        federation.prepare()
+        for service in SERVICES:  # who waits comes first, the SuperLink nearly last
+            federation.start(service)
+        page = f"http://127.0.0.1:{federation.ports['8445']}"
+        for found in federation.wait():
+            if found["round"] >= 1 and not killed:
+                killed = True
+                browser.open(page, width=DESK[0], height=DESK[1], dark=False)
+                assert "of 5" in browser.script("return document.querySelector('#round .figure').innerText")
+                assert "cleveland" in browser.script("return document.body.innerText")
+                for service in ("server", "budapest"):
+                    os.killpg(federation.running.pop(service).pid, signal.SIGKILL)
+                    federation.start(service)
+        assert killed
+        token = (folder / "secrets" / "watch.token").read_text().strip()
+        trusted = ssl.create_default_context(cafile=folder / "secrets" / "ca.crt")
+        outside = f"https://127.0.0.1:{federation.ports['8446']}/"
+        asked = urllib.request.Request(outside, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
+            assert b"5 of 5" in answer.read()
+        with urllib.request.urlopen(f"{page}/metrics", timeout=60) as answer:
+            assert b"sottovoce_run_round 5.0" in answer.read()
+        assert PersonalModel.read(federation.onboard()).origin.client == "longbeach"
+        said = federation.log("server")
+        assert "enrolled: " in said
+        assert "waiting: the SuperLink does not answer" in said
+        assert "does not let this client in yet" in federation.log("cleveland") + federation.log("budapest")
+    for site in ("cleveland", "budapest"):
+        found = look(folder / site / "state")
+        assert isinstance(found, NodeStatus)
+        assert (found.state, found.gradients) == ("finished", 5)
+        assert found.epsilon["spent"] == pytest.approx(found.epsilon["together"])
+        assert PersonalModel.read(folder / site / "personal.safetensors").origin.client == site
+    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
+    assert left == "", "nothing outlives the demonstration"
