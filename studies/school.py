@@ -152,13 +152,27 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
 
 
 def table(lines: Sequence[Figures]) -> str:
-    """The figures as Markdown."""
-    text = ["| | MSE |", "|---|---|"]
-    for line in lines:
-        for row in (key for key in line if isinstance(line[key], dict)):
-            mean, deviation = line[row]["mean"], line[row]["deviation"]
-            text.append(f"| {line['part']}, ε = {line['epsilon']:g}: {row} | {mean:.5f} ± {deviation:.5f} |")
-    return "\n".join(text)
+    """The figures as Markdown: ours for each ε, then everybody at the main one."""
+    text = [
+        "| replace-one ε | noise at each school | one model for all | noise at the server |",
+        "|---|---|---|---|",
+    ]
+    by_part = {(line["part"], line["epsilon"]): line for line in lines}
+    for epsilon in EPSILONS:
+        best, central = by_part["best", epsilon], by_part["central", epsilon]
+        cells = [_cell(one) for one in (best["published"], best["shared"], central["published"])]
+        text.append(f"| {epsilon:g} | {' | '.join(cells)} |")
+    main, rivals = by_part["best", MAIN], by_part["rivals", MAIN]
+    text += ["", f"| ε = {MAIN:g} | run by us, replace-one | published, add/remove |", "|---|---|---|"]
+    text += [f"| {name} | {_cell(rivals[name])} | {PUBLISHED[name]:.5f} |" for name in RIVALS]
+    text += [f"| ours, {row} | {_cell(main[row])} | |" for row in ("published", "finished")]
+    text += [f"| no privacy: alone at home | {_cell(main['alone'])} | |"]
+    text += [f"| no privacy: pooled ridge | {_cell(rivals['pooled'])} | |"]
+    return "\n".join([*text, f"| each school's mean | {_cell(main['constant'])} | |"])
+
+
+def _cell(one: Figures) -> str:
+    return f"{one['mean']:.5f} ± {one['deviation']:.5f}"
 
 
 def work(seeds: int) -> Iterator[tuple[Any, ...]]:

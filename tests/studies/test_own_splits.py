@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ import torch
 from studies.own_splits import Rival, padded, rival, rival_scores, run
 
 from sottovoce.privacy.accounting import epsilon as epsilon_of
-from studies import heart, school
+from studies import heart, scatternet, school, series
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_flambys_choice_of_rows_gives_its_numbers_of_patients() -> None:
@@ -72,6 +77,24 @@ def test_one_model_for_all_is_one_and_means_draw_models_together(prox: float) ->
     elif prox:
         assert apart < float((alone - alone.mean(0)).norm())
     assert not math.isnan(apart)
+
+
+@pytest.mark.parametrize("study", [heart, school, scatternet, series])
+def test_the_pages_show_the_figures_that_are_committed(study: Any) -> None:
+    figures = json.loads(study.RESULTS.read_text(encoding="utf-8"))
+    page = "benchmarks.md" if study is series else "comparisons.md"
+    assert study.table(figures) in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_the_figures_asked_for_are_reached() -> None:
+    """In the committed runs: heart at ε = 1, schools at ε = 6, home models not below alone."""
+    lines = json.loads(heart.RESULTS.read_text(encoding="utf-8"))
+    [at_one] = [line for line in lines if (line["part"], line["epsilon"], line["splits"]) == ("all", 1.0, 50)]
+    assert at_one["published"]["mean"] >= 78
+    assert at_one["finished − alone"]["mean"] >= -at_one["finished − alone"]["half"]
+    lines = json.loads(school.RESULTS.read_text(encoding="utf-8"))
+    [at_six] = [line for line in lines if (line["part"], line["epsilon"], line["seeds"]) == ("best", 6.0, 5)]
+    assert at_six["published"]["mean"] <= 0.0228
 
 
 def test_padding_adds_no_record() -> None:
