@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blending import Blending, blending, counted_sizes
+from sottovoce.blending import Blending, blending, counted_sizes, recipe
 from sottovoce.catalog import TASKS
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
@@ -115,13 +115,13 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
-        task = TASKS[self.facts.task]
+        found = recipe(self.plan, self.facts)
         if self.round_sum is not None:
             own = (self.sigma / self.round_sum.weights(self.counted)).tolist()
             total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
-            return blending(self.plan, self.counted, own, self.releases_max, total, task)
+            return blending(self.plan, self.counted, own, self.releases_max, total, found)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
-        return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
+        return blending(self.plan, self.counted, sigmas, self.releases_max, recipe=found)
 
     @cached_property
     def round_sum(self) -> RoundSum | None:
@@ -253,6 +253,8 @@ def draw(
     participants' training records (units) where the plan leaves `gradient_records` or `context_records` to
     them.
     """
+    if not plan.clip:
+        raise SottovoceError("clip=0 leaves the bound to the participants' sizes: complete the plan first")
     if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     else:

@@ -47,7 +47,7 @@ class Client:
     client's records only has one account, `OWN_RECORDS`, whatever the client is called in its runs.
     `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
     in the ledger, by default its own. `seal` is put on every message before it is stored, so that the ledger
-    holds nothing that this client could read again.
+    holds nothing that this client could read again; `helpers` are the names of those whose masks are in it.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Client:
         budget: Budget | None = None,
         entry: str | None = None,
         seal: Seal = unsealed,
+        helpers: str = "",
     ) -> None:
         self.name = name
         self.participant = participant
@@ -77,6 +78,7 @@ class Client:
         self._budget = budget or blueprint.budget
         self._entry = entry or run
         self._seal = seal
+        self._helpers = helpers
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
         self.faults: list[str] = []
@@ -183,7 +185,7 @@ class Client:
         return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)
 
     def _charge(self, asked: Asked) -> Charge:
-        return self._release(asked).charge(self._entry, self._account, asked.round)
+        return self._release(asked).charge(self._entry, self._account, asked.round, self._helpers)
 
     def _release(self, asked: Asked) -> Release:
         return self._blueprint.releases_of(self.participant)[asked.kind]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from sottovoce.channel.wire import Stream
 from sottovoce.errors import SottovoceError
 
 KEY_BYTES = 32
@@ -166,6 +167,20 @@ def masked(
         )
         total = total + terms.words(stream(seed, terms.length))
     return public + total.astype(f"<u{terms.word // 8}").tobytes()
+
+
+def covering(
+    terms: MaskTerms, key: X25519PrivateKey, keys: Sequence[RoundKey]
+) -> Callable[[bytes, Stream], bytes]:
+    """What puts a client's masks on the share of a stream before it is stored, and nothing on the rest."""
+
+    def put(message: bytes, stream: Stream) -> bytes:
+        _, _, kind, number = stream
+        if kind != KIND:
+            return message
+        return masked(terms, key, int(number), keys, terms.words(message).astype(np.int64))
+
+    return put
 
 
 def ephemeral_of(message: bytes) -> bytes:

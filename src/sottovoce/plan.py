@@ -176,7 +176,10 @@ class Plan:
         most=2**31,
     )
     clip: float = key(
-        1.0, "C_g, bound on the norm of a record's coefficient gradient", "module accounting", positive=True
+        1.0,
+        "C_g, bound on the norm of a record's coefficient gradient; 0: by the recipe for its records",
+        "module accounting",
+        natural=True,
     )
     rounds: int = key(500, "communication rounds", "accounting", positive=True, most=10**6)
     clients_per_round: int = key(

@@ -130,10 +130,14 @@ class Release:
         """
         return bool(np.linalg.norm(vector) <= self.largest_norm)
 
-    def charge(self, run: str, account: str, round_number: int) -> Charge:
-        """What the ledger records of it."""
+    def charge(self, run: str, account: str, round_number: int, helpers: str = "") -> Charge:
+        """What the ledger records of it; `helpers` are the names of those whose masks are on it."""
         place: Place = "client" if self.place == "nowhere" else self.place
-        return Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
+        charge = Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
+        if not isinstance(self.channel, Shares):
+            return charge
+        sharing = self.channel.sharing
+        return replace(charge, honest=sharing.honest, share=sharing.one, helpers=helpers)
 
     def stream(self, run: str, client: str, round_number: int) -> Stream:
         """The name of one release's randomness, used once for ever."""

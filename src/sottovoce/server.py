@@ -254,7 +254,7 @@ class Server:
         """
         order = tuple(sorted(releases))
         if not order:
-            return Update(self.round + 1, order, torch.zeros(self.blueprint.coefficients, 0))
+            return self.nothing()
         stacked = np.stack([releases[participant] for participant in order])
         h, weights = self.counted(order)
         shape = (stacked.shape[1], h.shape[1])
@@ -271,8 +271,12 @@ class Server:
         assert sharing is not None
         if not sharing.plausible(total):
             log.warning("the sum of round %d is too large to be one: it is thrown away", self.round + 1)
-            return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
+            return self.nothing()
         return Update(self.round + 1, tuple(sorted(participants)), sharing.columns(total))
+
+    def nothing(self) -> Update:
+        """What the next round makes of no sum."""
+        return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""

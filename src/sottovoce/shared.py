@@ -153,6 +153,11 @@ class Sharing:
         return self.deviation * self.step / self.records
 
     @property
+    def one(self) -> float:
+        """τγ over the planned records: the noise of one client's share, as σ is charged."""
+        return math.sqrt(TAU_SQUARED) * self.step / self.records
+
+    @property
     def total(self) -> float:
         """The noise of the sum if all planned clients are in it: what training sees."""
         return math.sqrt(self.clients * TAU_SQUARED) * self.step / self.records
@@ -187,6 +192,11 @@ class Sharing:
         return draw(self._rotated(mean * count if np.isfinite(mean).all() else np.zeros(self.size)), private)
 
     @property
+    def length(self) -> int:
+        """Bytes of a share."""
+        return self.size * self.word // 8
+
+    @property
     def unsigned(self) -> str:
         """The type of a word."""
         return f"<u{self.word // 8}"
@@ -195,7 +205,7 @@ class Sharing:
         """The sum of shares that no mask covers."""
         total = np.zeros(self.size, self.unsigned)
         for message in messages:
-            if len(message) != self.size * self.word // 8:
+            if len(message) != self.length:
                 raise SottovoceError(f"a share has {self.size} words of {self.word} bits: ask for it again")
             total = total + np.frombuffer(message, self.unsigned)
         return centred(total, self.word)

@@ -15,9 +15,9 @@ from sottovoce.data import Description
 from .conftest import Failing
 
 runner = CliRunner()
-SITE = "id,age,sex,seen,note,ill\n1,30,f,2020-01-02,x,no\n2,40,m,2021-01-02,y,yes\n"
+SITE = "id,age,sex,seen,note,ill\n1,30,f,2020-01-02,x,no\n2,40,m,2021-01-02,y,yes\n3,44,m,2021-01-02,y,yes\n"
 ANSWERS = ["ill", "id", "classes", "no, yes", "number", "0", "120", "sx", "category", "f, m", "date",
-           "2020-01-01", "soon", "2029-12-31", ""]  # fmt: skip
+           "2020-01-01", "soon", "2029-12-31", "text"]  # fmt: skip
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def test_a_person_is_asked_column_by_column(sites: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(command, "attended", lambda: True)
     answer = runner.invoke(app, ["draft", str(sites)], input="\n".join(ANSWERS) + "\n")
     assert answer.exit_code == 0, answer.output
-    assert "choose from number, category, date" in answer.stderr  # after "sx"
+    assert "choose from number, category, date, text" in answer.stderr  # after "sx"
     agreed = Description.load(sites / "records.toml")
     assert (agreed.unit, agreed.target.values, agreed.looked_up) == ("id", ("no", "yes"), [])
-    assert list(agreed.columns) == ["age", "sex", "seen"]
+    assert list(agreed.columns) == ["age", "sex", "seen", "note"]
     assert runner.invoke(app, ["check", str(sites)]).exit_code == 0
 
 
@@ -56,6 +56,10 @@ def test_looking_says_what_it_costs(sites: Path) -> None:
     shown = runner.invoke(app, ["check", str(sites)])
     assert shown.exit_code == 0
     assert "no ε covers" in shown.stdout
+    doubts = json.loads(runner.invoke(app, ["plan", f"dataset={sites}", "channel=direct", "--json"]).stdout)[
+        "doubts"
+    ]
+    assert any("values of ill: looked up in records" in doubt for doubt in doubts)
 
 
 def test_a_dictionary_needs_no_site(tmp_path: Path) -> None:

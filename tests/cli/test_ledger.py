@@ -92,3 +92,19 @@ def test_show_says_that_noise_at_the_server_leaves_readers_of_releases_without_a
     assert [run["at_server"] for run in content["runs"]] == [0, 0, 1]  # type: ignore[attr-defined]
     assert content["clients"][0]["epsilon_of_releases"] is None  # type: ignore[index]
     assert content["clients"][0]["epsilon"] == pytest.approx(PLENTY.price(0.2))  # type: ignore[index]
+
+
+def test_show_states_what_is_left_if_all_helpers_fail(path: Path) -> None:
+    assert "helper" not in runner.invoke(app, ["ledger", "show", str(path)]).stdout
+    assert shown(path)["clients"][0]["epsilon_if_helpers_fail"] == pytest.approx(PLENTY.price(0.12))  # type: ignore[index]
+    with Ledger.open(path, scope=client_scope("north")) as ledger:
+        charge = Charge("d", OWN_RECORDS, "gradient", 1, 1.0, 3.99**0.5, "shared", 4, 1.0, "board, lab")
+        ledger.commit(charge, b"m", PLENTY)
+    content = shown(path)
+    assert content["helpers"] == ["board", "lab"]
+    [client] = content["clients"]  # type: ignore[misc]
+    assert client["epsilon"] == pytest.approx(PLENTY.price(0.12 + 1 / 3.99))
+    assert client["epsilon_if_helpers_fail"] == pytest.approx(PLENTY.price(0.12 + 1 / 0.99))
+    text = " ".join(runner.invoke(app, ["ledger", "show", str(path)]).stdout.split())
+    assert "while cryptography holds and one helper is honest (board, lab)" in text
+    assert f"if all helpers fail, it is {client['epsilon_if_helpers_fail']:.4f} of own records" in text

@@ -147,12 +147,6 @@ def test_pictures_that_are_turned_are_for_simulations() -> None:
         real(shift="turns")
 
 
-def test_an_agreement_on_shared_noise_is_refused_while_it_is_simulated_only() -> None:
-    numbers = {"method": "blend", "weighting": 1.0, "individual": 0.0, "context": "public"}
-    with pytest.raises(AgreementError, match="simulated only so far"):
-        real(**numbers, noise="shared", channel="integers", clients_per_round=3)
-
-
 def test_an_agreement_may_be_as_long_as_is_said_and_no_longer(tmp_path: Path) -> None:
     agreement, file = real(), tmp_path / "agreement.toml"
     text = agreement.to_toml()

@@ -13,7 +13,9 @@ import torch
 
 from sottovoce.data import Description
 from sottovoce.federation.agreement import Agreement, agree, write_client_files
+from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower.template import write_app
+from sottovoce.federation.parties import Parties
 from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
@@ -28,7 +30,7 @@ from tests.small import federated_plan
 from .overhearing import found, overheard
 from .processes import Processes, write_certificates
 from .test_noise_at_server import NOISE
-from .world import same
+from .world import SHARED, replayed, same
 
 
 def prepare(folder: Path, retry: float = 15.0, **changes: Any) -> Agreement:
@@ -54,6 +56,18 @@ def rounds(folder: Path) -> int:
     except sqlite3.Error:
         return 0
     return int(count)
+
+
+def came(folder: Path, number: int) -> set[int]:
+    """The clients whose gradient of a round the server has received."""
+    query = "SELECT participant FROM release WHERE kind = 'gradient' AND round = ?"
+    try:
+        store = sqlite3.connect(f"file:{folder / 'run' / 'server.sqlite'}?mode=ro", uri=True)
+        found = {participant for (participant,) in store.execute(query, (number,))}
+        store.close()
+    except sqlite3.Error:
+        return set()
+    return found
 
 
 def equals_the_simulator(folder: Path, agreement: Agreement) -> None:
@@ -249,3 +263,58 @@ def test_a_client_with_another_plan_is_refused_and_both_ends_say_why(tmp_path: P
         processes.wait("the server's reason", lambda: log.exists() and "another agreement" in log.read_text())
         processes.wait("the client's reason", lambda: "nothing is released" in processes.log("supernode-0"))
     assert not (tmp_path / "clients" / "client-0" / "ledger.sqlite").exists()
+
+
+@pytest.mark.slow
+def test_sites_vanish_a_round_is_given_up_a_helper_is_killed_and_the_sums_are_the_simulators(
+    tmp_path: Path,
+) -> None:
+    """Six sites, three helpers: two sites vanish, a helper is away when masks are due, two more go."""
+    plan = federated_plan(**SHARED)
+    clients, log = tmp_path / "clients", tmp_path / "run" / "federation.log"
+    agreement = agree(plan, parties=Parties.dealt(clients, plan))
+    write_client_files(agreement, clients)
+    write_app(
+        agreement,
+        tmp_path / "app",
+        run_directory=tmp_path / "run",
+        options=Options(patience=90.0),
+        retry=30.0,
+        simulated_clients=clients,
+    )
+    with Processes(tmp_path, tls=False) as processes:
+        processes.start_superlink()
+        for index in range(9):
+            processes.start_supernode(index)
+        supervise = ("sottovoce", "federate", "--app", str(tmp_path / "app"), "--on", "here")
+        processes.start("federate", *supervise)
+        processes.wait("messages of round 1", lambda: came(tmp_path, 1) >= {0, 4})
+        for index in (0, 4):
+            processes.kill(f"supernode-{index}")
+        processes.wait("round 1", lambda: rounds(tmp_path) >= 1)
+        processes.kill("supernode-7")
+        processes.wait("messages of round 2", lambda: came(tmp_path, 2) >= {1, 2, 3, 5})
+        for index in (1, 5):
+            processes.kill(f"supernode-{index}")
+        processes.wait("a word about the helper", lambda: "waits for helper helper-1" in log.read_text())
+        processes.start_supernode(7)
+        processes.wait("round 2", lambda: rounds(tmp_path) >= 2)
+        processes.wait("the end", (tmp_path / "run" / "result.json").exists)
+    assert "round 3 is given up" in log.read_text()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [len(line["clients"]) for line in lines] in ([6, 4, 0], [6, 5, 0], [6, 6, 0])
+    assert lines[2]["given_up"]
+    with pytest.MonkeyPatch.context() as patch:
+        shares = overheard(patch)
+        simulated = replayed(agreement.plan, lines, tmp_path / "simulated")
+    deployed, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    assert same(simulated, deployed)
+    seen = [path for path in tmp_path.rglob("*") if path.is_file() and "simulated" not in path.parts]
+    assert found(seen, shares) == set()
+    for index in range(6):  # who came too late, or to a round that was given up, has paid for it
+        with Ledger.open(
+            clients / f"client-{index}.ledger.sqlite", scope=client_scope(f"client-{index}")
+        ) as ledger:
+            charges = {entry.charge.round for entry in ledger.charges(OWN_RECORDS)}
+            assert charges >= {number for number in range(1, 4) if index in came(tmp_path, number)}
+            assert ledger.epsilon(OWN_RECORDS, agreement.plan.delta, "exact") <= agreement.plan.epsilon

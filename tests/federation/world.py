@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from sottovoce.channel.wire import Stream
+from sottovoce.client import Asked
 from sottovoce.data import Dataset
 from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.keys import public_key
 from sottovoce.federation.node import Node
+from sottovoce.federation.parties import Parties, SiteKey
 from sottovoce.federation.sealing import seal, unseal
 from sottovoce.federation.store import Store
+from sottovoce.modelfile import load_tensors
+from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
+from sottovoce.run.rounds import Simulation
+from sottovoce.run.training import train
 from tests.small import federated_plan
 
+SHARED = {
+    "preset": "shared",
+    "channel": "integers",
+    "model": "linear",
+    "basis": "structured",
+    "coefficients": 64,
+    "records_per_client": 20,
+    "context_records": 10,
+    "context": "labels",
+    "features": "none",
+    "participants": 6,
+    "clients_per_round": 6,
+    "threshold": 4,
+    "colluding": 1,
+    "helpers": 3,
+    "rounds": 3,
+    "future_clients": 0,
+    "learning_rate": 0.3,
+}
+"""Six sites share the noise, three helpers mask it."""
 QUICK = {"model": "linear", "coefficients": 64, "records_per_client": 20, "context_records": 10, "rounds": 2}
 """What makes a world of a few tenths of a second."""
 
@@ -30,7 +59,9 @@ class World:
         self, folder: Path, *, options: Options | None = None, dataset: Dataset | None = None, **changes: Any
     ) -> None:
         self.folder = folder
-        self.agreement = agree(federated_plan(**changes), dataset)
+        plan = federated_plan(**changes)
+        parties = Parties.dealt(folder / "clients", plan) if plan.place.shared else None
+        self.agreement = agree(plan, dataset, parties)
         self.files = write_client_files(self.agreement, folder / "clients", dataset)
         self._options = options
         self.start()
@@ -52,7 +83,15 @@ class World:
             wish=index,
             terms=Terms(ledger=folder / f"client-{index}" / "ledger.sqlite"),
             simulated=True,
+            key=self.key(f"client-{index}") if self.agreement.parties else None,
         )
+
+    def key(self, name: str) -> SiteKey:
+        return SiteKey.read(self.folder / "clients" / f"{name}.key")
+
+    def helper(self, number: int, agreement: Agreement | None = None) -> HelperNode:
+        name = f"helper-{number}"
+        return HelperNode(self.folder / "clients" / name, agreement or self.agreement, self.key(name))
 
     def enrol(self, index: int) -> int:
         return self.coordinator.enrol(self.node(index).enrol(self.coordinator.offer()), str(index))
@@ -60,11 +99,17 @@ class World:
     def enrol_all(self) -> None:
         for index in range(self.agreement.plan.participants):
             self.enrol(index)
+        for number in range(len(self.agreement.parties.helpers if self.agreement.parties else ())):
+            answer = self.helper(number).enrol(self.coordinator.offer())
+            self.coordinator.enrol(answer, f"helper {number}")
 
     def answer(self, participant: int) -> Fields:
         """What the member answers to the request that is open for it."""
         kind = self.coordinator.missing()[participant]
-        request, node = self.coordinator.request(participant, kind), self.node(participant)
+        request = self.coordinator.request(participant, kind)
+        if kind == "masks":
+            return self.helper(participant - self.agreement.plan.participants).masks(request)
+        node = self.node(participant)
         return node.keep_model(request) if kind == "model" else node.release(request)
 
     def codeword(self, participant: int, answer: Fields) -> bytes:
@@ -87,7 +132,8 @@ class World:
     def step(self) -> Fields | None:
         """Everybody that is asked answers."""
         for participant in list(self.coordinator.missing()):
-            self.coordinator.accept(participant, self.answer(participant))
+            if participant in self.coordinator.missing():  # still
+                self.coordinator.accept(participant, self.answer(participant))
         return self.coordinator.advance()
 
     def finish(self) -> None:
@@ -124,3 +170,21 @@ def everyone_paid(world: World) -> bool:
     """Each member was charged exactly for what the server received, once."""
     indices = range(world.agreement.plan.participants)
     return all(charged(world, index) == sorted(world.store.received(index)) for index in indices)
+
+
+def replayed(plan: Plan, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Tensor]:
+    """The simulator's generator if the sums of its rounds are of the same clients as in these lines."""
+
+    def summed(self: Simulation, number: int, asked: Sequence[Asked]) -> dict[str, float | None]:
+        made = {one.participant: one.message for one in self._released(asked, decoded=False)}
+        came = [int(name.rpartition("-")[2]) for name in lines[number - 1]["clients"]]
+        total = self._total(number, {one: made[one] for one in came}) if came else None
+        self.server.receive_update(
+            self.server.nothing() if total is None else self.server.share_out(total, came)
+        )
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "_sum_shares", summed)
+        train(plan, folder)
+    return load_tensors(folder / "model.safetensors")[0]

@@ -75,12 +75,12 @@ def test_a_file_that_is_refused_is_not_left_open(path: Path, monkeypatch: pytest
     assert closed == [path]
 
 
-@pytest.mark.parametrize("version", [0, 4, 99])
+@pytest.mark.parametrize("version", [0, 5, 99])
 def test_another_format_is_refused(path: Path, version: int) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    assert f"has ledger format {version} and this version reads 1 to 3" in refused(path)
+    assert f"has ledger format {version} and this version reads 1 to 4" in refused(path)
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_row_without_one_of_its_numbers_is_refused_by_the_file_itself(path: Pa
 def test_its_header_says_what_it_is(path: Path) -> None:
     with closing(LedgerFile.open(path, None)) as file:
         assert file.query("PRAGMA application_id") == [(0x536F7474,)]
-        assert file.query("PRAGMA user_version") == [(3,)]
+        assert file.query("PRAGMA user_version") == [(4,)]
         assert file.query("PRAGMA page_size") == [(4096,)]
         assert len(file.name) == 32
 
@@ -200,6 +200,8 @@ def test_a_file_of_an_older_format_is_updated_at_once_or_not_at_all(
     with closing(sqlite3.connect(path)) as database:  # as format 2 was
         database.executescript(
             "DROP VIEW spending; ALTER TABLE release DROP COLUMN place; ALTER TABLE lost DROP COLUMN server;"
+            "ALTER TABLE release DROP COLUMN honest; ALTER TABLE release DROP COLUMN share;"
+            "ALTER TABLE release DROP COLUMN helpers; ALTER TABLE lost DROP COLUMN masked;"
             "PRAGMA user_version = 2;"
         )
     with monkeypatch.context() as patch:

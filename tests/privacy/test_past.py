@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.errors import SottovoceError
 from sottovoce.privacy import past as past_module
 from sottovoce.privacy.charge import SLACK
 from sottovoce.privacy.ledger import (
@@ -357,7 +358,7 @@ def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
     assert file.query("PRAGMA synchronous") == [(2,)]
     for table in ("lost", "budget"):
         file.query(
-            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0)"
+            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0, 0)"
             if table == "lost"
             else "INSERT INTO budget VALUES (9, 1.0, 1e-5, 'exact', 0, '')"
         )
@@ -515,6 +516,8 @@ def test_a_ledger_of_format_2_has_all_its_noise_at_the_client(path: Path) -> Non
     with sqlite3.connect(path) as database:
         database.executescript("""
             DROP VIEW spending; ALTER TABLE release DROP COLUMN place; ALTER TABLE lost DROP COLUMN server;
+            ALTER TABLE release DROP COLUMN honest; ALTER TABLE release DROP COLUMN share;
+            ALTER TABLE release DROP COLUMN helpers; ALTER TABLE lost DROP COLUMN masked;
             CREATE VIEW spending AS SELECT client, run, 1 AS releases, 0.25 AS spent FROM release;
             PRAGMA user_version = 2;
         """)
@@ -694,3 +697,51 @@ def test_another_ledger_is_counted_if_it_was_ever_there(path: Path, tmp_path: Pa
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.count("south", {other: OWN_RECORDS})
         assert ledger.spent("south") == pytest.approx(0.09)
+
+
+def of_shares(run: str, number: int) -> Charge:
+    """A part of a sum whose noise is that of four shares of 1 each, but for what rounding takes."""
+    return Charge(run, OWN_RECORDS, "gradient", number, 1.0, 3.99**0.5, "shared", 4, 1.0, "board, lab")
+
+
+def test_a_row_says_on_whose_shares_and_masks_its_price_rests_and_a_lost_one_costs_the_same(
+    path: Path,
+) -> None:
+    """One share is left of four if all helpers fail: σ² is then 0.99, not 3.99."""
+    price, alone = 1 / 3.99, 1 / 0.99
+    with Ledger.open(path, scope=MINE) as ledger:
+        ledger.commit_many([(of_shares("a", number), b"") for number in (1, 2)], PLENTY)
+        assert [entry.charge for entry in ledger.charges()] == [of_shares("a", 1), of_shares("a", 2)]
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(2 * price)
+        assert ledger.spent(OWN_RECORDS) + ledger.masked(OWN_RECORDS) == pytest.approx(2 * alone)
+    for file in files(path):
+        file.unlink()
+    with Ledger.open(path, scope=MINE) as ledger:
+        [lost] = ledger.past.lost
+        assert lost.spent + lost.masked == pytest.approx(2 * alone)
+        ledger.recover([of_shares("a", 1)], "a")
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(2 * price)
+        assert ledger.spent(OWN_RECORDS) + ledger.masked(OWN_RECORDS) == pytest.approx(2 * alone)
+
+
+def test_a_row_of_format_3_rests_on_nobodys_shares(path: Path) -> None:
+    release(path, "a", 1, 2)
+    with sqlite3.connect(path) as database:
+        database.executescript("""
+            DROP VIEW spending; ALTER TABLE release DROP COLUMN honest; ALTER TABLE release DROP COLUMN share;
+            ALTER TABLE release DROP COLUMN helpers; ALTER TABLE lost DROP COLUMN masked;
+            CREATE VIEW spending AS
+            SELECT client, run, 1 AS releases, 0.25 AS spent, 0 AS server FROM release;
+            PRAGMA user_version = 3;
+        """)
+    database.close()
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.masked(OWN_RECORDS) == 0
+        assert ledger.spent(OWN_RECORDS) == pytest.approx(0.5)
+        assert {(entry.charge.honest, entry.charge.helpers) for entry in ledger.charges()} == {(0, "")}
+
+
+@pytest.mark.parametrize(("honest", "share"), [(4, 2.0), (0, 1.0), (5, 1.0)])
+def test_shares_that_cannot_make_the_noise_are_not_charged(honest: int, share: float) -> None:
+    with pytest.raises(SottovoceError, match="are no noise of"):
+        Charge("a", OWN_RECORDS, "gradient", 1, 1.0, 3.99**0.5, "shared", honest, share)

@@ -21,6 +21,7 @@ from sottovoce.cli import (
     models,
     quickstart,
     runs,
+    sites,
     studies,
     watch,
 )
@@ -56,6 +57,8 @@ models.register(app)
 watch.register(app)
 federation.register(app)
 app.add_typer(ledger.app, name="ledger", cls=Commands)
+app.add_typer(sites.site, name="site", cls=Commands)
+app.add_typer(sites.helper, name="helper", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
 studies.register(app)
 

@@ -76,6 +76,7 @@ def draft(
 def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
     """A draft that a person fills in, column by column."""
     from sottovoce.data import drafting
+    from sottovoce.data.kinds import KINDS
 
     names = drafting.known_names(site, target, unit)
     err.print(
@@ -92,9 +93,7 @@ def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
         {"values": _list(f"classes of '{target}', {HOW}")} if made.task == "classes" else _bounds(target)
     )
     for name in (name for name in names if name not in (target, unit)):
-        kind = _choice(
-            f"'{name}': number, category or date? (empty: it is not read)", ["", "number", "category", "date"]
-        )
+        kind = _choice(f"'{name}': number, category, date or text? (empty: it is not read)", ["", *KINDS])
         if kind == "number":
             made.columns[name] = {"kind": kind, **_bounds(name), "missing": "middle"}
         elif kind == "category":
@@ -105,6 +104,8 @@ def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
                 "since": _day(name, "earliest"),
                 "until": _day(name, "latest"),
             }
+        elif kind:
+            made.columns[name] = {"kind": kind}
     return made
 
 

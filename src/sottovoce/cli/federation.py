@@ -54,6 +54,10 @@ def federate(
     records: Path = typer.Option(
         None, help="records.toml: what a record is. Nobody's records are read; clients declare their numbers."
     ),
+    keys: Path = typer.Option(
+        None,
+        help="noise=shared: the keys of all sites and helpers, tables [sites] and [helpers] of a TOML file.",
+    ),
     out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
     run_directory: Path = typer.Option(
         Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
@@ -86,6 +90,7 @@ def federate(
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.flower.template import write_app
+    from sottovoce.federation.parties import Parties
     from sottovoce.run.prepare import complete
 
     if app is not None:
@@ -98,17 +103,20 @@ def federate(
         raise SottovoceError("say where to write the app: --out DIR (or run one: --app DIR --on NAME)")
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model, features)
+    parties = None if keys is None else Parties.load(keys)
+    if parties is None and deal is not None and chosen.place.shared:
+        parties = Parties.dealt(deal, chosen)
     own = {"model": chosen.model, "features": chosen.features}
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
         facts = data.Description.load(records).facts()
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     elif deal is None and chosen.gradient_records:
         facts = data.load(chosen.dataset).facts
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own)
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     else:
-        agreement = agree(chosen)
+        agreement = agree(chosen, parties=parties)
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)

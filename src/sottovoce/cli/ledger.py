@@ -56,6 +56,7 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     rows += [
         [each["client"], "all runs", *(str(each.get(kind, "")) for kind in counted), _spent(each)]
         for each in content["clients"]
+        if sum(run["client"] == each["client"] for run in content["runs"]) > 1  # else its run says it
     ]
     heads = ["client", "run", *counted.values(), f"ε at δ = {content['delta']:g}"]
     out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())
@@ -65,10 +66,14 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
             "releases there is no finite ε",
             soft_wrap=True,
         )
-    if content["shared"]:
+    if any(each["epsilon_if_helpers_fail"] > each["epsilon"] for each in content["clients"]):
+        helpers = f" ({', '.join(content['helpers'])})" if content["helpers"] else ""
         out.print(
-            f"{content['shared']} releases are parts of sums whose noise clients share: their ε holds while "
-            "cryptography holds and one helper is honest",
+            f"{content['shared'] or 'some'} releases are parts of sums whose noise clients share: their ε "
+            f"holds while cryptography holds and one helper is honest{helpers}; if all helpers fail, it is "
+            + ", ".join(
+                f"{each['epsilon_if_helpers_fail']:.4f} of {each['client']}" for each in content["clients"]
+            ),
             soft_wrap=True,
         )
     for budget in content["budgets"]:
@@ -126,12 +131,13 @@ def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
 def _content(book: Ledger) -> dict[str, Any]:
     held, counted = book.budget, book.allowed
     counts: dict[tuple[str, str], dict[str, int]] = {}
-    shared = 0
+    shared, helpers = 0, set[str]()
     for entry in book.charges():
         key = str(entry.charge.client), entry.charge.run.partition("/")[0]
         kinds = counts.setdefault(key, dict(NOTHING))
         kinds[entry.charge.kind] += 1
         shared += entry.charge.place == "shared"
+        helpers.update(filter(None, entry.charge.helpers.split(", ")))
     runs: list[dict[str, Any]] = [
         {
             "client": total.client,
@@ -150,6 +156,7 @@ def _content(book: Ledger) -> dict[str, Any]:
             "at_server": book.at_server(client),
             "lost": sum(run["lost"] for run in runs if run["client"] == client),
             "epsilon": counted.price(book.spent(client)),
+            "epsilon_if_helpers_fail": counted.price(book.spent(client) + book.masked(client)),
             "epsilon_of_releases": None if book.at_server(client) else counted.price(book.spent(client)),
         }
         for client in book.clients()
@@ -157,6 +164,7 @@ def _content(book: Ledger) -> dict[str, Any]:
     return {
         "ledger": str(book.path),
         "shared": shared,
+        "helpers": sorted(helpers),
         "name": book.name,
         "about": _about(book.scope),
         "delta": counted.delta,

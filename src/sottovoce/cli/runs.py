@@ -254,8 +254,7 @@ def _noise(costs: dict[str, Any]) -> str:
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
         gain = costs["shared_gain"]
         less = (
-            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server (so far "
-            "simulated only)"
+            f"; noise=shared would leave 1/{gain:.1f} of it in a round's mean, and trust no server"
             if gain
             else ""
         )

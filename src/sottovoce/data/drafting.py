@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sottovoce.data.columns import ABSENT, Texts, canonical
 from sottovoce.data.description import NAME, written
-from sottovoce.data.kinds import Date
+from sottovoce.data.kinds import KINDS, Date
 from sottovoce.data.own import DataError
 from sottovoce.data.section import BLANK
 from sottovoce.data.tables import FORMATS, column_names, read_columns
@@ -40,7 +40,7 @@ WORDS = {
     "role": ("role", "use"),
 }
 """How the columns of a data dictionary may be called."""
-KIND = '"number" (low, high) | "category" (values) | "date" (since, until); or delete this table'
+KIND = '"number" (low, high) | "category" (values) | "date" (since, until) | "text"; or delete this table'
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -197,8 +197,8 @@ def _enter(draft: Draft, line: Mapping[str, str], path: Path) -> None:
     elif kind == "date":
         fields |= {key: _day(line.get(key, BLANK), name, path) for key in ("since", "until")}
         fields |= {"format": line["format"]} if "format" in line else {}
-    elif kind != BLANK:
-        raise DataError(f"{path}: '{name}' is of kind {kind}: choose from number, category, date")
+    elif kind not in (BLANK, "text"):
+        raise DataError(f"{path}: '{name}' is of kind {kind}: choose from {', '.join(KINDS)}")
     if "missing" in line and kind in ("number", "date"):
         word = line["missing"].lower()
         fields |= {"missing": word if word in ("middle", "low", "high") else _plain(word, name, path)}

@@ -28,6 +28,7 @@ from sottovoce.data import Dataset, Facts, division, load
 from sottovoce.data.description import NAME
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_facts
+from sottovoce.federation.parties import Parties
 from sottovoce.files import PUBLIC, private_folder, write_atomically
 from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
 from sottovoce.plan import Plan
@@ -54,6 +55,8 @@ class Agreement:
     """The feature map that this machine's owner has named, likewise."""
     sizes: tuple[int, ...] = ()
     """Training records (units) of each participant, where the plan leaves that to them; none before."""
+    parties: Parties | None = None
+    """The keys of sites and helpers, where they share the noise."""
 
     def __post_init__(self) -> None:
         if self.plan.seeded and not self.simulation:
@@ -66,10 +69,13 @@ class Agreement:
                 f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
                 "own, set shift=none"
             )
-        if self.plan.place.shared:
+        if self.plan.place.shared != (self.parties is not None):
             raise AgreementError(
-                "noise=shared is simulated only so far: agree on noise=client, or on noise=server"
+                "an agreement has the keys of its sites and helpers where its noise is shared, and only "
+                "there: collect them first, each made with 'sottovoce site key'"
             )
+        if self.parties is not None:
+            self.parties.check(self.plan)
         records = self.plan.gradient_records  # where these are open, `resolve` says the same
         if self.plan.delta * records > 1:
             raise AgreementError(
@@ -118,12 +124,14 @@ class Agreement:
         except (ValueError, RecursionError) as error:
             raise AgreementError(f"that is not TOML ({shown(error)}): ask for the file again") from None
         records, sizes = values.pop("records", None), values.pop("sizes", [])
+        keys = values.pop("keys", None)
         if not isinstance(records, dict):
             raise AgreementError("the table [records] is missing: ask for the file again")
         facts, plan = Facts.parse(records), foreign_plan(values, model=model, features=features)
         check_sizes(plan, facts, model=model)
         _check_features(plan, facts, features)
-        agreement = cls(plan, facts, simulation, model, features)
+        parties = None if keys is None else Parties.parse(keys)
+        agreement = cls(plan, facts, simulation, model, features, parties=parties)
         return agreement.frozen(sizes) if sizes else agreement
 
     def to_toml(self) -> str:
@@ -141,7 +149,8 @@ class Agreement:
             lines += ["", "[records.source]"]
             lines += [f"{name} = {json.dumps(value)}" for name, value in source.items()]
         sizes = f"sizes = {list(self.sizes)}\n" if self.sizes else ""
-        return plan + sizes + "\n[records]\n" + "\n".join(lines) + "\n"
+        keys = "" if self.parties is None else self.parties.to_toml()
+        return plan + sizes + "\n[records]\n" + "\n".join(lines) + "\n" + keys
 
     @property
     def open(self) -> bool:
@@ -165,7 +174,7 @@ class Agreement:
                 f"the smallest participant has {least} training records, fewer than the plan's "
                 "gradient_records or context_records: lower them"
             )
-        return replace(self, plan=resolve(plan, sizes), sizes=tuple(sizes))
+        return replace(self, plan=resolve(plan, sizes, self.facts), sizes=tuple(sizes))
 
     def alone(self, records: int) -> Agreement:
         """The agreement as it would be if all participants had as many training records as this one.
@@ -176,13 +185,19 @@ class Agreement:
 
     def digest(self) -> str:
         """A fingerprint: equal agreements and only equal agreements share it, under later versions too."""
+        return self.full_digest()[:32]
+
+    def full_digest(self) -> str:
+        """All 32 bytes of it: what masks are derived from, and people compare."""
         values = {**self.plan.digested(), **self._facts()}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: Agreement) -> str | None:
         """The first key in which another agreement differs, with both values; None if none does."""
         mine, theirs = self._values(), other._values()
         for name, value in mine.items():
+            if name == "keys" and theirs.get(name) != value:
+                return "the keys of sites or helpers differ"
             if theirs.get(name) != value:
                 return f"{name} is {value} here and {theirs.get(name)} there"
         return None
@@ -202,7 +217,13 @@ class Agreement:
         given = {name: getattr(self.facts, name) for name in later}
         fields = self.facts.fields()
         frozen = {"sizes": list(self.sizes)} if self.sizes else {}
-        return {**facts, **{name: fields[name] for name in later if given[name] != later[name]}, **frozen}
+        keys = {} if self.parties is None else {"keys": self.parties.values()}
+        return {
+            **facts,
+            **{name: fields[name] for name in later if given[name] != later[name]},
+            **frozen,
+            **keys,
+        }
 
 
 def _check_features(plan: Plan, facts: Facts, local: str | None) -> None:
@@ -216,7 +237,7 @@ def _check_features(plan: Plan, facts: Facts, local: str | None) -> None:
         raise AgreementError("the agreement's features are not those of its plan: ask for the file again")
 
 
-def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
+def agree(plan: Plan, dataset: Dataset | None = None, parties: Parties | None = None) -> Agreement:
     """The agreement of a plan about its own dataset, resolved as the simulator resolves it.
 
     The clients of a seeded one are played by this machine: a real client refuses it.
@@ -229,8 +250,8 @@ def agree(plan: Plan, dataset: Dataset | None = None) -> Agreement:
             "records",
         )
     outlined = outline(plan, records)
-    chosen = outlined.plan
-    agreed = Agreement(chosen, outlined.blueprint.facts, plan.seeded, chosen.model, chosen.features)
+    chosen, facts = outlined.plan, outlined.blueprint.facts
+    agreed = Agreement(chosen, facts, plan.seeded, chosen.model, chosen.features, parties=parties)
     return agreed.frozen(outlined.trained) if agreed.open else agreed
 
 

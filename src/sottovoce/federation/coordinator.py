@@ -20,10 +20,13 @@ from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
+from sottovoce.federation.helping import MASKS
 from sottovoce.federation.keys import public_key
+from sottovoce.federation.masks import terms_of
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL
 from sottovoce.federation.store import Store
+from sottovoce.federation.sums import Sums
 from sottovoce.phases import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
@@ -35,6 +38,8 @@ log = logging.getLogger("sottovoce.federation")
 Fields = dict[str, Any]
 """A message between the ends: flat, of text, numbers, bytes and lists of numbers."""
 
+Missing = dict[int, Kind | Literal["model", "masks"]]
+"""What is missing of each member: participants by their numbers, and helpers after them."""
 Open = Phase | Literal["enrolment", "over"]
 """What is open: enrolment until the agreement is frozen, a phase of participants, or nothing."""
 
@@ -65,6 +70,11 @@ class Coordinator:
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
+        self._sums: Sums | None = None
+        if agreement.parties is not None and self.options.diagnostics:
+            raise SottovoceError(
+                "under noise=shared nothing is known of a single client: leave diagnostics out", "diagnostics"
+            )
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, bytes] = {}
         self._phase: Open = "enrolment"
@@ -84,6 +94,9 @@ class Coordinator:
         self.server = Server(self.blueprint)
         self._decoder = Decoder(self.blueprint, self._store, self._roster, self.options.bucket)
         self._delivery = ModelDelivery(self.server, self._store, self._roster)
+        if self.agreement.parties is not None:
+            self._sums = Sums(self._store, terms_of(self.agreement, self.blueprint, self.run))
+            log.info("masks are derived from the agreement %s", self._sums.terms.digest.hex())
         state = self._store.state()
         if state is not None:
             self.server.load_state(state)
@@ -115,7 +128,7 @@ class Coordinator:
     @property
     def closed(self) -> bool:
         """Whether everybody has their model, too, or patience with those who do not come is over."""
-        return self.done and (not self._delivery.waiting() or time.monotonic() >= self._deadline)
+        return self.done and (not self.missing() or time.monotonic() >= self._deadline)
 
     @property
     def enrolled(self) -> set[int]:
@@ -143,17 +156,32 @@ class Coordinator:
         """Where the engine last reached each participant; what comes from there is checked all the same."""
         return self._store.addresses()
 
-    def missing(self) -> dict[int, Kind | Literal["model"]]:
-        """What is still to come from each participant, or go to it; asking again is always harmless."""
+    def called(self, member: int) -> str:
+        """What a member is called: participants come first, then the helpers of shared noise."""
+        helper = member - self.agreement.plan.participants
+        if helper < 0 or self.agreement.parties is None:
+            return participant_name(member)
+        return f"helper {self.agreement.parties.helpers[helper][0]}"
+
+    def missing(self) -> Missing:
+        """What is still to come from each member, or go to it; asking again is always harmless."""
         if self._phase == "enrolment":
             return {}
         if self._phase == "over":
-            return dict.fromkeys(self._delivery.waiting(), MODEL)
+            idle = [] if self._sums is None else self._sums.idle()
+            return {**dict.fromkeys(self._delivery.waiting(), MODEL), **self._helpers(idle)}
+        if self._sums is not None and self._phase.by == "called" and (asked := self._sums.asked()):
+            return self._helpers(asked)
+        if self._sums is not None and self._phase.by == "called" and self._sums.fixed is not None:
+            return {}
         return {
             participant: kind
             for participant, kind in self._due(self._phase).items()
             if (participant, kind) not in self._decoded and (participant, kind) not in self._left_out
         }
+
+    def _helpers(self, helpers: list[int]) -> Missing:
+        return {self.agreement.plan.participants + helper: MASKS for helper in helpers}
 
     def _due(self, phase: Phase) -> dict[int, Kind]:
         if phase.by != "called":
@@ -166,7 +194,7 @@ class Coordinator:
             if (participant, phase.kind) not in self._decoded
         }
 
-    def request(self, participant: int, kind: Kind | Literal["model"]) -> Fields:
+    def request(self, participant: int, kind: Kind | Literal["model", "masks"]) -> Fields:
         """The request for a missing release, or the model that is due, to be delivered to the participant.
 
         It says what the participant was asked for before, which a client with a restored backup must take
@@ -175,6 +203,9 @@ class Coordinator:
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
             return {**self._delivery.message(participant), **frozen}
+        if kind == MASKS:
+            assert self._sums is not None
+            return {"run": self.run, **frozen, **self._sums.request(self._masked())}
         received, asked = self._store.received(participant), self._store.asked(participant)
         key = self._store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
@@ -191,6 +222,7 @@ class Coordinator:
         }
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
+            fields.update({} if self._sums is None else self._sums.keys())
         for phase in self.blueprint.once:
             if phase.kind == kind and (vector := self.server.model_of(phase)) is not None:
                 fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
@@ -202,6 +234,13 @@ class Coordinator:
         The client reads why in the next request that it gets. A release that the client can never make is
         not waited for: a gradient in its round, a context in the whole run, and its gradients with it.
         """
+        helper = participant - self.agreement.plan.participants
+        if helper >= 0:
+            if self._sums is not None:
+                self._sums.accept(helper, answer)
+                if not self._sums.asked():  # whoever was waiting for helpers has their time from now on
+                    self._deadline = time.monotonic() + self.options.patience
+            return
         if answer.get("error"):
             raise SottovoceError(f"{participant_name(participant)} declined: {shown(answer['error'])}")
         try:
@@ -237,6 +276,9 @@ class Coordinator:
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
+        if kind == "gradient" and self._sums is not None and self._sums.fixed is not None:
+            log.info("gradient of %s came after its sum was fixed: dropped", participant_name(participant))
+            return
         decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
             self._decoder.check_plausible(participant, kind, decoded)
@@ -263,9 +305,16 @@ class Coordinator:
         if missing:
             if time.monotonic() < self._deadline:
                 return None
-            names = ", ".join(participant_name(participant) for participant in missing)
+            names = ", ".join(map(self.called, sorted(missing)))
+            if min(missing) >= self.agreement.plan.participants:
+                log.warning("round %d waits for %s: no sum opens without it", self.server.round + 1, names)
+                self._deadline = time.monotonic() + self.options.patience
+                return None
             what = f"round {self.server.round + 1} without" if phase.by == "called" else f"{phase.kind}s of"
             log.warning("patience is over, continuing: %s %s", what, names)
+        if phase.by == "called" and self._sums is not None and self._sums.fixed is None:
+            self._fix_sum(self._sums)
+            return None
         line = self._close_round() if phase.by == "called" else None
         for kind in ONCE:
             for participant, release in sorted(self._released(kind).items()):
@@ -282,11 +331,31 @@ class Coordinator:
         """What came of a kind since something was closed last, by participant."""
         return {participant: vector for (participant, of), vector in self._decoded.items() if of == kind}
 
+    def _masked(self) -> dict[int, bytes]:
+        """The masked messages of the round."""
+        return {participant: share.tobytes() for participant, share in self._released("gradient").items()}
+
+    def _fix_sum(self, sums: Sums) -> None:
+        """Decides, once for ever, whose sum opens in this round, or that none does."""
+        came = self._masked()
+        self._deadline = time.monotonic() + self.options.patience
+        if not sums.fix(came):
+            log.warning(
+                "round %d is given up: %d messages came, a sum is of %d or more; who sent one stays charged",
+                *(sums.round, len(came), sums.terms.threshold),
+            )
+
     def _close_round(self) -> Fields:
         releases = self._released("gradient")
         gain = self.server.gain(list(self._coefficients))
-        effective = None
-        if self.agreement.plan.place.at_server:
+        effective, observed = None, Fields()
+        if self._sums is not None:
+            total, came = self._sums.total(self._masked()), self._sums.fixed or []
+            update = self.server.nothing() if total is None else self.server.share_out(total, came)
+            observed = {} if total is not None else {"given_up": True}
+            releases = {participant: releases[participant] for participant in came}
+            self.server.receive_update(update)
+        elif self.agreement.plan.place.at_server:
             # Drawn here, durable with the state that it makes, and noted: before that nothing leaves, and
             # what a killed server had drawn and not stored nobody has seen.
             number = self.server.round + 1
@@ -301,6 +370,7 @@ class Coordinator:
             gain=gain,
             effective_gain=effective,
             started=self._started,
+            **observed,
             **({"uncharged_diagnostics": dict(self._diagnostics)} if self.options.diagnostics else {}),
         )
 
@@ -317,6 +387,8 @@ class Coordinator:
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
+        if self._sums is not None:
+            self._sums.begin(self.server.round + 1)
         if isinstance(phase, Phase) and phase.by == "called":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
             messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))

@@ -17,6 +17,7 @@ import numpy as np
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.keys import KEY_BYTES
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL, SEAL_BYTES, seal_downward, unseal
 from sottovoce.federation.store import Store
@@ -49,19 +50,30 @@ class Decoder:
             )
 
     def decode(self, participant: int, kind: Kind, round_number: int, sealed: bytes) -> np.ndarray:
-        """The private vector in a sealed message; refused where it is not of this client and release."""
+        """The private vector in a sealed message; refused where it is not of this client and release.
+
+        Of a masked share it is the bytes: nobody can decode one by itself.
+        """
         release = self._blueprint.releases_of(participant)[kind]
         key = self._store.seal_key(participant, kind)
         if key is None:
             raise SottovoceError(f"{participant_name(participant)} sent a {kind} that it was not asked for")
         stream = release.stream(self._store.run, participant_name(participant), round_number)
         message = unseal(sealed, stream, private=key, agreed=self._roster.agreed(participant))
+        if release.place == "shared":
+            return np.frombuffer(message, np.uint8)
         return release.decode(message, secret=self._roster.secret(participant), stream=stream)
 
     def check_plausible(self, participant: int, kind: Kind, decoded: np.ndarray) -> None:
         """Refuses a vector that clipping and noise do not reach."""
         release = self._blueprint.releases_of(participant)[kind]
-        if not release.plausible(decoded):
+        if release.place == "shared":
+            assert self._blueprint.sharing is not None
+            if len(decoded) != KEY_BYTES + self._blueprint.sharing.length:
+                raise Implausible(
+                    f"{participant_name(participant)} sent {len(decoded)} bytes for a masked share"
+                )
+        elif not release.plausible(decoded):
             raise Implausible(
                 f"{participant_name(participant)} sent a {kind} of a norm that its clipping and noise do not "
                 f"reach ({release.largest_norm:.3g}): refused"

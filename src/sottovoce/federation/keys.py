@@ -24,6 +24,10 @@ class EnrolmentError(SottovoceError):
     """An enrolment that is refused."""
 
 
+class Declined(SottovoceError):
+    """The request is not one that this member answers; says nothing about its records."""
+
+
 def new_key() -> bytes:
     """A fresh private key."""
     return X25519PrivateKey.generate().private_bytes_raw()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint, participant_name
-from sottovoce.client import Client
+from sottovoce.client import Client, Seal
 from sottovoce.data import ClientRecords, description, split_participant, split_seeds, training_size
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
@@ -34,6 +34,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment
 from sottovoce.federation.contact import note_contact
 from sottovoce.federation.keys import (
+    Declined,
     EnrolmentError,
     agreed_secret,
     channel_secret,
@@ -41,6 +42,8 @@ from sottovoce.federation.keys import (
     proof,
     public_key,
 )
+from sottovoce.federation.masks import check_consent, held, helper_names, masks_for
+from sottovoce.federation.parties import SiteKey
 from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
 from sottovoce.files import PRIVATE, locked
@@ -56,10 +59,6 @@ from sottovoce.release import spending
 from sottovoce.run.dry_run import dry_client
 
 
-class Declined(SottovoceError):
-    """The request is not one that this client answers; says nothing about its records."""
-
-
 class NotReady(EnrolmentError):
     """All that a server hears of a client whose records or model cannot be used as agreed."""
 
@@ -71,6 +70,7 @@ class Node:
     """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
 
     `terms` are what the owner of the records is willing to spend over all runs, and where its ledger lies.
+    `key` is that of the site, where the agreement is about keys: it says which participant this is.
     `simulated` says that the records are nobody's, so that a seeded plan, whose noise protects nobody, may
     run.
     """
@@ -86,6 +86,7 @@ class Node:
         terms: Terms | None = None,
         simulated: bool = False,
         finish: bool = False,
+        key: SiteKey | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._records_file = Path(records)
@@ -96,6 +97,7 @@ class Node:
         self._trusts_server = self._terms.noise_at_server or simulated
         self._simulated = simulated
         self._finish = finish
+        self._key = key
         self._client_log = ClientLog(self._directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +188,9 @@ class Node:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
         with self._locked(), self._client_log.refusals(what):
             enrolment = self._enrolment(request)
-            blueprint = self._frozen(request, enrolment).blueprint()
+            agreement = self._frozen(request, enrolment)
+            blueprint = agreement.blueprint()
+            masks = masks_for(agreement, blueprint, enrolment.run, self._key, request)
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
@@ -200,9 +204,9 @@ class Node:
                         "this is not the ledger with which this client enrolled: put that one back"
                     )
                 past = self._past(ledger, enrolment.run)
-                past.catch_up(blueprint, enrolment.participant, request)
+                past.catch_up(blueprint, enrolment.participant, request, helper_names(agreement))
                 before = ledger.releases(OWN_RECORDS)
-                answer = self._release(ledger, blueprint, enrolment, request)
+                answer = self._release(ledger, blueprint, enrolment, request, masks)
                 past.note()
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
@@ -213,7 +217,12 @@ class Node:
                 return answer
 
     def _release(
-        self, ledger: Ledger, blueprint: Blueprint, enrolment: Enrolment, request: Mapping[str, Any]
+        self,
+        ledger: Ledger,
+        blueprint: Blueprint,
+        enrolment: Enrolment,
+        request: Mapping[str, Any],
+        masks: Seal,
     ) -> dict[str, Any]:
         kind, round_number = request["kind"], int(request["round"])
         coefficients = None
@@ -231,12 +240,14 @@ class Node:
             participant=enrolment.participant,
             account=OWN_RECORDS,
             budget=self._account.budget(ledger),
-            seal=partial(
-                seal,
+            seal=lambda message, stream: seal(
+                masks(message, stream),
+                stream,
                 to=bytes(request["seal"]),
                 agreed=bytes.fromhex(enrolment.secret),
                 bucket=int(request["bucket"]),
             ),
+            helpers=helper_names(self._agreement),
         )
         once = {phase.kind: phase.model for phase in blueprint.once}
         if kind in once:
@@ -298,6 +309,8 @@ class Node:
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"
             )
+        if not self._simulated:
+            check_consent(mine, self._terms)
         agreed = description.of(mine.facts.source or mine.facts)
         if agreed is not None and agreed.looked_up and not (self._terms.looked_up or self._simulated):
             raise EnrolmentError(
@@ -331,6 +344,8 @@ class Node:
 
     def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
         participant = proposal if self._wish is None else self._wish
+        if self._agreement.parties is not None:  # whatever anybody wishes
+            participant = self._agreement.parties.participant(held(self._key))
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
         declared, blueprint = self._dry_run(participant)

@@ -111,7 +111,8 @@ class Progress:
         missing = coordinator.missing()
         if self._open == "enrolment":
             missing = dict.fromkeys(set(range(plan.participants)) - enrolled, "context")
-        waiting = {p: _why(p, enrolled, connected, late) for p in sorted(missing)}
+        members = enrolled | {p for p in coordinator.addresses() if p >= plan.participants}
+        waiting = {p: _why(p, members, connected, late) for p in sorted(missing)}
         clients = [
             {
                 "name": name,
@@ -130,7 +131,11 @@ class Progress:
             "round": coordinator.round,
             "clients": clients,
             "missing": len(missing),
-            "waiting": [{"name": names[p], "why": why} for p, why in waiting.items() if why][:NAMED],
+            "waiting": [
+                {"name": names[p] if p < len(names) else coordinator.called(p), "why": why}
+                for p, why in waiting.items()
+                if why
+            ][:NAMED],
             "patience": coordinator.options.patience,
             "opened": self._opened,
             "progress": self._progress,

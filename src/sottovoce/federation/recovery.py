@@ -62,7 +62,9 @@ class Recovery:
         self._run = run
         self._client_log = client_log
 
-    def catch_up(self, blueprint: Blueprint, participant: int, request: Mapping[str, Any]) -> None:
+    def catch_up(
+        self, blueprint: Blueprint, participant: int, request: Mapping[str, Any], helpers: str = ""
+    ) -> None:
         """Charges what a restored ledger does not know, and forgets messages that the server has applied."""
         ledger, due = self._ledger, (request["kind"], int(request["round"]))
         releases = blueprint.releases_of(participant)
@@ -71,7 +73,9 @@ class Recovery:
             # What the server asked for may have left and been lost on its way.
             asked = self._unknown(blueprint, participant, request, "asked")
             unknown += [stream for stream in asked if stream not in unknown]
-            charges = [releases[kind].charge(self._run, OWN_RECORDS, number) for kind, number in unknown]
+            charges = [
+                releases[kind].charge(self._run, OWN_RECORDS, number, helpers) for kind, number in unknown
+            ]
             ledger.recover(charges, self._run)
             self._tell(unknown)
             self.note()

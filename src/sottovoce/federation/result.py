@@ -57,6 +57,11 @@ def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]])
         **description(blueprint),
         "future_clients": plan.future_clients,
         "rounds": len(lines),
+        **(
+            {"masks": True, "given_up": sum("given_up" in line for line in lines)}
+            if plan.place.shared
+            else {}
+        ),
         "releases": sum(len(line["clients"]) for line in lines),
         "releases_max": blueprint.releases_max,
         "epsilon": {

@@ -69,6 +69,8 @@ class Roster:
             raise EnrolmentError(shown(answer["error"]))
         if answer.get("agreement") != self._digest:
             raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
+        if "helper" in answer:
+            return self._enrol_helper(answer, address)
         participant, key, proven = answer.get("participant"), answer.get("key"), answer.get("proof")
         if not isinstance(participant, int) or not 0 <= participant < count:
             raise EnrolmentError(f"no participant {shown(participant)}: the plan has 0 to {count - 1}")
@@ -89,8 +91,23 @@ class Roster:
         self._store.reached(participant, address)
         return participant
 
+    def _enrol_helper(self, answer: Mapping[str, Any], address: str) -> int:
+        """Helpers are numbered after the participants."""
+        parties, helper, proven = self._agreement.parties, answer["helper"], answer.get("proof")
+        if parties is None or type(helper) is not int or not 0 <= helper < len(parties.helpers):
+            raise EnrolmentError(f"the agreement has no helper {shown(helper)}: compare both agreement.toml")
+        told = (self._store.run, self._digest, self._nonce)
+        if not isinstance(proven, bytes) or not parties.proves(helper, proven, *told):
+            raise EnrolmentError("the helper does not prove its key: it needs the key of the agreement")
+        member = self._agreement.plan.participants + helper
+        self._store.reached(member, address)
+        log.info("helper %s is here", parties.helpers[helper][0])
+        return member
+
     def names(self) -> list[str]:
         """What the participants are called, in their order: by themselves, or participant-0, …"""
+        if self._agreement.parties is not None:
+            return [name for name, _ in self._agreement.parties.sites]
         named, count = self._store.names(), self._agreement.plan.participants
         return [named.get(index, participant_name(index)) for index in range(count)]
 

@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.keys import EnrolmentError, new_key
 from sottovoce.files import Database, locked, private_folder
+from sottovoce.masking import RoundKey
 from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger("sottovoce.federation")
@@ -71,6 +72,18 @@ CREATE TABLE kept (participant INTEGER PRIMARY KEY);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 
+_SHARED = """
+CREATE TABLE helper_key (
+    helper INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    public BLOB NOT NULL,
+    signature BLOB NOT NULL
+);
+CREATE TABLE fixed (round INTEGER PRIMARY KEY, clients TEXT NOT NULL);
+CREATE TABLE masks (helper INTEGER PRIMARY KEY, body BLOB NOT NULL);
+"""
+"""What the store of a run with shared noise has besides: helpers' keys, and the sum that is to open."""
+
 
 class StoreError(SottovoceError):
     """The server's store cannot be used as asked."""
@@ -84,12 +97,13 @@ class Store(Database):
         self._lock = lock
         self._drawn: DrawnRounds | None = None
         plan = agreement.plan
+        self._shared = plan.place.shared
         noted = plan.place.at_server and not plan.seeded  # a seeded draw that is repeated is the same draw
         self.query("PRAGMA journal_mode = WAL")
         if not self.query("SELECT 1 FROM sqlite_master"):
             run = plan.digest() if plan.seeded else secrets.token_hex(8)
             with self.transaction():
-                for statement in _SCHEMA.split(";"):
+                for statement in (_SCHEMA + _SHARED * plan.place.shared).split(";"):
                     self.query(statement)
                 self.query("INSERT INTO federation VALUES (?, ?, ?)", run, agreement.to_toml(), new_key())
                 if noted:  # before there is a store that could be restored without its notes
@@ -256,6 +270,37 @@ class Store(Database):
             " ORDER BY participant"
         )
 
+    # Sums, where noise is shared
+
+    def helper_keys(self) -> list[tuple[int, int, bytes, bytes]]:
+        """The newest signed key of each helper: helper, round, key, signature."""
+        return self.query("SELECT helper, round, public, signature FROM helper_key")
+
+    def keep_key(self, key: RoundKey) -> None:
+        """Remembers a helper's newest key."""
+        row = (key.helper, key.round, key.public, key.signature)
+        with self.transaction():
+            self.query("INSERT OR REPLACE INTO helper_key VALUES (?, ?, ?, ?)", *row)
+
+    def fix(self, round_number: int, clients: Sequence[int]) -> None:
+        """Fixes for ever whose sum is to open in a round; nobody's: the round is given up."""
+        with self.transaction():
+            self.query("INSERT INTO fixed VALUES (?, ?)", round_number, json.dumps(list(clients)))
+
+    def fixed(self, round_number: int) -> list[int] | None:
+        """The clients whose sum is to open in a round; None while that is not fixed."""
+        rows = self.query("SELECT clients FROM fixed WHERE round = ?", round_number)
+        return list(json.loads(rows[0][0])) if rows else None
+
+    def keep_masks(self, helper: int, body: bytes) -> None:
+        """Stores what a helper has answered for the open round; the first answer counts."""
+        with self.transaction():
+            self.query("INSERT OR IGNORE INTO masks VALUES (?, ?)", helper, body)
+
+    def masks(self) -> list[tuple[int, bytes]]:
+        """What helpers have answered for the open round."""
+        return self.query("SELECT helper, body FROM masks")
+
     # Rounds
 
     def state(self) -> dict[str, Tensor] | None:
@@ -281,6 +326,9 @@ class Store(Database):
             for name, tensor in state.items():
                 self._keep(name, tensor)
             self.query("UPDATE release SET message = NULL WHERE message IS NOT NULL")
+            if self._shared:
+                self.query("DELETE FROM masks")
+                self.query("DELETE FROM fixed")
             if line is not None:
                 self.query("INSERT INTO round VALUES (?, ?)", line["round"], json.dumps(line))
         if line is not None and self._drawn is not None:

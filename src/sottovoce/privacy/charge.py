@@ -66,6 +66,12 @@ class Charge:
     place: Place = "client"
     """Where the noise is added: to the release itself, by the server to the sum that it is part of, or by all
     clients to their sum."""
+    honest: int = 0
+    """H: how many clients' shares of the noise σ counts on, where clients share it."""
+    share: float = 0.0
+    """τγ: the noise of one such share, in the units of σ; 0 where nothing is shared."""
+    helpers: str = ""
+    """The names of the helpers whose masks hide all but the sum."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -77,11 +83,27 @@ class Charge:
         for name, value in (("sensitivity", self.sensitivity), ("sigma", self.sigma)):
             if not (math.isfinite(value) and value > 0):
                 raise SottovoceError(f"{name} = {value} cannot be charged: give a positive, finite number")
+        if self.share and not 0 <= (self.honest - 1) * self.share**2 < self.sigma**2:
+            raise SottovoceError(
+                f"{self.honest} shares of {self.share} are no noise of {self.sigma}: nothing was charged"
+            )
 
     @property
     def mu_squared(self) -> float:
         """(Δ/σ)², the release's share of the client's spending."""
         return (self.sensitivity / self.sigma) ** 2
+
+    @property
+    def masked(self) -> float:
+        """How much more it is if all helpers fail: one share of the noise is left, σ² − (H − 1)τ²γ².
+
+        >>> Charge("run", 0, "gradient", 1, 1.0, 4.0, "shared", 4, 2.0).masked
+        0.1875
+        """
+        if not self.share:
+            return 0.0
+        alone = self.sigma**2 - (self.honest - 1) * self.share**2
+        return self.sensitivity**2 / alone - self.mu_squared
 
     def __str__(self) -> str:
         return f"{self.kind} of client {self.client} in round {self.round} of run {self.run}"
@@ -105,12 +127,14 @@ class Total:
     spent: float
     server: int = 0
     """How many of the releases have their noise at the server: whoever reads those has no finite ε."""
+    masked: float = 0.0
+    """What masks alone protect: how much more `spent` is if all helpers fail."""
 
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> Self:
         """From what is remembered of it; before there was noise at the server, nobody noted its place."""
         numbers = int(fact["releases"]), float(fact["spent"]), int(fact.get("server", 0))
-        return cls(str(fact["client"]), str(fact["run"]), *numbers)
+        return cls(str(fact["client"]), str(fact["run"]), *numbers, float(fact.get("masked", 0.0)))
 
     def beyond(self, other: Total) -> Total:
         """What the other one lacks of it."""
@@ -119,6 +143,7 @@ class Total:
             releases=max(self.releases - other.releases, 0),
             spent=max(self.spent - other.spent, 0.0),
             server=max(self.server - other.server, 0),
+            masked=max(self.masked - other.masked, 0.0),
         )
 
     def exceeds(self, other: Total) -> bool:
@@ -127,4 +152,5 @@ class Total:
             self.releases > other.releases
             or self.spent > other.spent * (1 + SLACK)
             or self.server > other.server
+            or self.masked > other.masked * (1 + SLACK)
         )

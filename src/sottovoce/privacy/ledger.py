@@ -244,9 +244,10 @@ class Ledger:
         if budget is not None:
             self._check(charge, budget)
         self._file.query(
-            "INSERT INTO release (client, run, kind, round, sensitivity, sigma, place, time)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO release (client, run, kind, round, sensitivity, sigma, place, honest, share,"
+            " helpers, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(*stream, float(charge.sensitivity), float(charge.sigma), charge.place),
+            *(charge.honest, float(charge.share), charge.helpers),
             datetime.now(UTC).isoformat(),
         )
         self._file.query("INSERT INTO message VALUES (last_insert_rowid(), ?)", message)
@@ -306,6 +307,11 @@ class Ledger:
         [(total,)] = self._file.query("SELECT TOTAL(spent) FROM spending WHERE client = ?", str(client))
         return float(total)
 
+    def masked(self, client: Client) -> float:
+        """How much more `spent` is if all helpers of shared noise fail."""
+        query = "SELECT TOTAL(masked) FROM spending WHERE client = ?"
+        return float(self._file.query(query, str(client))[0][0])
+
     def at_server(self, client: Client) -> int:
         """Releases of the client whose noise is at the server: who reads them has no finite ε."""
         query = "SELECT TOTAL(server) FROM spending WHERE client = ?"
@@ -337,8 +343,8 @@ class Ledger:
         last = 0
         # Page by page: a ledger of many runs need not fit into memory.
         while page := self._file.query(
-            "SELECT id, time, run, client, kind, round, sensitivity, sigma, place FROM release"
-            " WHERE id > ? AND client = coalesce(?, client) ORDER BY id LIMIT 1000",
+            "SELECT id, time, run, client, kind, round, sensitivity, sigma, place, honest, share, helpers"
+            " FROM release WHERE id > ? AND client = coalesce(?, client) ORDER BY id LIMIT 1000",
             *(last, None if client is None else str(client)),
         ):
             for _, time, *charge in page:

@@ -23,7 +23,7 @@ from sottovoce.files import Database, log_of, sync_folder
 log = logging.getLogger("sottovoce.privacy")
 
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
-_FORMAT = 3
+_FORMAT = 4
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
 _CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotten
 _PAGE = 4096
@@ -67,6 +67,20 @@ SELECT client, substr(run, 1, instr(run || '/', '/') - 1) AS run, 1 AS releases,
 UNION ALL SELECT client, run, releases, spent, server FROM lost""",
 )
 """What format 3 adds: where the noise of a release is."""
+_SINCE_4 = (
+    "ALTER TABLE release ADD COLUMN honest INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE release ADD COLUMN share REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE release ADD COLUMN helpers TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE lost ADD COLUMN masked REAL NOT NULL DEFAULT 0",
+    "DROP VIEW spending",
+    """CREATE VIEW spending AS
+SELECT client, substr(run, 1, instr(run || '/', '/') - 1) AS run, 1 AS releases,
+    (sensitivity / sigma) * (sensitivity / sigma) AS spent, place = 'server' AS server,
+    iif(share > 0, sensitivity * sensitivity / (sigma * sigma - (honest - 1) * share * share)
+        - (sensitivity / sigma) * (sensitivity / sigma), 0.0) AS masked FROM release
+UNION ALL SELECT client, run, releases, spent, server, masked FROM lost""",
+)
+"""What format 4 adds: whose shares the noise of a release counts on, and whose masks."""
 _SCHEMA = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
@@ -90,7 +104,7 @@ CREATE TRIGGER release_is_never_changed BEFORE UPDATE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER release_is_never_deleted BEFORE DELETE ON release
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-{";".join((*_SINCE_2, *_SINCE_3))};
+{";".join((*_SINCE_2, *_SINCE_3, *_SINCE_4))};
 COMMIT;
 """
 
@@ -228,8 +242,9 @@ class LedgerFile(Database):
                 self.query("UPDATE ledger SET name = ?", name or secrets.token_hex(16))
                 if scope is not None:
                     self.query("UPDATE ledger SET scope = ?", scope)
-            for statement in (*(_SINCE_2 if version == 1 else ()), *_SINCE_3):
-                self.query(statement)
+            for statements in (_SINCE_2, _SINCE_3, _SINCE_4)[version - 1 :]:
+                for statement in statements:
+                    self.query(statement)
             self.query(f"PRAGMA user_version = {_FORMAT}")
 
 

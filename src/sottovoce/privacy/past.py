@@ -164,9 +164,8 @@ class Past:
         lost = self.lost_in(run, charge.client)
         releases, spent = min(lost.releases, 1), min(lost.spent, charge.mu_squared)
         if releases or spent:
-            self._lose(
-                Total(lost.client, run, -releases, -spent, -min(lost.server, charge.place == "server"))
-            )
+            server, masked = min(lost.server, charge.place == "server"), min(lost.masked, charge.masked)
+            self._lose(Total(lost.client, run, -releases, -spent, -server, -masked))
 
     def count_in(self, other: Past, client: Client, there: Client, besides: Iterable[Past] = ()) -> None:
         """Charges a client here, as a sum, with what it has spent in another ledger, where it is `there`.
@@ -178,7 +177,9 @@ class Past:
         mine = [total for total in other.totals() if total.client == str(there) and total.run not in direct]
         spent = math.fsum(total.spent for total in mine)
         releases, server = sum(total.releases for total in mine), sum(total.server for total in mine)
-        if self._charge_sum(Total(str(client), other._elsewhere, releases, spent, server)) is not None:
+        masked = math.fsum(total.masked for total in mine)
+        known = Total(str(client), other._elsewhere, releases, spent, server, masked)
+        if self._charge_sum(known) is not None:
             log.info("%s counts what %s has spent in %s", self._file.path, client, other._file.path)
             self.note(self.total_in(run, client) for run in [other._elsewhere])
 
@@ -199,8 +200,9 @@ class Past:
 
     def _lose(self, total: Total) -> None:
         self._file.query(
-            "INSERT INTO lost (client, run, releases, spent, server, time) VALUES (?, ?, ?, ?, ?, ?)",
-            *(total.client, total.run, total.releases, total.spent, total.server),
+            "INSERT INTO lost (client, run, releases, spent, server, masked, time)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(total.client, total.run, total.releases, total.spent, total.server, total.masked),
             datetime.now(UTC).isoformat(),
         )
 
@@ -222,9 +224,11 @@ class Past:
 
     def _sums(self, table: str, which: str, *values: str) -> list[Total]:
         rows = self._file.query(
-            f"SELECT client, run, TOTAL(releases), TOTAL(spent), TOTAL(server) FROM {table} {which}", *values
+            f"SELECT client, run, TOTAL(releases), TOTAL(spent), TOTAL(server), TOTAL(masked) FROM {table}"
+            f" {which}",
+            *values,
         )
         return [
-            Total(client, run, int(releases), spent, int(server))
-            for client, run, releases, spent, server in rows
+            Total(client, run, int(releases), spent, int(server), masked)
+            for client, run, releases, spent, server, masked in rows
         ]

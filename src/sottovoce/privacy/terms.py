@@ -69,6 +69,8 @@ class Terms:
     said before, at first 8 and 1e-5; the strictest that was ever said holds. `agree` is shown the price.
     `noise_at_server` accepts runs whose noise the server adds, which then sees what nobody else may;
     `looked_up` runs whose agreement has constants that were read from somebody's records.
+    `noise_shared` accepts runs whose noise sites share, at least `honest` honest ones in a sum, under masks
+    of the `helpers` with these fingerprints and no others.
     """
 
     ledger: str | Path | None = None
@@ -78,3 +80,6 @@ class Terms:
     agree: Agree = calling_is_agreeing
     noise_at_server: bool = False
     looked_up: bool = False
+    noise_shared: bool = False
+    honest: int = 0
+    helpers: frozenset[str] = frozenset()

@@ -95,6 +95,9 @@ def doubts(blueprint: Blueprint) -> list[str]:
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
     if plan.participants == 1:
         said.append(ALONE)
+    agreed = data.description.of(blueprint.facts.source or blueprint.facts)
+    for what in [] if agreed is None else agreed.looked_up:
+        said.append(f"records.toml: {what}: {data.description.UNCOVERED}")
     if not plan.private:
         return said
     said += data.delta_doubt(plan.delta, min(blueprint.sizes))

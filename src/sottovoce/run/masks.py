@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.blueprint import Blueprint, client_secret
-from sottovoce.channel.wire import Stream
 from sottovoce.client import Seal
 from sottovoce.files import private_folder
 from sottovoce.helper import Helper
@@ -24,8 +23,8 @@ from sottovoce.masking import (
     HelperKeys,
     MaskTerms,
     RoundKey,
+    covering,
     ephemeral_of,
-    masked,
     public_hex,
     unmasked,
 )
@@ -75,15 +74,8 @@ class Masks:
 
     def seal(self, participant: int) -> Seal:
         """What puts this client's masks on its shares, and nothing on other messages."""
-
-        def put(message: bytes, stream: Stream) -> bytes:
-            _, _, kind, number = stream
-            if kind != KIND:
-                return message
-            share = self._terms.words(message).astype(np.int64)
-            return masked(self._terms, self._clients[participant], int(number), self._keys, share)
-
-        return put
+        key = self._clients[participant]
+        return lambda message, stream: covering(self._terms, key, self._keys)(message, stream)
 
     def total(self, number: int, messages: Mapping[int, bytes]) -> np.ndarray:
         """The sum of a round's shares: every helper answers, once."""

@@ -18,8 +18,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import EnrolmentError
-from sottovoce.federation.node import Declined, Node
+from sottovoce.federation.helping import HelperNode
+from sottovoce.federation.keys import Declined, EnrolmentError
+from sottovoce.federation.node import Node
+from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
@@ -39,55 +41,76 @@ def client_app() -> ClientApp:
 
     @app.query("enrol")
     def enrol(message: Message, context: Context) -> Message:
-        return _answered(message, context, "enrolment", Node.enrol)
+        return _answered(message, context, "enrolment", lambda member, fields: member.enrol(fields))
 
     @app.query("refused")
     def refused(message: Message, context: Context) -> Message:
-        def note(node: Node, fields: Mapping[str, Any]) -> dict[str, Any]:
-            node.refused(str(fields["run"]), str(fields["reason"]))
+        def note(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
+            member.refused(str(fields["run"]), str(fields["reason"]))
             return {"noted": True}
 
         return _answered(message, context, "refusal", note)
 
     @app.train("release")
     def release(message: Message, context: Context) -> Message:
-        return _answered(message, context, "release", Node.release)
+        return _answered(message, context, "release", _of_client(Node.release))
+
+    @app.query("masks")
+    def masks(message: Message, context: Context) -> Message:
+        def answer(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
+            if not isinstance(member, HelperNode):
+                raise Declined("this node is no helper: it has no masks")
+            return member.masks(fields)
+
+        return _answered(message, context, "masks", answer)
 
     @app.query("model")
     def model(message: Message, context: Context) -> Message:
-        return _answered(message, context, "model", Node.keep_model)
+        return _answered(message, context, "model", _of_client(Node.keep_model))
 
     return app
 
 
+def member_of(context: Context) -> Node | HelperNode:
+    """The client, or the helper, that a node's own config describes."""
+    return helper_of(context) or node_of(context)
+
+
+def helper_of(context: Context) -> HelperNode | None:
+    """The helper that a node's own config describes; None where it describes a client."""
+    node, folder = context.node_config, _played_in(context)
+    if folder is not None:
+        agreement = _played(folder, context)
+        number = int(node["partition-id"]) - agreement.plan.participants
+        helper = folder / f"helper-{number}"
+        if number < 0:
+            return None
+        return HelperNode(helper, agreement, SiteKey.read(helper.with_suffix(".key")))
+    if node.get("helper") is not True:
+        return None
+    _needs(context, "directory", "agreement", "key")
+    return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
+
+
 def node_of(context: Context) -> Node:
-    """The node that its own config describes."""
-    node = context.node_config
+    """The client that its own config describes."""
+    node, folder = context.node_config, _played_in(context)
     torch.set_num_threads(int(context.run_config.get("threads", 1)))
-    # Flower's simulation engine states the number of partitions; a real node must say so in its own config.
-    played = "num-partitions" in node or bool(node.get("simulated", False))
-    if played and "directory" not in node and "simulated-clients" in context.run_config:
-        folder = Path(str(context.run_config["simulated-clients"]))
-        code = {name: str(context.run_config.get(name, "")) or None for name in ("model", "features")}
-        client = folder / f"client-{node['partition-id']}"
+    if folder is not None:
+        agreement, client = _played(folder, context), folder / f"client-{node['partition-id']}"
         return Node(
             client,
             client.with_suffix(".npz"),
-            Agreement.load(folder / "agreement.toml", simulation=True, **code),
+            agreement,
             wish=int(node["partition-id"]),
             simulated=True,
+            key=None if agreement.parties is None else SiteKey.read(client.with_suffix(".key")),
         )
-    for name in ("directory", "records", "agreement"):
-        if name not in node:
-            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
+    _needs(context, "directory", "records", "agreement")
     return Node(
         str(node["directory"]),
         str(node["records"]),
-        Agreement.load(
-            str(node["agreement"]),
-            model=str(node["model"]) if "model" in node else None,
-            features=str(node["features"]) if "features" in node else None,
-        ),
+        _agreement(context),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
         terms=Terms(
@@ -97,10 +120,43 @@ def node_of(context: Context) -> Node:
             delta=float(node["delta"]) if "delta" in node else None,
             noise_at_server=node.get("noise-at-server") is True,
             looked_up=node.get("looked-up") is True,
+            noise_shared=node.get("noise-shared") is True,
+            honest=int(node.get("honest", 0)),
+            helpers=accepted(str(node.get("helpers", ""))),
         ),
         simulated=bool(node.get("simulated", False)),
         finish=node.get("finish") is True,
+        key=SiteKey.read(str(node["key"])) if "key" in node else None,
     )
+
+
+def _played_in(context: Context) -> Path | None:
+    """The folder of clients that this machine plays; None for a real node.
+
+    Flower's simulation engine states the number of partitions; a real node must say so in its own config.
+    """
+    node, run = context.node_config, context.run_config
+    played = "num-partitions" in node or bool(node.get("simulated", False))
+    if played and "directory" not in node and "simulated-clients" in run:
+        return Path(str(run["simulated-clients"]))
+    return None
+
+
+def _played(folder: Path, context: Context) -> Agreement:
+    code = {name: str(context.run_config.get(name, "")) or None for name in ("model", "features")}
+    return Agreement.load(folder / "agreement.toml", simulation=True, **code)
+
+
+def _agreement(context: Context) -> Agreement:
+    node = context.node_config
+    model, features = (str(node[name]) if name in node else None for name in ("model", "features"))
+    return Agreement.load(str(node["agreement"]), model=model, features=features)
+
+
+def _needs(context: Context, *names: str) -> None:
+    for name in names:
+        if name not in context.node_config:
+            raise EnrolmentError(f"the node config lacks '{name}': start the SuperNode with {name}=\"PATH\"")
 
 
 def show_log() -> None:
@@ -111,7 +167,18 @@ def show_log() -> None:
     ours.propagate = flower.propagate
 
 
-Handler = Callable[[Node, Mapping[str, Any]], dict[str, Any]]
+Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
+
+
+def _of_client(handle: Callable[[Node, Mapping[str, Any]], dict[str, Any]]) -> Handler:
+    """What a client answers, and a helper does not."""
+
+    def answer(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(member, Node):
+            raise Declined("this node is a helper: it holds no records")
+        return handle(member, fields)
+
+    return answer
 
 
 def _answered(message: Message, context: Context, what: str, handle: Handler) -> Message:
@@ -119,7 +186,7 @@ def _answered(message: Message, context: Context, what: str, handle: Handler) ->
     asked, node = message.content.config_records[RECORD], None
     refused = str(asked["reason"]) if what == "refusal" else ""
     try:
-        node = node_of(context)
+        node = member_of(context)
         fields = handle(node, asked)
     except TOLD as error:
         log.error("answered with a refusal: %s", error)
@@ -131,6 +198,6 @@ def _answered(message: Message, context: Context, what: str, handle: Handler) ->
         log.error("cannot answer", exc_info=error)
         refused = "this client cannot answer: its own log says why"
         fields = {"error": refused}
-    if node is not None:
+    if isinstance(node, Node):
         node.contacted(what, asked, refused)
     return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -17,11 +17,11 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
+from sottovoce.federation.helping import MASKS
 from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.progress import Progress
 from sottovoce.federation.result import write_run
@@ -136,7 +136,7 @@ class Driver:
             self._tell()
             time.sleep(POLL_SECONDS)
         self._tell(over=True)
-        absent = ", ".join(participant_name(participant) for participant in self._coordinator.missing())
+        absent = ", ".join(map(self._coordinator.called, self._coordinator.missing()))
         if absent:
             log.warning("no model yet for %s: they get it when this app runs again", absent)
 
@@ -182,7 +182,7 @@ class Driver:
                 participant = known[node]
                 kind = missing[participant]
                 request = self._coordinator.request(participant, kind)
-                what = "query.model" if kind == MODEL else "train.release"
+                what = f"query.{kind}" if kind in (MODEL, MASKS) else "train.release"
                 messages.append(self._message(node, what, request))
             else:
                 continue
