@@ -117,6 +117,9 @@ def federate(
         agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     else:
         agreement = agree(chosen, parties=parties)
+    agreed = data.description.of(agreement.facts.source or agreement.facts)
+    for what in [] if agreed is None else agreed.looked_up:
+        note(f"records.toml: {what}: {data.description.UNCOVERED}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
@@ -152,6 +155,7 @@ def node(
     ledger: Path = LEDGER,
     finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     port: int = typer.Option(9094, min=1, max=65535, help="A free port of this machine, for the SuperNode."),
     give_up: float = GIVE_UP,
 ) -> None:
@@ -178,7 +182,7 @@ def node(
     paths = {"directory": directory, "records": records, "agreement": agreement, "ledger": ledger}
     config |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
     said: dict[str, str | int | float | None] = {"partition-id": partition_id, "client": client}
-    said |= {"epsilon": epsilon, "delta": delta, "model": model}
+    said |= {"epsilon": epsilon, "delta": delta, "model": model, "features": features}
     config |= {name: value for name, value in said.items() if value is not None}
     config |= {"finish": True} if finish else {}
     command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
