@@ -20,13 +20,15 @@ THROUGH = {
     "report/test_run.py": "fields figures page",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",
+    "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
     "data/test_clients.py": "dataset",
     "test_plan.py": "plan_rules",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "arrays cells columns findings",
+    "data/test_encoding.py": "arrays cells columns findings inputs",
     "data/test_description.py": "section",
+    "data/test_kinds.py": "names",
     "privacy/test_ledger.py": "charge",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
