@@ -79,6 +79,8 @@ def run_batch(
     sizes = {prepared.plan.gradient_records for prepared in ready}
     if len(sizes) > 1 or 0 in sizes:
         raise SottovoceError("runs of one batch need clients of one size: set gradient_records")
+    if len({prepared.plan.clip for prepared in ready}) > 1:
+        raise SottovoceError("runs of one batch need one clip bound: set clip")
     with ExitStack() as stack:
         sessions = []
         for job, prepared in zip(open_jobs, ready, strict=True):

@@ -6,14 +6,29 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.blending import SUMMED_STEP, blending
+from sottovoce.blending import FEATURES, SUMMED_STEP, blending, clip_bound, recipe
 from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
+from sottovoce.data.description import Description
 from sottovoce.generator import Blend
 from sottovoce.plan import Plan, PlanError
-from sottovoce.run.prepare import resolve
+from sottovoce.run.prepare import prepare, resolve
 from sottovoce.run.training import train
 
+TABLE = """
+task = "{}"
+[target]
+{}
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+"""
+TARGETS = {
+    "classes": 'column = "ill"\nvalues = ["no", "yes"]',
+    "number": 'column = "cost"\nlow = 0\nhigh = 9',
+    "labels": 'columns = ["ill", "old"]',
+}
 BLEND = {
     "preset": "tuned",
     "method": "blend",
@@ -159,7 +174,7 @@ def test_a_resumed_blend_gives_the_same_numbers(tmp_path, sites) -> None:
         train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, on_round=stop)
     resumed = train(site_plan(epsilon=8.0), tmp_path / "cut", dataset=sites, resume=True)
     assert resumed["accuracy"] == whole["accuracy"]
-    assert resolve(site_plan(), [320, 160, 80]).gradient_records == 0
+    assert resolve(site_plan(), [320, 160, 80], Facts((6,), 3)).gradient_records == 0
 
 
 def test_with_noise_at_the_server_own_parts_get_shorter_steps_not_smaller_shares() -> None:
@@ -168,3 +183,79 @@ def test_with_noise_at_the_server_own_parts_get_shorter_steps_not_smaller_shares
     assert found.individual.tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert found.step >= found.own_steps[0] > found.own_steps[1] > found.own_steps[2] > 0
     assert found.step <= SUMMED_STEP
+
+
+def table(task: str = "classes") -> Facts:
+    return Description.parse(TABLE.format(task, TARGETS[task])).facts()
+
+
+def table_plan(**changes: object) -> Plan:
+    return Plan.load(overrides={"preset": "best", "dataset": "mine.npz", "participants": 3, **changes})
+
+
+def test_tables_have_a_recipe_of_their_own_and_nothing_else_has() -> None:
+    found = recipe(table_plan(), table())
+    assert found.drift < FEATURES.drift
+    assert recipe(table_plan(), table("number")).drift == pytest.approx(0.1 * found.drift)
+    array = Description.parse(
+        'task = "classes"\n[target]\ncolumn = "y"\nvalues = ["a", "b"]\n[array]\nshape = [6]'
+    )
+    for other in (array.facts(), Facts((20,), 2), Facts((20,), 2, source=table())):
+        assert recipe(table_plan(), other) == FEATURES
+    assert recipe(table_plan(), table("labels")) == FEATURES
+    assert recipe(table_plan(model="mlp"), table()) == FEATURES
+
+
+@pytest.mark.parametrize(
+    ("task", "momentum", "largest"), [("classes", 0.9, 1.9), ("number", 0.9, 0.95), ("number", 0.0, 0.5)]
+)
+def test_without_noise_no_step_on_a_table_is_longer_than_the_curvature_bears(
+    task: str, momentum: float, largest: float
+) -> None:
+    plan = table_plan(momentum=momentum)
+    for summed in (None, 0.0):
+        found = blending(plan, SIZES, (0.0, 0.0, 0.0), 40, summed, recipe(plan, table(task)))
+        assert found.step == pytest.approx(largest)
+        assert (found.own_steps <= found.step).all()
+
+
+def test_the_clip_bound_of_a_table_grows_as_noise_falls_and_what_is_set_stays() -> None:
+    clips = [resolve(table_plan(epsilon=epsilon), [400] * 3, table()).clip for epsilon in (1, 8, 16, 64)]
+    assert clips[0] == 1.0
+    assert sorted(clips) == clips
+    assert clips[-1] == 2.0
+    assert resolve(table_plan(epsilon=1), [400] * 3, table("number")).clip == 0.25
+    assert resolve(table_plan(epsilon=1, clip=0.7), [400] * 3, table()).clip == 0.7
+    assert resolve(table_plan(epsilon=1), [400] * 3, Facts((20,), 2)).clip == 0.5
+    found = recipe(table_plan(), table())
+    at = {noise: clip_bound(found, table_plan(noise=noise), SIZES, 2.0) for noise in ("client", "server")}
+    assert at["server"] > at["client"]
+
+
+def test_keys_that_somebody_sets_win_over_the_recipe() -> None:
+    plan = table_plan(learning_rate=0.3, individual=0.1)
+    found = blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, table()))
+    assert found.step == 0.3
+    assert found.individual.tolist() == [0.1] * 3
+
+
+def test_the_recipe_knows_how_many_records_there_are_and_nothing_of_what_they_hold() -> None:
+    """It is given facts, sizes and the plan: other records of these sizes train by the same numbers."""
+    generator, owner, plans = torch.Generator().manual_seed(0), torch.arange(3).repeat_interleave(100), []
+    for share in (0.02, 0.5):
+        x, y = (
+            torch.rand(300, 1, generator=generator) * share,
+            (torch.rand(300, generator=generator) < share).long(),
+        )
+        prepared = prepare(
+            table_plan(participants=0, partition="client", future_clients=0),
+            Dataset("mine.npz", x, y, table(), owner),
+        )
+        plans.append((prepared.plan, prepared.blueprint.blending))
+    (one, first), (other, second) = plans
+    assert one == other
+    assert (first.step, first.individual.tolist(), first.own_steps.tolist()) == (
+        second.step,
+        second.individual.tolist(),
+        second.own_steps.tolist(),
+    )

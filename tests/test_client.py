@@ -297,13 +297,20 @@ def test_too_few_records_count_as_zero_or_are_summed_over_the_fixed_denominator(
     assert np.linalg.norm(sender.signal) <= made.plan.clip * 20 / 40
 
 
-@pytest.mark.parametrize("noise", ["client", "server"])
+SHARED = {
+    **{"method": "blend", "individual": 0.0, "weighting": 1.0, "channel": "integers", "context_share": 0.0},
+    "clients_per_round": 6,
+}
+
+
+@pytest.mark.parametrize("noise", ["client", "server", "shared"])
 @pytest.mark.parametrize("how", ["reading", "statistic", "not finite"])
 def test_whatever_fails_gives_a_charged_message_of_the_usual_length_around_zero(
     ledger: Ledger, noise: str, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether it fails depends on records: a refusal would be a release that nobody charges."""
-    made = blueprint(method="direct", context="public", noise=noise)
+    changes = SHARED if noise == "shared" else {"method": "direct"}
+    made = blueprint(**changes, context="public", noise=noise)
     zero = torch.zeros(made.coefficients)
 
     def unreadable() -> ClientRecords:
@@ -337,7 +344,7 @@ def test_whatever_fails_gives_a_charged_message_of_the_usual_length_around_zero(
     decoded = made.releases_of(0)["gradient"].decode(
         message, secret=SECRET, stream=("run", "b", "gradient", 1)
     )
-    carried = made.releases_of(0)["gradient"].channel.sigma
+    carried = 8 if noise == "shared" else made.releases_of(0)["gradient"].channel.sigma
     # χ² of the coefficients: 6 standard deviations.
     assert abs((decoded**2).sum() / carried**2 / len(decoded) - 1) < 6 * np.sqrt(2 / len(decoded))
     assert broken.release_gradient(1, zero) == message
@@ -385,6 +392,51 @@ def test_what_is_stored_is_what_is_sealed(ledger: Ledger) -> None:
     assert sent.startswith(b"('run', 'participant-0', 'context', 0)")
     assert ledger.stored("run", "participant-0", "context", 0) == sent
     assert sender.release_context() == sent
+
+
+def test_a_share_is_masked_once_and_another_round_has_another(ledger: Ledger) -> None:
+    """The same noise in two sums would cancel in their difference, and leave a client with its own alone."""
+    made = blueprint(**SHARED, context="public", noise="shared")
+    drawn: list[bytes] = []
+
+    def under_new_keys(message: bytes, stream: object) -> bytes:
+        drawn.append(message)
+        return bytes([len(drawn)]) + message
+
+    sender = Client(
+        "participant-0", some_records(100), made, ledger, run="run", secret=SECRET, participant=0,
+        seal=under_new_keys,
+    )  # fmt: skip
+    zero = torch.zeros(made.coefficients)
+    first, again, second = (sender.release_gradient(number, zero) for number in (1, 1, 2))
+    assert first == again
+    assert len(drawn) == 2
+    one, other = (np.frombuffer(message[1:], "<i2").astype(float) for message in (first, second))
+    # Two independent shares around nearly the same centres: 6 standard deviations.
+    assert abs(((one - other) ** 2).mean() / 128 - 1) < 6 * np.sqrt(2 / len(one))
+
+
+@pytest.mark.parametrize("noise", ["client", "shared"])
+def test_a_client_differentiates_at_what_it_was_sent_whatever_its_records(
+    ledger: Ledger, noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prior or an own part made of records would move all of their gradients, uncharged."""
+    made = blueprint(**(SHARED if noise == "shared" else {}), context="public", noise=noise)
+    seen: list[torch.Tensor] = []
+
+    def spied(module: object, theta: torch.Tensor, *given: object, **options: object) -> torch.Tensor:
+        seen.append(theta)
+        return clipped_mean(module, theta, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sottovoce.release.clipped_mean", spied)
+    sent = torch.full((made.coefficients,), 0.01)
+    for number, seed in enumerate((0, 1)):
+        name, records = f"participant-{number}", some_records(100, seed)
+        sender = Client(name, records, made, ledger, run="run", secret=SECRET, participant=number)
+        for turn in (1, 2):
+            sender.release_gradient(turn, sent)
+    assert len(seen) == 4
+    assert all(torch.equal(theta, made.theta(sent)) for theta in seen)
 
 
 def test_a_given_mean_is_released_in_the_place_of_the_clients_own(ledger: Ledger) -> None:

@@ -20,6 +20,7 @@ from sottovoce.masking import (
     MaskTerms,
     RoundKey,
     derived,
+    ephemeral_of,
     prefixed,
     public_hex,
     stream,
@@ -49,6 +50,39 @@ def test_the_sum_is_exact_for_every_pattern_of_clients_that_vanish(tmp_path: Pat
             answers = [helper.answer(*RUN, number, named(messages)).masks for helper in helpers]
             found = unmasked(made.terms, messages, answers)
             np.testing.assert_array_equal(found, values[list(came)].sum(axis=0))
+
+
+def test_coordinator_colluding_client_and_all_helpers_but_one_see_the_sum_of_the_honest_and_no_less(
+    tmp_path: Path,
+) -> None:
+    """Helper 0 is honest, helpers 1 and 2 are the adversary's, and so is client 5, which knows its share."""
+    made = circle(helpers=3, size=4000, threshold=5)
+    values = _values(6, 4000)
+    with ExitStack() as stack:
+        helpers = made.opened(tmp_path, stack)
+        keys = keys_of(helpers)
+        messages = {i: made.message(i, 1, keys, values[i]) for i in range(6)}
+        left = {}
+        for client, message in messages.items():
+            words = made.terms.words(message[32:])
+            for h in (1, 2):  # whoever has a helper's keys takes its mask off every single message
+                words = words - made.terms.words(helpers[h]._masks(
+                    helpers[h]._private(1), 1, {client: ephemeral_of(message)}
+                ))  # fmt: skip
+            left[client] = words
+        chosen = (0, 2, 3, 4, 5)
+        answer = made.terms.words(helpers[0].answer(*RUN, 1, named({i: messages[i] for i in chosen})).masks)
+        for smaller in itertools.combinations(chosen, 4):
+            with pytest.raises(MaskingError):
+                helpers[0].answer(*RUN, 1, named({i: messages[i] for i in smaller}))
+        with pytest.raises(MaskingError):  # the difference of two sums would be clients 1 and 0
+            helpers[0].answer(*RUN, 1, named({i: messages[i] for i in (1, 2, 3, 4, 5)}))
+    honest = sum(left[i].astype(np.int64) for i in chosen) - answer.astype(np.int64) - values[5]
+    np.testing.assert_array_equal(honest % 2**16, values[[0, 2, 3, 4]].sum(axis=0) % 2**16)
+    for client in range(5):  # each alone is uniform: the mean of 4,000 words, 5 standard deviations
+        mean = float(left[client].astype(float).mean()) / 2**16
+        assert abs(mean - 0.5) < 5 / np.sqrt(12 * 4000)
+        assert len(np.unique(left[client])) > 3700
 
 
 @pytest.mark.parametrize("word", [16, 32])

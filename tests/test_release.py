@@ -18,6 +18,7 @@ from sottovoce.channel.integers import Integers
 from sottovoce.channel.randomness import SeededRandomness, SystemRandomness
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
+from sottovoce.prior import ClassPriors
 from sottovoce.privacy import accounting
 from sottovoce.release import IMPOSSIBLE, Release, removal_spending, server_randomness, spending
 from sottovoce.shared import Shares
@@ -441,3 +442,28 @@ def test_gradients_at_an_own_part_without_noise_would_move_a_share_by_more_than_
     assert max(trapped) > 2 * release.sensitivity
     with pytest.raises(SottovoceError, match="set individual=0"):
         blueprint(**{**SHARED, "individual": 0.1})
+
+
+def test_gradients_at_a_prior_without_noise_would_move_a_share_by_more_than_is_charged() -> None:
+    """Why priors come of released shares: one label moves a raw prior, and with it all records' gradients."""
+    shares = {"context": "shares", "prior": "context", "model": "linear", "coefficients": 7850}
+    made = blueprint(**{**SHARED, **shares})
+    release, records = made.releases_of(0)["gradient"], some_records(40, scale=0.01)
+    records = replace(records, y=torch.zeros(40, dtype=torch.int64))
+    one, other = records.y.clone(), records.y.clone()
+    one[0], other[0] = 1, 2
+    pair = [replace(records, y=labels) for labels in (one, other)]
+    priors = ClassPriors.of(made, torch.device("cpu"))
+    broadcast = 9 * priors.directions[1]  # a shared model to which class 1 is likely
+
+    def raw(given: Records) -> torch.Tensor:
+        counted = torch.bincount(given.y, minlength=10) / len(given.y)
+        return broadcast + (counted + 1e-6).log() @ priors.directions
+
+    def moved(at: torch.Tensor, at_other: torch.Tensor) -> float:
+        difference = release.statistic(pair[0], at) - release.statistic(pair[1], at_other)
+        return 40 * float(difference.norm()) / made.sharing.records  # type: ignore[union-attr]
+
+    released = broadcast + priors.coefficients(torch.full((1, 10), 0.1), torch.tensor([0]))[0]
+    assert moved(released, released) <= release.sensitivity
+    assert moved(raw(pair[0]), raw(pair[1])) > 10 * release.sensitivity

@@ -1,8 +1,12 @@
-"""How much each part of a blended coefficient vector moves: weights, step and own shares.
+"""How much each part of a blended coefficient vector moves: weights, step and own shares; and the clip bound.
 
 Method `blend` gives client i the coefficients a_i = √s_i·shared + √g·W φ(c_i) + √v_i·own_i, with shares
 s_i + g + v_i = 1. All parts move by the same release. Everything here follows from public numbers, sizes and
 noise: N_i = σ_i/√T is the noise of client i's mean release over the whole run, N_0 that of the weighted mean.
+
+There are two recipes. On features, which say much and which a clip keeps from diverging, noise may move a
+logit far. On tables (`records.toml` with columns, a linear model) probabilities are wanted: noise may move a
+logit less, and where there is little of it no step is longer than the curvature of the loss allows.
 """
 
 from __future__ import annotations
@@ -14,18 +18,82 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.catalog import OPTIMIZERS, TASKS, Task
+from sottovoce.catalog import OPTIMIZERS, TASKS
+from sottovoce.data import Facts, description
 from sottovoce.plan import Plan
 
 Reals = NDArray[np.float64]
 
 DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
-"""What noise alone may move a logit in a run: through the shared part, the own part, an own part alone."""
-LARGEST_OWN_SHARE = 0.5
+"""On features, what noise alone may move a logit in a run: through the shared part, the own part, an own part
+alone."""
 LARGEST_COUNT = 10
 """Times the median client: for more records nobody counts, unless the plan says for how many."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
+CLIP_NOISE, LONGEST_CLIP = 0.002, 2.0
+"""On tables: N_0 at the clip bound, which grows by this factor at most where there is less noise."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What noise alone may move an output in a run, the largest steps, own shares, and the clip bound."""
+
+    drift: float
+    """Through the shared part."""
+    own_drift: float
+    """Through an own part beside it."""
+    alone_drift: float
+    """Through an own part alone."""
+    largest_step: float
+    summed_step: float
+    """With noise in a sum."""
+    own_share: float
+    """The largest, and everybody's with noise in a sum."""
+    clips: tuple[float, float]
+    """The least and the largest clip bound."""
+
+
+def recipe(plan: Plan, facts: Facts) -> Recipe:
+    """The recipe of a plan's records, of which only the facts are known.
+
+    >>> recipe(Plan(), Facts((2048,), 10)).drift
+    2.5
+    """
+    task = TASKS[facts.task]
+    agreed = None if facts.source is not None or plan.model != "linear" else description.of(facts)
+    if not task.curvature or agreed is None or agreed.array is not None:
+        drifts = (DRIFT * task.reach, OWN_DRIFT * task.reach, ALONE_DRIFT * task.reach)
+        step = task.largest_step
+        return Recipe(*drifts, step, min(SUMMED_STEP, step), 0.5, (0.5, 0.5))
+    # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
+    heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
+    step = (1 + heavy) / (1 - heavy) / task.curvature
+    drifts = (1.5 * task.reach, 0.12 * task.clip, 1.0 * task.reach)
+    return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip))
+
+
+FEATURES = recipe(Plan(), Facts((1,), 2))
+"""The recipe of everything but tables, for classes."""
+
+
+def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> float:
+    """C of a plan that leaves it open: on tables longer where there is less noise, within its bounds.
+
+    `sizes` are those of all participants, of which each has μ for all its gradients.
+
+    >>> table = Recipe(1.5, 0.12, 1.0, 19.0, 19.0, 0.15, (1.0, 2.0))
+    >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.1, 0.4, 1.0)]
+    [1.0, 1.39, 2.0]
+    """
+    counts = np.asarray(counted_sizes(plan, sizes), dtype=np.float64)
+    if plan.place.summed:
+        noise = 2.0 / mu / float(counts.sum())
+    else:
+        weights = counts**plan.weighting / np.sum(counts**plan.weighting)
+        noise = 2.0 / mu * math.sqrt(float(np.sum((weights / np.asarray(sizes)) ** 2)))
+    least, most = found.clips
+    return min(most, max(least, least * CLIP_NOISE / noise)) if noise > 0 else most
 
 
 @dataclass(frozen=True)
@@ -70,10 +138,11 @@ def blending(
     sigmas: Sequence[float],
     releases: int,
     summed: float | None = None,
-    task: Task = TASKS["classes"],
+    recipe: Recipe = FEATURES,
 ) -> Blending:
-    """Weights ∝ m_i^weighting; unless the plan fixes them, η = 2.5/(T N_0) and v_i = min(½, 0.2·N_0/N_i).
+    """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/d·N_0/N_i).
 
+    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
     see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
     parts get shorter steps.
@@ -88,26 +157,27 @@ def blending(
     weights = counts**plan.weighting / np.sum(counts**plan.weighting)
     noise = np.asarray(sigmas) / math.sqrt(releases)
     shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
-    largest = task.largest_step
+    largest = recipe.largest_step
     if summed is not None:
-        shared_noise, largest = summed / math.sqrt(releases), min(SUMMED_STEP, largest)
+        shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    step = plan.learning_rate or slower * _bounded(DRIFT * task.reach, releases * shared_noise, largest)
+    step = plan.learning_rate or slower * _bounded(recipe.drift, releases * shared_noise, largest)
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
     elif summed is not None:
-        individual = np.full(len(counts), LARGEST_OWN_SHARE * (1 - plan.generated))
+        individual = np.full(len(counts), recipe.own_share * (1 - plan.generated))
     else:
         quieter = shared_noise / np.maximum(noise, 1e-300)
-        individual = np.minimum(LARGEST_OWN_SHARE, OWN_DRIFT / DRIFT * quieter) * (1 - plan.generated)
+        individual = np.minimum(recipe.own_share, recipe.own_drift / recipe.drift * quieter)
+        individual = individual * (1 - plan.generated)
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
-        alone = ALONE_DRIFT * task.reach
-        own = np.array([slower * _bounded(alone, releases * value, task.largest_step) for value in noise])
+        alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]
+        own = slower * np.array(alone)
     elif summed is not None:
         seen = releases * np.sqrt(individual) * noise
-        own = np.minimum(step, [slower * _bounded(OWN_DRIFT * task.reach, value, largest) for value in seen])
+        own = np.minimum(step, [slower * _bounded(recipe.own_drift, value, largest) for value in seen])
     return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blending import Blending, blending, counted_sizes
+from sottovoce.blending import Blending, blending, counted_sizes, recipe
+from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
@@ -92,6 +93,7 @@ class Blueprint:
                 self.statistic,
                 self.facts.classes,
                 self.model,
+                derivatives=self.derivatives,
                 records=records,
                 gradients=self.releases_max,
                 context_records=sizes[1],
@@ -115,13 +117,18 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
-        task = TASKS[self.facts.task]
+        found = recipe(self.plan, self.facts)
         if self.round_sum is not None:
             own = (self.sigma / self.round_sum.weights(self.counted)).tolist()
             total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
-            return blending(self.plan, self.counted, own, self.releases_max, total, task)
+            return blending(self.plan, self.counted, own, self.releases_max, total, found)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
-        return blending(self.plan, self.counted, sigmas, self.releases_max, task=task)
+        return blending(self.plan, self.counted, sigmas, self.releases_max, recipe=found)
+
+    @cached_property
+    def derivatives(self) -> Derivatives | None:
+        """What a calibration is a mean of; None where there is none."""
+        return Derivatives(open_task(self.facts)) if self.plan.calibration else None
 
     @cached_property
     def round_sum(self) -> RoundSum | None:
@@ -187,7 +194,7 @@ class Blueprint:
     @property
     def once_downlink_bytes(self) -> int:
         """Bytes of the coefficients that participants are sent besides, for what they release once."""
-        once = self.plan.participants * sum(phase.model == "shared" for phase in self.once)
+        once = self.plan.participants * sum(phase.model != "none" for phase in self.once)
         return once * self.coefficients * FLOAT_BITS // 8
 
     @property
@@ -253,6 +260,8 @@ def draw(
     participants' training records (units) where the plan leaves `gradient_records` or `context_records` to
     them.
     """
+    if not plan.clip:
+        raise SottovoceError("clip=0 leaves the bound to the participants' sizes: complete the plan first")
     if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     else:
@@ -274,6 +283,9 @@ def draw(
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
     kind = "identity" if plan.traits.whole_model or plan.coefficients in (0, size) else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
+    if plan.calibration:
+        Derivatives(task)
+        LastLayer.of(module, basis, facts)
     order = schedule.open_schedule(
         plan.schedule,
         clients=plan.participants,

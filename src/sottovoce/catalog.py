@@ -188,12 +188,17 @@ class Task:
     """η where there is little noise: a squared error diverges beyond it, a softmax saturates."""
     class_shares: bool = False
     """Every record is of one class, so that classes have shares, priors and confusions."""
+    curvature: float = 0.0
+    """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
+    input. 0: there is no recipe for its tables (`blending`)."""
+    clip: float = 1.0
+    """The least clip bound on tables: as long as a gradient is before training, or a usual residual's."""
 
 
 TASKS = {
-    "classes": Task("accuracy", class_shares=True),
+    "classes": Task("accuracy", class_shares=True, curvature=1.0),
     "labels": Task("accuracy"),
-    "number": Task("r2", reach=0.1, largest_step=10.0),
+    "number": Task("r2", reach=0.1, largest_step=10.0, curvature=2.0, clip=0.25),
 }
 
 

@@ -120,6 +120,18 @@ def test_rounding_centres_before_the_noise_is_caught() -> None:
     assert score(np.rint(x)) > 8
 
 
+def test_a_channel_that_rounds_before_its_noise_is_caught() -> None:
+    """A mean of messages finds the statistic, and not the nearest point of the grid."""
+    size, messages = 2000, 400
+    channel = open_channel("integers", size=size, sigma=0.3)
+    u, source, total = np.full(size, 0.09 * channel.step), SeededRandomness(b"channel"), 0.0
+    for number in range(messages):
+        message = channel.encode(u, secret=SECRET, stream=(number,), private=source)
+        total += float(channel.decode(message, secret=SECRET, stream=(number,)).mean())
+    found = total / messages / channel.step
+    assert abs(found - 0.09) < 5 * math.sqrt(TAU_SQUARED / (size * messages)) < 0.09 / 2
+
+
 class _Fixed(SeededRandomness):
     """Draws with fixed first bits, and fixed last ones where they decide."""
 

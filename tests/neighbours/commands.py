@@ -19,7 +19,6 @@ from . import spy
 from .spy import Notes
 from .worlds import World
 
-COMMANDS = ("train", "personalize", "onboard", "federation")
 Launch = Callable[[Path, list[str]], str]
 """Runs a command under the spy, with its notes; why it was refused, or nothing."""
 

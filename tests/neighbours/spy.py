@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from sottovoce.audit.leaving import Leaving, What, weight
+from sottovoce.channel.integers import Integers
 from sottovoce.cli import main
 from sottovoce.client import Asked, Client
 from sottovoce.data import Description
@@ -67,6 +68,8 @@ class Notes:
 
         def measured(client: Client, asked: Asked) -> bytes:
             message = draft(client, asked)
+            if isinstance(client._release(asked).channel, Integers):
+                return message  # as long as the released numbers make it, which tells no more than they
             for one in self.seen:
                 if (one["client"], one["kind"], one["round"]) == (client.name, asked.kind, asked.round):
                     one["bytes"] = len(message)

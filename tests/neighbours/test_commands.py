@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from sottovoce.audit.leaving import Largest
 from sottovoce.errors import SottovoceError
 
 from . import spy
-from .commands import COMMANDS, through
+from .commands import through
 from .worlds import Case, world
 
 
@@ -26,16 +27,30 @@ def here(notes: Path, command: list[str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+TABLE = Case(".csv", "classes", True, "shares")
+TOKENS = Case(".npz", "classes", False, "shares", array="tokens", model="bag")
+SEEN = {
+    "train, server": ("train", replace(TABLE, noise="server")),
+    "train, shared": ("train", replace(TABLE, noise="shared")),
+    "train, tokens": ("train", TOKENS),
+    "personalize, shared": ("personalize", replace(TABLE, noise="shared")),
+    "onboard": ("onboard", TABLE),
+    "federation": ("federation", TABLE),
+}
+
+
+@pytest.mark.parametrize("seen_in", SEEN)
 def test_a_command_lets_out_what_is_charged_and_nothing_else(
-    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", [])
-    case = Case(".csv", "classes", True, "shares", noise="server" if command == "train" else "client")
+    command, case = SEEN[seen_in]
     seen = Largest()
     seen.compare(list(through(world(case, tmp_path), command, tmp_path / "runs", Random(5), 3, here)))
     assert seen.faults == []
     assert seen.pairs > 0
     kinds = {kind.partition(" ")[0] for kind, _ in seen.ratios}
+    if case.noise == "shared" and command == "train":
+        assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {"shared"}
     later = command in ("personalize", "onboard")
-    assert kinds == ({"context"} if later else {"context", "gradient", "confusion"})
+    assert kinds == ({"context"} if later else {"context", "gradient", "confusion", "calibration"})

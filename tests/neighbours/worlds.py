@@ -58,7 +58,11 @@ TARGETS = {
     "labels": 'columns = ["ill", "old"]\n',
     "number": 'column = "ill"\nlow = 0\nhigh = 10\n',
 }
-ARRAYS = {"picture": "[1, 8, 8]", "series": "[6, 2]"}
+ARRAYS = {
+    "picture": "shape = [1, 8, 8]\nmean = 0.5\nstd = 0.5",
+    "series": "shape = [6, 2]\nmean = 0.5\nstd = 0.5",
+    "tokens": 'kind = "tokens"\nshape = [8]\nvocabulary = 40',
+}
 CONTEXTS: dict[str, dict[str, Any]] = {
     "moments": {"context_share": 0.1},
     "standardized": {"method": "factorized", "context_noise": 0.5, "learning_rate": 0.1},
@@ -107,7 +111,7 @@ def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz", ".tsv"), TARGETS, (False, True), CONTEXTS, PLACES
+        (".csv", ".parquet", ".npz", ".tsv", ".xlsx"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")
@@ -122,6 +126,10 @@ def cases() -> list[Case]:
         )
     for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
+        if array == "tokens":
+            words = replace(plain, model="bag")
+            found += [words, replace(words, edge=True), replace(words, context="labels", fewer=True)]
+            continue
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
         if array == "picture":
             found.append(replace(plain, features="patterns", fewer=True))
@@ -206,7 +214,7 @@ def routes(case: Case) -> tuple[Route, ...]:
 
 
 def _agreement(case: Case) -> str:
-    shape = f"\n[array]\nshape = {ARRAYS[case.array]}\nmean = 0.5\nstd = 0.5\n" if case.array else TABLE
+    shape = f"\n[array]\n{ARRAYS[case.array]}\n" if case.array else TABLE
     unit = 'unit = "patient"\n' if case.unit else ""
     return f'task = "{case.task}"\nunusable = 0.5\n{unit}\n[target]\n{TARGETS[case.task]}\n{shape}'
 
@@ -235,6 +243,8 @@ def _records(case: Case, rng: np.random.Generator, records: int) -> dict[str, li
     if case.array == "picture":
         x = rng.integers(0, 90, (records, 1, 8, 8)) + 80 * level[:, None, None, None]
         return {"x": list(x.astype(np.uint8)), **targets}
+    if case.array == "tokens":
+        return {"x": list(rng.integers(0, 20, (records, 8)) + 10 * level[:, None]), **targets}
     if case.array == "series":
         x = rng.normal(size=(records, 6, 2)) + level[:, None, None]
         return {"x": list(x.astype(np.float32)), "y": level.tolist(), **targets}

@@ -31,6 +31,8 @@ from tests.test_mirror import CLONE
 
 from .test_folder import sites
 
+FACTS = data.Facts((1, 28, 28), 10)
+
 BLEND: dict[str, Any] = {"rounds": 2, "epsilon": 4, "channel": "direct", "evaluate_every": 0, "seeded": True}
 PICTURES = data.load("mnist-small")
 FEW = replace(PICTURES, x=PICTURES.x[:240], y=PICTURES.y[:240])
@@ -258,19 +260,19 @@ def test_a_delta_that_may_give_a_record_away_is_refused_whoever_asks(entry: str,
 
 
 def test_delta_is_at_most_one_over_the_records_of_the_smallest_client() -> None:
-    assert resolve(small_plan(delta=0.01), [80, 400]).delta == 0.01
+    assert resolve(small_plan(delta=0.01), [80, 400], FACTS).delta == 0.01
     with pytest.raises(PlanError, match="smallest client, 100"):
-        resolve(small_plan(delta=0.0101), [80, 400])
+        resolve(small_plan(delta=0.0101), [80, 400], FACTS)
     without_noise = small_plan(delta=0.5, epsilon="inf", channel="direct")
-    assert resolve(without_noise, [80, 400]).delta == 0.5  # promises nothing, whatever δ
+    assert resolve(without_noise, [80, 400], FACTS).delta == 0.5  # promises nothing, whatever δ
 
 
 def test_a_delta_that_nobody_set_follows_from_the_number_of_records() -> None:
     plan = small_plan()
     assert "delta" not in plan.given
-    assert resolve(plan, [7_999]).delta == resolve(plan, [8_000]).delta == 1e-5
-    assert resolve(plan, [80_000, 800_000]).delta == pytest.approx(1e-6)
-    assert resolve(plan.replace(delta=1e-5), [80_000]).delta == 1e-5  # set by somebody
+    assert resolve(plan, [7_999], FACTS).delta == resolve(plan, [8_000], FACTS).delta == 1e-5
+    assert resolve(plan, [80_000, 800_000], FACTS).delta == pytest.approx(1e-6)
+    assert resolve(plan.replace(delta=1e-5), [80_000], FACTS).delta == 1e-5  # set by somebody
 
 
 def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
@@ -282,6 +284,6 @@ def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
 
 
 def test_all_training_records_means_those_of_the_smallest_participant() -> None:
-    assert resolve(small_plan(), [96, 96]).gradient_records == 96
+    assert resolve(small_plan(), [96, 96], FACTS).gradient_records == 96
     with pytest.raises(PlanError, match="at most 96"):
-        resolve(small_plan(gradient_records=97), [96, 96])
+        resolve(small_plan(gradient_records=97), [96, 96], FACTS)

@@ -174,7 +174,7 @@ class Agreement:
                 f"the smallest participant has {least} training records, fewer than the plan's "
                 "gradient_records or context_records: lower them"
             )
-        return replace(self, plan=resolve(plan, sizes), sizes=tuple(sizes))
+        return replace(self, plan=resolve(plan, sizes, self.facts), sizes=tuple(sizes))
 
     def alone(self, records: int) -> Agreement:
         """The agreement as it would be if all participants had as many training records as this one.

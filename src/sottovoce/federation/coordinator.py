@@ -224,7 +224,7 @@ class Coordinator:
             fields["coefficients"] = self._coefficients[participant]
             fields.update({} if self._sums is None else self._sums.keys())
         for phase in self.blueprint.once:
-            if phase.kind == kind and (vector := self.server.model_of(phase)) is not None:
+            if phase.kind == kind and (vector := self.server.model_of(phase, participant)) is not None:
                 fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
         return fields
 
