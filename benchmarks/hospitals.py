@@ -97,6 +97,7 @@ def judged(
 def trained(sites: Judged, settings: Mapping[str, Any], seed: int) -> tuple[Prepared, Server]:
     """A run with what it ended with."""
     given = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0}
+    given |= {"calibration": 0.0}  # models are judged by what they decide
     plan = Plan.load(overrides={"preset": "best", **given, "dataset": "hospitals", "seed": seed, **settings})
     prepared = prepare(plan, replace(sites.records, name="hospitals"))
     plan, federation, blueprint = prepared.plan, prepared.federation, prepared.blueprint

@@ -25,8 +25,9 @@ THROUGH = {
     "test_plan.py": "plan_rules",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "arrays cells columns findings",
+    "data/test_encoding.py": "arrays cells columns findings inputs",
     "data/test_description.py": "section",
+    "data/test_kinds.py": "names",
     "privacy/test_ledger.py": "charge",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""

@@ -78,5 +78,5 @@ def test_what_is_paid_by_a_share_costs_that_share() -> None:
 
 
 def test_every_kind_but_the_gradient_is_released_once() -> None:
-    assert ONCE == ("context", "confusion")
+    assert ONCE == ("context", "confusion", "calibration")
     assert Phase("gradient", "called", 3, "own").share == 0.0

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending, counted_sizes, recipe
+from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
@@ -92,6 +93,7 @@ class Blueprint:
                 self.statistic,
                 self.facts.classes,
                 self.model,
+                derivatives=self.derivatives,
                 records=records,
                 gradients=self.releases_max,
                 context_records=sizes[1],
@@ -122,6 +124,11 @@ class Blueprint:
             return blending(self.plan, self.counted, own, self.releases_max, total, found)
         sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
         return blending(self.plan, self.counted, sigmas, self.releases_max, recipe=found)
+
+    @cached_property
+    def derivatives(self) -> Derivatives | None:
+        """What a calibration is a mean of; None where there is none."""
+        return Derivatives(open_task(self.facts)) if self.plan.calibration else None
 
     @cached_property
     def round_sum(self) -> RoundSum | None:
@@ -187,7 +194,7 @@ class Blueprint:
     @property
     def once_downlink_bytes(self) -> int:
         """Bytes of the coefficients that participants are sent besides, for what they release once."""
-        once = self.plan.participants * sum(phase.model == "shared" for phase in self.once)
+        once = self.plan.participants * sum(phase.model != "none" for phase in self.once)
         return once * self.coefficients * FLOAT_BITS // 8
 
     @property
@@ -276,6 +283,9 @@ def draw(
     # With k = d a signed partition is a permutation of the parameters: the same subspace, slower.
     kind = "identity" if plan.traits.whole_model or plan.coefficients in (0, size) else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
+    if plan.calibration:
+        Derivatives(task)
+        LastLayer.of(module, basis, facts)
     order = schedule.open_schedule(
         plan.schedule,
         clients=plan.participants,

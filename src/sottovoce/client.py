@@ -144,7 +144,8 @@ class Client:
             owned = torch.zeros(facts.classes, dtype=torch.bool, device=held_out.y.device)
             for records in (self._records.train, self._records.context, held_out):
                 owned[records.y[records.usable]] = True
-        return Evaluation.of(open_task(facts), output, held_out.y, owned)
+        told = self._records.train if len(self._records.train) else self._records.context
+        return Evaluation.of(open_task(facts), output, held_out.y, owned, told.y[told.usable])
 
     def statistic(self, asked: Asked) -> Tensor:
         """What a release is about, before its noise: float64 (size,). It stays here.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.data import Records, training_size
 from sottovoce.errors import SottovoceError
+from sottovoce.evaluation import constant
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
@@ -167,18 +168,6 @@ def deal_folds(records: Records) -> Tensor:
     folds = FOLDS if len(units) >= FEW else min(2 * FOLDS, len(units))
     fold[order] = torch.arange(len(units)) % folds
     return fold[of]
-
-
-def constant(task: Task, y: Tensor, count: int) -> Tensor:
-    """Outputs (count, outputs) that are the same for all: shares, one record added to each, or the mean."""
-    outputs = task.facts.classes
-    if task.name == "number":
-        return y.mean().expand(count, 1)
-    if task.name == "labels":
-        share = (y.sum(dim=0) + 1) / (len(y) + 2)
-        return torch.logit(share).expand(count, outputs)
-    shares = torch.bincount(y, minlength=outputs) + 1.0
-    return (shares / shares.sum()).log().expand(count, outputs)
 
 
 def joined(one: Records, other: Records) -> Records:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from sottovoce import __version__
 from sottovoce.data import Facts, description
 from sottovoce.data.description import Description
-from sottovoce.data.kinds import OTHER, Category, Number
+from sottovoce.data.kinds import Category, Number
+from sottovoce.data.names import OTHER
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.modelfile import HomeModel, PersonalModel

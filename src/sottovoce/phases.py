@@ -50,6 +50,8 @@ def phases(plan: Plan) -> tuple[Phase, ...]:
         found.append(Phase("context", "participants", after, model, plan.context_share))
         if not context.predicted_for_future:
             found.append(Phase("context", "future", after, model))
+    if plan.calibration:
+        found.append(Phase("calibration", "participants", end, "own", plan.calibration))
     if context.predicted_for_future:
         found.append(Phase("confusion", "participants", end, "shared", plan.confusion_share))
         found.append(Phase("context", "future", end, "shared"))

@@ -263,6 +263,13 @@ class Plan:
         "accounting",
         since="0.2",
     )
+    calibration: float = key(
+        0.0,
+        "share of the budget for what calibrates probabilities, released at the end; 0: nothing does",
+        "accounting",
+        natural=True,
+        since="0.2",
+    )
     future_names: str = key(
         "", "names of the future clients; set by future_clients=NAME,…", "division", since="0.2"
     )
@@ -400,6 +407,10 @@ class Plan:
             values["context_share"] = 0.0
         if given.get("model", "linear") != "linear" and "features" not in given:
             values["features"] = "none"  # another model sees records themselves
+        whole = not values.get("coefficients", cls.coefficients) and ":" not in values.get("model", cls.model)
+        paid = values.get("context_share") or (context is not None and not context.released)
+        if not (whole and paid) and "calibration" not in given:
+            values["calibration"] = 0.0  # a last layer has to adapt as a whole, and shares to pay for all
         if values.get("noise") in ("server", "shared") and "weighting" not in given:
             values["weighting"] = 1.0
         if values.get("noise") == "shared":

@@ -154,6 +154,11 @@ def check(plan: Plan) -> None:
         raise PlanError(f"generated={plan.generated} and individual={plan.individual} are shares of 1: lower")
     if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
         raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
+    confusion = plan.confusion_share if context.predicted_for_future else 0.0
+    if not plan.calibration < 1 - plan.context_share - confusion:
+        raise PlanError("calibration is a part of the budget beside those of contexts: lower it")
+    if plan.calibration and context.released and not plan.context_share:
+        raise PlanError("calibration is paid by a share, and so are contexts then: set context_share=0.05")
     if context.predicted_for_future and not plan.context_share:
         raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
     if plan.generated and not context.released:

@@ -22,8 +22,8 @@ import torch
 
 from sottovoce.data import DataError, Facts, description
 from sottovoce.data.columns import arrow
-from sottovoce.data.encoding import Part, kept_arrays, read_inputs
 from sottovoce.data.findings import ColumnFindings
+from sottovoce.data.inputs import Part, kept_arrays, read_inputs
 from sottovoce.data.own import read_stored_parts
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view

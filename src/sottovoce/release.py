@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sottovoce.calibration import Derivatives
 from sottovoce.catalog import CHANNELS
 from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
@@ -159,6 +160,7 @@ def open_releases(
     classes: int,
     model: Model,
     *,
+    derivatives: Derivatives | None = None,
     records: int,
     gradients: int,
     context_records: int,
@@ -198,6 +200,9 @@ def open_releases(
             confusion = Confusion(classes)
             noise = _share(plan, confusion.sensitivity(records), phase.share)
             releases["confusion"] = _averaged("confusion", plan, confusion, model, records, noise)
+        elif phase.kind == "calibration" and derivatives is not None:
+            noise = _share(plan, derivatives.sensitivity(records), phase.share)
+            releases["calibration"] = _averaged("calibration", plan, derivatives, model, records, noise)
     return releases
 
 
@@ -230,7 +235,7 @@ def removal_spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int
 def _averaged(
     kind: Kind, plan: Plan, statistic: Statistic, model: Model, count: int, sigma: float
 ) -> Release:
-    """The mean of a bounded statistic over exactly `count` records: a context (Eqs. 1 and 2), a confusion."""
+    """The mean of a bounded statistic over exactly `count` records: all that is released once (Eqs. 1, 2)."""
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         output = None

@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
+from sottovoce.calibration import LastLayer, Scaling
 from sottovoce.central import Update, noised_sum
 from sottovoce.channel.randomness import PrivateRandomness
 from sottovoce.cores import one_core
@@ -79,6 +81,11 @@ class Server:
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
         self._confused = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
+        self._derivatives = blueprint.derivatives
+        size = 0 if self._derivatives is None else self._derivatives.size
+        self._calibrations = torch.zeros(plan.participants, size)
+        self._calibrated = torch.zeros(plan.participants, dtype=torch.bool)
+        self._scaled: Scaling | None = None
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -92,13 +99,17 @@ class Server:
         """Returns whether the releases of a phase of participants were all received, or are over."""
         if phase.kind == "confusion":
             return self.confused
+        if phase.kind == "calibration":
+            return bool(self._calibrated.any())
         return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
 
-    def model_of(self, phase: Phase) -> Tensor | None:
-        """The shared coefficients (k,) that the releases of a phase are made with; None where none are.
+    def model_of(self, phase: Phase, participant: int | None = None) -> Tensor | None:
+        """The coefficients (k,) that a release of a phase is made with, own or shared; None where none are.
 
         Those of a phase between rounds are kept when it begins: who comes late, and future clients, use them.
         """
+        if phase.model == "own" and participant is not None:
+            return self._uncalibrated([participant])[0]
         if phase.model != "shared":
             return None
         if phase.after == self.blueprint.plan.rounds:
@@ -114,6 +125,9 @@ class Server:
             self.receive_context(participant, release)
         elif kind == "confusion":
             self.receive_confusion(participant, release)
+        elif kind == "calibration":
+            self._calibrations[participant] = torch.as_tensor(release, dtype=torch.float32)
+            self._calibrated[participant], self._scaled = True, None
 
     def close(self, phase: Phase) -> None:
         """Call when the releases of a phase are in."""
@@ -181,12 +195,45 @@ class Server:
         """Whether any confusion was received."""
         return bool(self._confused.any())
 
+    # Calibration
+
+    def scaling(self) -> Scaling | None:
+        """Slope and shifts of all outputs, once anybody's calibration was received."""
+        if self._derivatives is not None and self._scaled is None and bool(self._calibrated.any()):
+            blueprint = self.blueprint
+            everyone = range(blueprint.plan.participants)
+            sigmas = [blueprint.releases_of(i)["calibration"].sigma for i in everyone]
+            counted = torch.tensor(blueprint.counted) * self._calibrated
+            self._scaled = Scaling.of(self._derivatives, self._calibrations, torch.tensor(sigmas), counted)
+        return self._scaled
+
+    @cached_property
+    def _last_layer(self) -> LastLayer:
+        return LastLayer.of(self.blueprint.module, self.blueprint.basis, self.blueprint.facts)
+
+    def _folded(self, coefficients: Tensor, participants: Sequence[int] | None) -> Tensor:
+        """Coefficients (n, k) with slope and shifts in the last layer: participants' own, or newcomers'."""
+        scaling, model = self.scaling(), self.blueprint.model
+        if scaling is None:
+            return coefficients
+        shifts = scaling.shift.expand(len(coefficients), -1)
+        if participants is not None:
+            shifts = scaling.shifts[list(participants)]
+        reference = model.reference.to(coefficients)
+        theta = self._last_layer.folded(reference + model.basis.lift(coefficients), scaling.slope, shifts)
+        return model.basis.project(theta - reference)
+
     # Coefficients
 
     @torch.no_grad()
     @one_core()
     def coefficients(self, participants: Sequence[int]) -> Tensor:
-        """The current coefficients of participants, (n, k)."""
+        """The current coefficients of participants, (n, k); after the last round calibrated ones."""
+        return self._folded(self._uncalibrated(participants), participants)
+
+    @torch.no_grad()
+    @one_core()
+    def _uncalibrated(self, participants: Sequence[int]) -> Tensor:
         coefficients: Tensor = self.generator(self.inputs(participants), participants)
         if self._priors is not None:
             index = torch.as_tensor(participants, device=self._device)
@@ -196,7 +243,9 @@ class Server:
 
     def personalize(self, context: np.ndarray | None) -> Tensor:
         """Coefficients (k,) of a client that never trained, from its decoded context alone."""
-        return self.shared_coefficients() if context is None else self.personalize_many(context[None])[0]
+        if context is None:
+            return self._folded(self.shared_coefficients()[None], None)[0]
+        return self.personalize_many(context[None])[0]
 
     @torch.no_grad()
     @one_core()
@@ -207,7 +256,7 @@ class Server:
         if self._priors is not None:
             shift = self._label_shift()
             coefficients = coefficients + torch.stack([self._priors.future(one, shift) for one in given])
-        return coefficients
+        return self._folded(coefficients, None)
 
     @torch.no_grad()
     def gain(self, participants: Sequence[int]) -> float:
@@ -340,6 +389,8 @@ class Server:
             confused=self._confused,
             round=torch.tensor(self.round),
         )
+        if self.blueprint.plan.calibration:
+            state.update(calibrations=self._calibrations, calibrated=self._calibrated)
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -356,6 +407,9 @@ class Server:
             if "confusion" in state:  # files of version 0.1 have none
                 self._confusion = state["confusion"].to(self._device)
                 self._confused = state["confused"].to(self._device)
+            if self.blueprint.plan.calibration:
+                self._calibrations, self._calibrated = state["calibrations"], state["calibrated"]
+                self._scaled = None
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average") for name in state)
         except (KeyError, RuntimeError) as error:

@@ -31,7 +31,12 @@ def test_both_pairs_are_played_and_the_worst_is_the_bound(tmp_path: Path) -> Non
     assert found["epsilon"] == pytest.approx(8.0)
     assert done[:2] == [(0, 20), (1, 20)]
     assert (20, 20) in done
-    assert {row["kind"] for row in found["releases"]} == {"context shares", "gradient", "confusion"}
+    assert {row["kind"] for row in found["releases"]} == {
+        "context shares",
+        "gradient",
+        "confusion",
+        "calibration",
+    }
     assert found["largest"] == max(row["ratio"] for row in found["releases"]) <= 1 + 1e-9
     assert found["faults"] == []
 

@@ -37,6 +37,7 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     kinds = {(what.client, what.kind, what.place) for what in found.statistics}
     assert ("north", "gradient", noise) in kinds
     assert ("north", "confusion", "client") in kinds
+    assert ("north", "calibration", "client") in kinds
     assert ("west", "context shares of a future client", "client") in kinds
     assert not any(client == "west" and kind == "gradient" for client, kind, _ in kinds)
     who = federation.names.index("north")
@@ -52,7 +53,7 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     charge = blueprint.releases_of(who)["gradient"].sensitivity
     assert np.allclose(counted, signal * weight / charge)
     # 2C/m of one client alone, or 2C/Σm of the sum in which it counts with m/Σm.
-    assert np.allclose(counted, signal * blueprint.sizes[who] / (2 * plan.clip))
+    assert np.allclose(counted, signal * blueprint.sizes[who] / (2 * blueprint.plan.clip))
     alone = leaving_alone(blueprint, "north", federation.participants[who], who, at)
     assert all((vector == found.statistics[what]).all() for what, vector in alone.statistics.items())
 

@@ -39,6 +39,7 @@ def test_a_folder_of_sites(tmp_path: Path, noise: str) -> None:
         ("context shares", "client"),
         ("context shares of a future client", "client"),
         ("confusion", "client"),
+        ("calibration", "client"),
     }
     assert 0.3 < max(found.ratios.values()) <= 1 + 1e-9
     assert found.pairs + sum(found.refused.values()) == 40

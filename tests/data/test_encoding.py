@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data import DataError, Description, read_client, read_site
-from sottovoce.data.encoding import Site, read_inputs
+from sottovoce.data.encoding import Site
+from sottovoce.data.inputs import read_inputs
 
 from .hospitals import AGREED, HEADER, ROWS, written
 
@@ -91,7 +92,24 @@ CELLS = [
     "benign",
     "malignant",
 ]
-ODD = st.sampled_from([*CELLS, "", " 2 ", "\u00a01", "a\nb", "e\u0301", "malignant "])
+ODD = st.sampled_from(
+    [
+        *CELLS,
+        "1.5",
+        "1.234,5",
+        "2020-02-29",
+        "29.2.2020",
+        "30.02.2020",
+        "20200229",
+        "NaT",
+        "",
+        " 2 ",
+        "\u00a01",
+        "a\nb",
+        "e\u0301",
+        "malignant ",
+    ]
+)
 ROW = st.tuples(ODD, ODD, ODD, ODD)
 
 
@@ -102,14 +120,28 @@ def csv_text(rows: list[tuple[str, ...]]) -> str:
     return HEADER + "".join(",".join(map(cell, row)) + "\n" for row in rows)
 
 
+LOOSE = AGREED.replace("unusable = 0.5", "unusable = 1")
+KINDS_OF_SEX = {
+    "category": LOOSE,
+    "decimal comma, any case": 'decimal = ","\n' + LOOSE + 'case = "ignore"\naliases = { abc = "f" }\n',
+    "date": LOOSE[: LOOSE.index("[columns.sex]")]
+    + '[columns.sex]\nkind = "date"\nsince = 2020-01-01\nuntil = 2020-12-31\nformat = "%d.%m.%Y"\n',
+}
+
+
+@pytest.mark.parametrize("text", KINDS_OF_SEX.values(), ids=list(KINDS_OF_SEX))
 @settings(max_examples=80, deadline=None)
 @given(rows=st.lists(ROW, min_size=2, max_size=6), other=ROW, i=st.integers(0, 1))
 def test_replacing_one_record_changes_the_reading_of_that_record_only(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]], other: tuple[str, ...], i: int
+    tmp_path_factory: pytest.TempPathFactory,
+    text: str,
+    rows: list[tuple[str, ...]],
+    other: tuple[str, ...],
+    i: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("rows")
-    agreed = Description.parse(AGREED.replace("unusable = 0.5", "unusable = 1"))
-    sane = ("1", "1", "f", "benign")  # so that no column is without any number
+    agreed = Description.parse(text)
+    sane = ("1", "1", "2020-05-05", "benign")  # so that no column is without any number or day
     before, after = [sane, *rows], [sane, *rows]
     after[1 + i] = other
     one = read_site(written(folder, csv_text(before)), agreed)

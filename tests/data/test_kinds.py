@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sottovoce.data import DataError, Description, check, read_site
-from sottovoce.data.kinds import PARTS, Category, Date, Names
+from sottovoce.data.kinds import PARTS, Category, Date
+from sottovoce.data.names import Names
 from sottovoce.data.section import DescriptionError
 
 from .hospitals import folder, written

@@ -11,7 +11,7 @@ import pytest
 from openpyxl import Workbook
 
 from sottovoce.data import DataError, Description, check, load, read_site
-from sottovoce.data.encoding import read_inputs
+from sottovoce.data.inputs import read_inputs
 from sottovoce.errors import SottovoceError
 
 from .hospitals import AGREED, HEADER, folder, written

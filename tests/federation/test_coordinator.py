@@ -23,9 +23,10 @@ from sottovoce.federation.keys import EnrolmentError, new_key, public_key
 from sottovoce.federation.node import Declined
 from sottovoce.federation.recovery import Recovery
 from sottovoce.federation.result import write_run
-from sottovoce.modelfile import load_tensors
+from sottovoce.modelfile import GeneratorFile, load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.rollback import Memory
+from sottovoce.run.export import open_server
 from sottovoce.run.training import train
 
 from .world import World, charged, everyone_paid, ledger, same
@@ -406,6 +407,39 @@ def test_class_shares_confusions_and_priors_are_the_simulators_bit_for_bit(tmp_p
         assert charged(world, index)[0] == ("confusion", 0)
         with ledger(world, index) as book:
             assert book.epsilon(OWN_RECORDS, 1e-5, "exact") <= world.agreement.plan.epsilon
+
+
+@pytest.mark.parametrize("noise", ["client", "server"])
+def test_a_calibration_comes_last_and_gives_the_simulators_models_bit_for_bit(
+    tmp_path: Path, noise: str
+) -> None:
+    blend = {"method": "blend", "model": "linear", "coefficients": 0, "context": "public", "rounds": 2}
+    blend |= {"noise": noise, "weighting": 1.0, "learning_rate": 0.0, "clients_per_round": 3}
+    world = World(tmp_path, **blend, calibration=0.05)
+    world.enrol_all()
+    while world.coordinator.server.round < 2:
+        world.step()
+    assert world.coordinator.missing() == dict.fromkeys(range(3), "calibration")
+    request = world.coordinator.request(0, "calibration")
+    del request["coefficients"]
+    with pytest.raises(Declined, match="needs the model"):
+        world.node(0).release(request)
+    lost = world.answer(0)
+    world.kill()
+    world.start()
+    assert world.answer(0)["release"] == lost["release"]
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    state = world.coordinator.server.state()
+    assert simulated["calibrated"].all()
+    assert same(simulated, state)
+    made = open_server(GeneratorFile.read(tmp_path / "simulated" / "model.safetensors"))
+    everyone = [0, 1, 2]
+    assert torch.equal(made.coefficients(everyone), world.coordinator.server.coefficients(everyone))
+    assert everyone_paid(world)
+    for index in everyone:
+        assert charged(world, index)[0] == ("calibration", 0)
 
 
 def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(

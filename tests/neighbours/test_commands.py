@@ -53,4 +53,4 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     if case.noise == "shared" and command == "train":
         assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {"shared"}
     later = command in ("personalize", "onboard")
-    assert kinds == ({"context"} if later else {"context", "gradient", "confusion"})
+    assert kinds == ({"context"} if later else {"context", "gradient", "confusion", "calibration"})

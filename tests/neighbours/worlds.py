@@ -111,7 +111,7 @@ def cases() -> list[Case]:
     """Formats, tasks, units, contexts, places of noise; arrays and their features; files at the edge."""
     found = []
     for suffix, task, unit, context, noise in product(
-        (".csv", ".parquet", ".npz", ".tsv"), TARGETS, (False, True), CONTEXTS, PLACES
+        (".csv", ".parquet", ".npz", ".tsv", ".xlsx"), TARGETS, (False, True), CONTEXTS, PLACES
     ):
         shares = context in ("labels", "predictions", "shares")
         bounded = CONTEXTS[context].get("method", "blend") in ("blend", "direct")

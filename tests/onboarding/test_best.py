@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from sottovoce import data
+from sottovoce.errors import SottovoceError
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
@@ -61,3 +62,26 @@ def test_a_site_joins_a_run_of_tables_with_the_default_preset_over_the_network(
         load_file(tmp_path / "east" / f"{name}.safetensors") for name in ("model", "here")
     )
     assert all(over_the_network[name].equal(here[name]) for name in here)
+
+
+def test_a_map_of_ones_own_is_named_at_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    folder, own = sites(tmp_path / "sites"), "tests.cli.test_newcomers:pairs"
+    given = {
+        "dataset": str(folder),
+        "rounds": 2,
+        "epsilon": 4,
+        "channel": "direct",
+        "features": own,
+        "feature_size": 0,
+    }
+    train(Plan.load(overrides=given), tmp_path / "run")
+    (tmp_path / "east").mkdir()
+    mine = Path(shutil.copy(folder / "west.csv", tmp_path / "east" / "east.csv"))
+    with pytest.raises(SottovoceError, match="no built-in map"):
+        create_service(tmp_path / "run", open_to_all=True)
+    with live(create_service(tmp_path / "run", open_to_all=True, features=own)) as url:
+        with pytest.raises(SottovoceError, match="no built-in map"):
+            onboard(url, mine, tmp_path / "east" / "model.safetensors")
+        joined = onboard(url, mine, tmp_path / "east" / "model.safetensors", features=own)
+    assert joined["accuracy"] is not None

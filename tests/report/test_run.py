@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sottovoce.errors import SottovoceError
 from sottovoce.report.numbers import THIN
 from sottovoce.report.run import write_report
 
@@ -50,6 +51,23 @@ def test_headline_and_plan_are_on_the_page(tmp_path: Path) -> None:
     assert "learning_rate" in page.text
     assert "server step size" in page.text
     assert PROTECTS_NOBODY not in page.text
+
+
+def test_a_constant_stands_beside_the_headline_and_probabilities_have_their_curve(tmp_path: Path) -> None:
+    bins = [
+        {"records": 9, "stated": 21.0, "observed": 33.0},
+        {"records": 5, "stated": 84.0, "observed": 60.0},
+    ]
+    metrics = {"seen": {"log_loss": 0.412}, "constant": {"seen": {"accuracy": 64.3, "log_loss": 0.533}}}
+    plain = Outline(write_report(write_example(tmp_path / "plain", metrics={}, reliability={}))).text
+    assert "a constant" not in plain
+    assert "Do probabilities mean something?" not in plain
+    changes = {"metrics": metrics, "reliability": {"seen": bins}}
+    text = Outline(write_report(write_example(tmp_path / "told", **changes))).text
+    assert f"a constant: 64.3{THIN}%; log loss 0.412, a constant’s 0.533" in text
+    assert "Do probabilities mean something?" in text
+    with pytest.raises(SottovoceError, match="observed"):
+        write_report(write_example(tmp_path / "bad", reliability={"seen": [{"stated": 1.0}]}))
 
 
 def test_nothing_outside_the_file_is_referred_to(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class _Run:
             elif phase.by == "participants":
                 if server.round == rounds:
                     server.finish()
-                released = self._release(phase.kind, 0, server.model_of(phase))
+                released = self._release(phase.kind, 0, server.model_of(phase, self._participant))
                 server.receive(phase.kind, self._participant, released)
                 server.close(phase)
         self._compare_ledger()

@@ -204,7 +204,7 @@ def _asked(
 ) -> Iterator[Asked]:
     """Every release that a client is asked for; rounds up to `ROUNDS`, one where all are of all units."""
     for phase in blueprint.future if participant is None else blueprint.once:
-        yield client.once(phase.kind, model if phase.model == "shared" else None)
+        yield client.once(phase.kind, None if phase.model == "none" else model)
     if participant is None:
         return
     rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1

@@ -23,7 +23,7 @@ from sottovoce.data.description import Description
 from sottovoce.data.kinds import Category, Date, Number, Text
 from sottovoce.data.own import read_arrays
 from sottovoce.data.tables import TEXTS as TEXT_FORMATS
-from sottovoce.data.tables import column_names, csv_header
+from sottovoce.data.tables import column_names, csv_header, read_columns
 
 Row = dict[str, Any]
 MOST_RECORDS = 4
@@ -56,6 +56,8 @@ class Table:
                 rows = list(csv.reader(file, delimiter=csv_header(path)[1]))[1:]
             cells = zip(*(row for row in rows if row), strict=True)
             return cls(dict(zip(names, map(list, cells), strict=True)), kind, {})
+        if kind == ".xlsx":
+            return cls({name: read_columns(path, [], [name]).texts(name).cells for name in names}, kind, {})
         arrow()
         from pyarrow import parquet
 
@@ -71,6 +73,14 @@ class Table:
                 writer = csv.writer(file, delimiter="\t" if self.suffix == ".tsv" else ",")
                 writer.writerow(self.columns)
                 writer.writerows(zip(*self.columns.values(), strict=True))
+        elif self.suffix == ".xlsx":
+            from openpyxl import Workbook
+
+            book = Workbook(write_only=True)
+            sheet = book.create_sheet()
+            for row in (tuple(self.columns), *zip(*self.columns.values(), strict=True)):
+                sheet.append([None if cell == "" else _cell(cell) for cell in row])
+            book.save(path)
         else:
             pa, _ = arrow()
             from pyarrow import parquet
@@ -254,6 +264,13 @@ def _plain(cells: list[Any]) -> list[Any]:
     if any(isinstance(cell, float) for cell in cells):
         return [None if cell is None else float(cell) for cell in cells]
     return cells
+
+
+def _cell(value: Any) -> Any:
+    """A cell as Excel stores it: no number without end, no text that it would compute."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _array(cells: list[Any]) -> Any:

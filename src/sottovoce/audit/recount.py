@@ -133,6 +133,8 @@ def _disagreements(
         made |= {("context", client, 0) for client in training}
     if plan.context_traits.predicted_for_future:
         made |= {("confusion", client, 0) for client in training}
+    if plan.calibration:
+        made |= {("calibration", client, 0) for client in training}
     charged = {(row.kind, row.client, row.round) for row in rows if row.client in training}
     for kind, client, number in sorted(made - charged)[:1]:
         more = f" (and {len(made - charged) - 1} more)" if len(made - charged) > 1 else ""

@@ -117,6 +117,9 @@ def federate(
         agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     else:
         agreement = agree(chosen, parties=parties)
+    agreed = data.description.of(agreement.facts.source or agreement.facts)
+    for what in [] if agreed is None else agreed.looked_up:
+        note(f"records.toml: {what}: {data.description.UNCOVERED}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
@@ -139,7 +142,7 @@ def node(
     server: str = typer.Argument(help="Where the federation's server is, host:port."),
     settings: list[str] = typer.Argument(None, help="Further key=value settings of the node config."),
     directory: Path = typer.Option(..., help="The client's own directory: enrolments, log."),
-    records: Path = typer.Option(..., help="The client's records."),
+    records: Path = typer.Option(None, help="The client's records; a helper of shared noise has none."),
     agreement: Path = typer.Option(..., help="The agreement.toml that its owner has read."),
     key: Path = typer.Option(None, help="The node key, whose public half the server has registered."),
     authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the server."),
@@ -152,6 +155,7 @@ def node(
     ledger: Path = LEDGER,
     finish: bool = FINISH,
     model: str = MODEL,
+    features: str = FEATURES,
     port: int = typer.Option(9094, min=1, max=65535, help="A free port of this machine, for the SuperNode."),
     give_up: float = GIVE_UP,
 ) -> None:
@@ -166,8 +170,10 @@ def node(
             "name the certificate by which the server is known, with --authority; to try things out "
             "unencrypted, say --insecure instead"
         )
-    for path in (records, agreement, *(file for file in (key, authority, trusted) if file is not None)):
-        if not path.exists():
+    if records is None and "helper=true" not in (settings or []):
+        raise SottovoceError("name the client's records, with --records; a helper says helper=true")
+    for path in (records, agreement, key, authority, trusted):
+        if path is not None and not path.exists():
             raise SottovoceError(f"{path} does not exist: check the path")
     config: dict[str, str | int | float | bool] = {}
     for setting in settings or []:
@@ -178,7 +184,7 @@ def node(
     paths = {"directory": directory, "records": records, "agreement": agreement, "ledger": ledger}
     config |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
     said: dict[str, str | int | float | None] = {"partition-id": partition_id, "client": client}
-    said |= {"epsilon": epsilon, "delta": delta, "model": model}
+    said |= {"epsilon": epsilon, "delta": delta, "model": model, "features": features}
     config |= {name: value for name, value in said.items() if value is not None}
     config |= {"finish": True} if finish else {}
     command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
 
-NOTHING = {"context": 0, "gradient": 0, "confusion": 0}
+NOTHING = {"context": 0, "gradient": 0, "confusion": 0, "calibration": 0}
 LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
 
 
@@ -44,6 +44,7 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         "gradient": "gradients",
         "lost": "as a sum",
         "confusion": "confusions",
+        "calibration": "calibrations",
         "at_server": "noise at server",
     }
     for kind, head in others.items():

@@ -76,7 +76,13 @@ def _measured(result: dict[str, Any]) -> dict[str, str]:
     """Means of the task's metrics over participants, a line where there are some."""
     found = result.get("metrics", {}).get("seen", {})
     text = ", ".join(f"{label(name)} {measure(name, value)}" for name, value in found.items())
-    return {"metrics": text} if text else {}
+    none = result.get("metrics", {}).get("constant", {}).get("seen", {})
+    constant = ", ".join(
+        f"{label(name)} {percent(value, 2) if name == result.get('metric') else measure(name, value)}"
+        for name, value in none.items()
+    )
+    said = {"metrics": text} if text else {}
+    return said | ({"a constant": f"{constant}: each client's own shares, or mean"} if constant else {})
 
 
 def show_clients(

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from sottovoce.data.arrays import Values
 from sottovoce.data.columns import Numbers, Texts, canonical
 from sottovoce.data.findings import ColumnFindings
-from sottovoce.data.kinds import NO_DAY, OTHER, PARTS, Category, Date, Number, Text
+from sottovoce.data.kinds import NO_DAY, PARTS, Category, Date, Number, Text
+from sottovoce.data.names import OTHER
 from sottovoce.data.texts import hashed
 
 EXAMPLES = 3

@@ -8,7 +8,7 @@ one record never moves one. What was wrong is counted on the way, for the owner'
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,12 @@ from sottovoce.data.cells import (
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
 from sottovoce.data.description import Array, Description
-from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile
+from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile, target_hint, useless
 from sottovoce.data.identity import of_names
-from sottovoce.data.kinds import Category, Date, Names, Number
-from sottovoce.data.own import DataError, read_array_parts, read_arrays
-from sottovoce.data.tables import read_columns, read_parts
+from sottovoce.data.kinds import Category, Date, Number
+from sottovoce.data.names import Names
+from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.tables import read_columns
 
 LABELS = ("0", "1", "false", "true")
 
@@ -68,57 +69,14 @@ def read_site(
     read in the place of a file.
     """
     findings = Findings(canonical(path.stem if given is None else path.name))
-    reader = _Reader(path, agreed, findings, limited=limited, given=given)
+    reader = Reader(path, agreed, findings, limited=limited, given=given)
     site = reader.site(target=target, unit=unit and agreed.unit is not None)
     if site is None or findings.problems:
         raise UnusableFile(findings)
     return site
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some records to predict: `x` as in `Facts`, columns that are kept as they stand, and what was odd."""
-
-    x: Values
-    kept: Mapping[str, list[str]]
-    columns: Mapping[str, ColumnFindings]
-
-
-def read_inputs(path: Path, agreed: Description, keep: Sequence[str] = ()) -> Iterator[Part]:
-    """The records to predict, in the file's order and in parts of bounded size.
-
-    Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
-    cannot be used is a row of NaN, or of −1 where records are tokens.
-    """
-    if agreed.array is not None and path.suffix.lower() == ".npz":
-        kept, start = kept_arrays(path, keep), 0
-        for x in read_array_parts(path, "x"):
-            reader = _Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
-            stored, end = reader.stored(x), start + len(x)
-            if stored is None:
-                raise UnusableFile(reader.findings)
-            yield Part(stored, {name: cells[start:end] for name, cells in kept.items()}, {})
-            start = end
-        return
-    numbers, texts = _kinds(agreed, list(keep))
-    for columns in read_parts(path, numbers, texts, agreed.decimal):
-        reader = _Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
-        inputs = reader.inputs(columns, keep)
-        if inputs is None:
-            raise UnusableFile(reader.findings)
-        yield inputs
-
-
-def kept_arrays(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
-    """Columns of an npz as they stand, to be kept beside predictions."""
-    columns = ArrayColumns(read_arrays(path, keep))
-    for name in keep:
-        if name not in columns.names:
-            raise DataError(f"{path} has no array '{name}' to keep: leave it out, or check its name")
-    return {name: columns.texts(name).cells for name in keep}
-
-
-def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
+def kinds_of(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
     """Which of a table's columns are read as numbers, and which as texts."""
     numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
     if agreed.task == "number" and agreed.target.column in sources:
@@ -127,7 +85,7 @@ def _kinds(agreed: Description, sources: list[str]) -> tuple[list[str], list[str
     return numbers, list(dict.fromkeys(texts))
 
 
-class _Reader:
+class Reader:
     """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
 
     def __init__(
@@ -164,13 +122,14 @@ class _Reader:
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
             if self._limited and found.unreadable and found.missing + found.unreadable == columns.records:
-                self._problem(f"column '{name}' {_useless(agreed, name, found)}")
+                self._problem(f"column '{name}' {useless(agreed, name, found)}")
         if x is None or findings.problems:
             return None
         usable = targeted & whole_records(x)
         if target:
             self._count_targets(y[usable])
-        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES]) + self._hint()
+        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+        names += target_hint(findings, agreed)
         findings.unusable = int((~usable).sum())
         if self._limited:
             self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
@@ -185,30 +144,14 @@ class _Reader:
             return None
         return without_unusable(encoded, np.zeros(len(encoded)), whole_records(encoded))[0]
 
-    def inputs(self, columns: Columns, keep: Sequence[str]) -> Part | None:
-        """Encoded inputs of a table, or None if columns are not as agreed."""
+    def inputs(self, columns: Columns, keep: Sequence[str]) -> Values | None:
+        """Encoded inputs of a table, or None if columns are not as agreed, or one to `keep` is not there."""
         if self._agreed.array is not None:
             self._problem(f"is a {self._path.suffix} file, but these records are arrays: save an .npz")
             return None
         self._named(columns, [*self._agreed.columns, *keep], "add it: the model was made with it")
         x = None if self.findings.problems else self._table(columns)
-        if x is None or self.findings.problems:
-            return None
-        return Part(x, {name: columns.texts(name).cells for name in keep}, self.findings.columns)
-
-    def _hint(self) -> str:
-        """What makes every target unusable, where one thing does."""
-        target = self._agreed.target
-        found = self.findings.columns.get(target.column, ColumnFindings())
-        if found.commas and found.commas == found.unreadable:
-            return ' (it has decimal commas: write decimal = "," above [target] in records.toml)'
-        numbers = found.examples and all(text.lstrip("+-").isdecimal() for text in found.examples)
-        if target.values and numbers and found.unknown + found.missing == self.findings.records:
-            place = int(found.examples[0])
-            meant = target.values[place if 0 <= place < len(target.values) else 0]
-            example = f'"{found.examples[0]}" = "{meant}"'
-            return f" (it holds numbers and records.toml names: add aliases = {{ {example}, … }} to [target])"
-        return ""
+        return None if self.findings.problems else x
 
     def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
         agreed, findings = self._agreed, self.findings
@@ -224,8 +167,7 @@ class _Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            kinds = _kinds(agreed, sources)
-            columns = self._given or read_columns(self._path, *kinds, agreed.decimal)
+            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources), agreed.decimal)
             inputs = list(agreed.columns)
         self._named(columns, [*inputs, *sources])
         return columns
@@ -369,15 +311,6 @@ class _Reader:
             return
         names = target.values or target.columns
         self.findings.targets = dict(zip(names, counts.tolist(), strict=True))
-
-
-def _useless(agreed: Description, name: str, found: ColumnFindings) -> str:
-    """What is wrong with a column in which nothing can be read as agreed."""
-    if not isinstance(agreed.columns[name], Number):
-        return "holds no day as agreed: correct it, or its format in records.toml"
-    if found.commas == found.unreadable:
-        return 'has decimal commas: write decimal = "," above [target] in records.toml'
-    return "holds no number: correct it, or its kind in records.toml"
 
 
 def _label(text: str) -> str:

@@ -9,6 +9,7 @@ from sottovoce.data.description import Description
 from sottovoce.data.kinds import Category, Date, Number
 from sottovoce.data.own import DataError
 
+COMMA = 'write decimal = "," above [target] in records.toml'
 MANY_UNKNOWN = 0.1
 """Share of a site's values that a category does not name from which on the site gets a warning."""
 MANY_OUTSIDE = 0.05
@@ -101,3 +102,27 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
             f"has {column.unknown} values{many} that records.toml does not name (such as {examples}): "
             f"{use}{name_them}"
         )
+
+
+def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
+    """What is wrong with a column in which nothing can be read as agreed."""
+    if not isinstance(agreed.columns[name], Number):
+        return "holds no day as agreed: correct it, or its format in records.toml"
+    if found.commas == found.unreadable:
+        return f"has decimal commas: {COMMA}"
+    return "holds no number: correct it, or its kind in records.toml"
+
+
+def target_hint(findings: Findings, agreed: Description) -> str:
+    """What makes every target unusable, where one thing does."""
+    target = agreed.target
+    found = findings.columns.get(target.column, ColumnFindings())
+    if found.commas and found.commas == found.unreadable:
+        return f" (it has decimal commas: {COMMA})"
+    numbers = found.examples and all(text.lstrip("+-").isdecimal() for text in found.examples)
+    if target.values and numbers and found.unknown + found.missing == findings.records:
+        place = int(found.examples[0])
+        meant = target.values[place if 0 <= place < len(target.values) else 0]
+        example = f'"{found.examples[0]}" = "{meant}"'
+        return f" (it holds numbers and records.toml names: add aliases = {{ {example}, … }} to [target])"
+    return ""

@@ -251,7 +251,7 @@ class Node:
         )
         once = {phase.kind: phase.model for phase in blueprint.once}
         if kind in once:
-            if once[kind] == "shared" and coefficients is None:
+            if once[kind] != "none" and coefficients is None:
                 raise Declined(f"a {kind} of this run needs the model's coefficients: nothing was released")
             message = client.release_once(kind, coefficients)
         else:

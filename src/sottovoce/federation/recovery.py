@@ -21,6 +21,7 @@ from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_directory import ClientLog
+from sottovoce.phases import ONCE
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger, Total
 from sottovoce.privacy.rollback import Memory
 
@@ -128,10 +129,9 @@ class Recovery:
         more could otherwise spend a client's budget with a list.
         """
         stated = {int(number) for number in request[f"{what}_rounds"]}
-        once: list[Kind] = ["context", "confusion"]
         planned = blueprint.participant_counts(0)
         streams: list[tuple[Kind, int]] = [
-            (kind, 0) for kind in once if kind in planned and request[f"{what}_{kind}"]
+            (kind, 0) for kind in ONCE if kind in planned and request[f"{what}_{kind}"]
         ]
         for number, called in enumerate(blueprint.schedule, start=1):
             if participant in called and number in stated:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import epsilon, mu_squared
 
-Kind = Literal["context", "gradient", "confusion"]
+Kind = Literal["context", "gradient", "confusion", "calibration"]
 Place = Literal["client", "server", "shared"]
 Client = int | str
 

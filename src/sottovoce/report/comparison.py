@@ -11,9 +11,9 @@ from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.report import page
 from sottovoce.report.chart import Chart, linear, logarithmic, svg
-from sottovoce.report.figures import Series, Span, line_of, reaches, spans, trend
+from sottovoce.report.figures import Span, reaches, spans
 from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
-from sottovoce.report.run_figures import percent_tick
+from sottovoce.report.run_figures import percent_tick, reliability
 from sottovoce.report.table import Table, TableEntry, tag
 
 ROWS = ("constant", "home_alone", "shared", "blend", "finished")
@@ -147,26 +147,8 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
             x_name=f"{counted(found.get('unit', 'record'))} of a site",
             show="{:+g}".format,
         ),
-        _reliability(found),
+        reliability(found["reliability"], {"published": "orange", "finished": "blue"}),
     ]
-
-
-def _reliability(found: Mapping[str, Any]) -> Chart:
-    """How often things happen that are stated with a probability; on the dashed line it means what it says.
-
-    Of two classes the second is meant, of more the one that is decided.
-    """
-    curves, tones = found["reliability"], {"published": "orange", "finished": "blue"}
-    lines = [
-        line_of(row, tones[row], [(bin["stated"], bin["observed"]) for bin in bins])
-        for row, bins in curves.items()
-    ]
-    if lines:
-        lines.append(Series("as stated", "dashed", [0.0, 100.0], [0.0, 100.0]))
-    scale = linear([0.0, 100.0])
-    title, note = "Do probabilities mean something?", "Share of held-out records, by stated probability."
-    return trend(title, note, lines, x_name="stated", x=scale, y=scale if lines else None, show=percent_tick,
-                 x_show=percent_tick)  # fmt: skip
 
 
 def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:

@@ -100,6 +100,10 @@ class ReportedRun:
     """What accuracies are, on a scale of 100."""
     metrics: dict[str, PerClient]
     """Means of all metrics, by role."""
+    constant: dict[str, PerClient]
+    """What clients would have without any model, by role."""
+    reliability: dict[str, list[dict[str, float]]]
+    """By group of clients, bins of stated probability: `records`, `stated`, `observed`."""
     unit: str
     """What privacy protects one of."""
     sites: dict[str, Site]
@@ -166,6 +170,15 @@ def read_run(directory: Path) -> ReportedRun:
         class_names=result.maybe_names("class_names"),
         metric=result.maybe_text("metric") or "accuracy",
         metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
+        constant={
+            role: result.maybe_section("metrics").maybe_section("constant").maybe_per_client(role)
+            for role in ("seen", "future")
+        },
+        reliability={
+            name: bins
+            for name, role in (("Participants", "seen"), ("Future clients", "future"))
+            if (bins := _bins(result.maybe_section("reliability"), role))
+        },
         unit=result.maybe_text("unit") or "record",
         sites={row.text("name"): row.read(Site) for row in result.rows("clients")},
         rounds=_rounds(directory / "rounds.jsonl", _UNTOLD if engine is None else _UNKNOWN_TO_A_SERVER),
@@ -177,6 +190,11 @@ def read_run(directory: Path) -> ReportedRun:
 
 def _audit(path: Path) -> dict[str, Any] | None:
     return read_object(path, read_text(path)) if path.exists() else None
+
+
+def _bins(fields: Fields, role: str) -> list[dict[str, float]]:
+    """A reliability curve; none in results of before there were some."""
+    return [{name: bin.number(name) for name in ("stated", "observed")} for bin in fields.rows(role)]
 
 
 def _accuracy(fields: Fields, group: str) -> Accuracy:

@@ -167,12 +167,17 @@ def _cards(run: ReportedRun) -> list[Html]:
     ratio = uplink.fp32_bytes / uplink.bytes if uplink.bytes else None
     return [
         _accuracy_card(
-            "seen", f"Participants’ {label(run.metric)}", run.seen, count(counts["participants"], "client")
+            "seen",
+            f"Participants’ {label(run.metric)}",
+            run.seen,
+            _constant(run, "seen"),
+            count(counts["participants"], "client"),
         ),
         _accuracy_card(
             "future",
             f"Future clients’ {label(run.metric)}",
             run.future,
+            _constant(run, "future"),
             future,
         ),
         _epsilon_card(run),
@@ -201,10 +206,23 @@ def _epsilon_card(run: ReportedRun) -> Html:
     return page.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
 
 
-def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, clients: str) -> Html:
+def _constant(run: ReportedRun, role: str) -> str:
+    """What a constant would have, beside the headline."""
+    found, measured = run.constant[role], run.metrics[role]
+    if found.get(run.metric) is None:
+        return ""
+    said = f"a constant: {percent(found[run.metric])}"
+    losses = measured.get("log_loss"), found.get("log_loss")
+    return (
+        said if None in losses else f"{said}; log loss {number(losses[0])}, a constant’s {number(losses[1])}"
+    )
+
+
+def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, constant: str, clients: str) -> Html:
     among = f"{percent(accuracy.masked)} if only classes that a client has may be chosen"
     told = accuracy.masked is not None and accuracy.masked_per_client != accuracy.per_client
-    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, among if told else "", clients)
+    details = constant, among if told else "", clients
+    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, *details)
 
 
 def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ Confusion matrices: of all participants, of all future clients, and of one clien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -37,10 +37,30 @@ def accuracy(run: ReportedRun) -> list[Chart]:
     clients = "A dot is a client; boxes span the middle half, lines mark the median."
     bounds = (0.0, 100.0) if run.metric == "accuracy" else (-math.inf, 100.0)
     x, name = linear(values or [0.0, 100.0], bounds=bounds), f"{label(run.metric)} at the end"
-    return [
+    found = [
         _over_rounds("Over rounds", note, over_rounds, partial(_from_zero, bounds=bounds), percent_tick),
         strip("Client by client", clients, groups, x=x, x_name=name, show=percent_tick),
     ]
+    if run.reliability:
+        found.append(reliability(run.reliability, {"Participants": "blue", "Future clients": "orange"}))
+    return found
+
+
+def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapping[str, str]) -> Chart:
+    """How often things happen that are stated with a probability; on the dashed line it means what it says.
+
+    Of two classes the second is meant, of more the one that is decided.
+    """
+    lines = [
+        line_of(row, tones[row], [(bin["stated"], bin["observed"]) for bin in bins])
+        for row, bins in curves.items()
+    ]
+    if lines:
+        lines.append(Series("as stated", "dashed", [0.0, 100.0], [0.0, 100.0]))
+    scale = linear([0.0, 100.0])
+    title, note = "Do probabilities mean something?", "Share of held-out records, by stated probability."
+    return trend(title, note, lines, x_name="stated", x=scale, y=scale if lines else None, show=percent_tick,
+                 x_show=percent_tick)  # fmt: skip
 
 
 def epsilon(run: ReportedRun) -> Chart:

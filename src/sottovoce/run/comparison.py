@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from sottovoce import data
@@ -30,7 +29,7 @@ from sottovoce.central import DrawnRounds
 from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Evaluation, mean_known
+from sottovoce.evaluation import Curves, Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.finishing import finished_outputs
@@ -58,8 +57,6 @@ ROWS: dict[str, dict[str, Any]] = {
 AT_HOME = ("constant", "home_alone", "finished")
 """Rows that a site makes by itself."""
 REPEATS = 5
-BINS = 10
-"""Of a reliability curve."""
 # Student's t at 97.5 %, by degrees of freedom; beyond these it is the normal's, nearly.
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _HELD_OUT = 0.25
@@ -211,7 +208,7 @@ def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
     coefficients = server.coefficients(list(range(plan.participants)))
-    shared, worst = server.shared_coefficients(), max(spent) if plan.private else None
+    shared, worst = server.personalize(None), max(spent) if plan.private else None
     return Rehearsed(seen, future, coefficients, shared, worst, {**description(blueprint), **told})
 
 
@@ -327,36 +324,3 @@ def _reach(gains: Sequence[float], least: float) -> float | None:
         return None
     t = _STUDENT.get(len(gains) - 1, 2.0)
     return max(least, t * float(np.std(gains, ddof=1)) * float(np.sqrt(1 / len(gains) + _HELD_OUT)))
-
-
-class Curves:
-    """Reliability curves: of held-out records by stated probability, how many were as stated."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, np.ndarray] = {}
-
-    def add(self, row: str, task: Task, outputs: Tensor, y: Tensor) -> None:
-        """Adds one site's records: the second of two classes, the decided one of more, or every label."""
-        if task.name == "number":
-            return
-        stated = task.values(outputs.double())
-        true = y if task.name == "labels" else torch.nn.functional.one_hot(y, stated.shape[1])
-        if task.name == "classes":
-            chosen = torch.ones_like(y) if stated.shape[1] == 2 else stated.argmax(dim=1)
-            stated, true = (values.gather(1, chosen[:, None]) for values in (stated, true))
-        p, t = stated.flatten().numpy(), true.flatten().double().numpy()
-        bins = np.minimum((p * BINS).astype(int), BINS - 1)
-        counts = self._counts.setdefault(row, np.zeros((3, BINS)))
-        for place, weights in enumerate((np.ones_like(p), p, t)):
-            counts[place] += np.bincount(bins, weights, BINS)
-
-    def told(self) -> dict[str, list[dict[str, float]]]:
-        """For each row the bins that hold records: `records`, `stated` and `observed`, both in percent."""
-        return {
-            row: [
-                {"records": n, "stated": 100 * p / n, "observed": 100 * t / n}
-                for n, p, t in counts.T.tolist()
-                if n
-            ]
-            for row, counts in self._counts.items()
-        }

@@ -58,12 +58,15 @@ def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
     if "confusion" in state:  # files of version 0.1 have none
         classes = blueprint.facts.classes
         shapes.update(confusion=(classes, classes), confused=(plan.participants,))
+    if blueprint.derivatives is not None:
+        shapes.update(calibrations=(plan.participants, blueprint.derivatives.size))
+        shapes.update(calibrated=(plan.participants,))
     own = {name for name in state if name.startswith("generator.own.")}
     if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
         raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
     shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
     for name, shape in shapes.items():
-        flags = {"known": torch.bool, "confused": torch.bool, "round": torch.int64}
+        flags = {"known": torch.bool, "confused": torch.bool, "calibrated": torch.bool, "round": torch.int64}
         dtype = flags.get(name, torch.float32)
         found = state.get(name)
         if found is None or tuple(found.shape) != shape or found.dtype != dtype:

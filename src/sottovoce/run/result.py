@@ -13,7 +13,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Evaluation, mean_accuracy, mean_known
+from sottovoce.evaluation import Curves, Evaluation, mean_accuracy, mean_known
 from sottovoce.features.local import pretrained
 from sottovoce.metrics import NoMeasures, Own, own_metrics
 from sottovoce.privacy import schedule
@@ -61,7 +61,7 @@ def assemble(
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
     clients: Sequence[Mapping[str, Any]] = (),
-    confusion_bytes: int = 0,
+    last_bytes: Mapping[str, int] | None = None,
     *,
     metrics: bool = True,
     own: Own | None = None,
@@ -76,6 +76,7 @@ def assemble(
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
+    last = {f"{kind}_bytes": count for kind, count in (last_bytes or {}).items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
@@ -92,6 +93,7 @@ def assemble(
         "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
         "metrics": measured(seen, future, own) if metrics else {},
+        "reliability": reliability(seen, future) if metrics else {},
         "confusion": {
             name: evaluation.confusion.tolist()
             for name, evaluation in {**seen, **future}.items()
@@ -102,8 +104,8 @@ def assemble(
             "releases": releases,
             "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
             "context_bytes": contexts,
-            "confusion_bytes": confusion_bytes,
-            "total_bytes": sent + contexts + confusion_bytes,
+            **last,
+            "total_bytes": sent + contexts + sum(last.values()),
             "fp32_bytes": dense,
         },
         "downlink": downlink(blueprint, rounds),
@@ -225,7 +227,17 @@ def measured(
         return {}
     roles = {"seen": seen, "future": future}
     means = {role: mean_metrics([each[name] for name in names]) for role, names in roles.items()}
-    return {**means, "per_client": each}
+    constants = {role: mean_metrics([one.constant for one in of.values()]) for role, of in roles.items()}
+    return {**means, "constant": constants, "per_client": each}
+
+
+def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The `reliability` object: by role how often held-out records were what was stated of them."""
+    curves = Curves()
+    for role, evaluations in (("seen", seen), ("future", future)):
+        for one in evaluations.values():
+            curves.add(role, one.task, one.outputs, one.y)
+    return curves.told()
 
 
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class Simulation:
         self._updates = updates
         self._masks = masks
         self._future_contexts: np.ndarray | None = None
-        self.confusion_bytes = 0
-        """Sent after the last round."""
+        self.last_bytes = {"confusion": 0, "calibration": 0}
+        """Sent after the last round, by kind."""
 
     @property
     def done(self) -> bool:
@@ -227,19 +227,22 @@ class Simulation:
         state = self.server.state()
         if self._future_contexts is not None:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
-            state["confusion_bytes"] = torch.tensor(self.confusion_bytes)
+            state["confusion_bytes"] = torch.tensor(self.last_bytes["confusion"])
+        if self.blueprint.plan.calibration:
+            state["calibration_bytes"] = torch.tensor(self.last_bytes["calibration"])
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
             self._future_contexts = state["future_contexts"].numpy()
-            self.confusion_bytes = int(state.get("confusion_bytes", torch.tensor(0)))
+        for kind in self.last_bytes:
+            self.last_bytes[kind] = int(state.get(f"{kind}_bytes", 0))
 
     def finish(self) -> None:
         """After the last round: the final generator and, where the plan has them, the last releases."""
         self.server.finish()
-        self.confusion_bytes += self._release_due()
+        self._release_due()
 
     def _release_due(self) -> int:
         """Walks the phases between the last round and the next; bytes that participants sent."""
@@ -254,12 +257,14 @@ class Simulation:
             return 0
         if self.server.has(phase):
             return 0
-        model, total = self.server.model_of(phase), 0
-        participants = map(self._participant, range(self.blueprint.plan.participants))
-        for made in self._released(client.once(phase.kind, model) for client in participants):
+        total, everyone = 0, range(self.blueprint.plan.participants)
+        asked = (self._participant(i).once(phase.kind, self.server.model_of(phase, i)) for i in everyone)
+        for made in self._released(asked):
             total += len(made.message)
             self.server.receive(phase.kind, made.participant, made.vector)
         self.server.close(phase)
+        if phase.kind in self.last_bytes:
+            self.last_bytes[phase.kind] += total
         return total
 
     def _release_future(self, phase: Phase) -> None:

@@ -175,7 +175,7 @@ class Session:
         if len(self.directory.rounds()) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        federation, sent = simulation.federation, simulation.confusion_bytes
+        federation, sent = simulation.federation, simulation.last_bytes
         clients = site_rows(blueprint, federation, self._ledger)
         lines = self.directory.rounds()
         result = assemble(

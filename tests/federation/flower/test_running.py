@@ -84,6 +84,18 @@ def test_one_command_at_a_time_works_on_a_run_and_status_says_what_it_waits_for(
         run_app(app, "here")
 
 
+def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
+    app: Path, answers: list[dict[str, Any] | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    held = [True, True, True, False]
+    monkeypatch.setattr(running, "is_locked", lambda _: held.pop(0))
+    answers += [SUBMITTED, listed("finished:completed")]
+    run_app(app, "here", say=said.append)
+    assert held == []
+    assert said == ["a server works on this run already: watching it", "run 7 submitted"]
+
+
 @pytest.mark.parametrize("text", [None, "[", "[tool]\n", "[tool.flwr.app]\nconfig = 3\n"])
 def test_what_is_no_app_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
     if text is not None:
