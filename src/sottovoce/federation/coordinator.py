@@ -307,7 +307,9 @@ class Coordinator:
                 return None
             names = ", ".join(map(self.called, sorted(missing)))
             if min(missing) >= self.agreement.plan.participants:
-                log.warning("round %d waits for %s: no sum opens without it", self.server.round + 1, names)
+                log.warning(
+                    "round %d waits for %s: no sum opens while a helper is away", self.server.round + 1, names
+                )
                 self._deadline = time.monotonic() + self.options.patience
                 return None
             what = f"round {self.server.round + 1} without" if phase.by == "called" else f"{phase.kind}s of"
