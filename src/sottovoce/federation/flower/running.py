@@ -47,7 +47,13 @@ def run_app(
     default. `say` is called with a line for everything new, and once a minute with what is waited for.
     """
     directory = _run_directory(Path(app))
-    private_folder(directory)
+    try:
+        private_folder(directory)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot use {directory}, the run directory of the app ({error.strerror}): run this where the "
+            "server keeps it"
+        ) from None
     busy = f"another 'sottovoce federate' works on {directory}: stop it first"
     with locked((directory / SUPERVISOR).with_suffix(".lock"), patience=1.0, busy=busy):
         return Supervisor(str(app), superlink, directory, give_up, say).run()
