@@ -44,9 +44,10 @@ PUBLISHED = {
 }
 """FLamby's, mean accuracy over hospitals in percent, five seeds."""
 GRID = [
-    Rival(steps, rate, 1.0, prox)
-    for steps in (10, 40)
+    Rival(steps, rate, clip, prox)
+    for steps in (10, 30, 100)
     for rate in (0.1, 0.3, 1.0, 3.0)
+    for clip in (0.3, 1.0)
     for prox in (-1.0, 0.0, 0.1, 0.3, 1.0)
     if rate * prox <= 1
 ]

@@ -221,3 +221,12 @@ def test_contexts_closed_with_too_few_participants_stay_as_they_are(name: str, c
     assert bool(torch.isfinite(server.personalize(context)).all())
     if count:
         assert server.inputs([0])[0].tolist() == context.tolist()
+
+
+@pytest.mark.parametrize(("first", "counted"), [(0, 4), (1, 4), (-1, 3)])
+def test_the_first_token_of_a_vocabulary_counts_and_one_outside_it_does_not(first: int, counted: int) -> None:
+    x, y = torch.full((4, 3), 7), torch.zeros(4, dtype=torch.int64)
+    x[0, 0] = first
+    mean = LabelHistogram(2).mean(x, y, 4)
+    whole = LabelHistogram(2).mean(torch.full((4, 3), 7), y, 4)
+    assert torch.allclose(mean, whole * counted / 4)

@@ -20,6 +20,7 @@ THROUGH = {
     "report/test_run.py": "fields figures page",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",
+    "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
     "data/test_clients.py": "dataset",
     "test_plan.py": "plan_rules",

@@ -255,9 +255,11 @@ def _joined(name: str, held: Mapping[str, Held]) -> Dataset:
 def _different(dataset: Dataset) -> Dataset:
     """Refuses the same records under two names: both accounts would spend their privacy."""
     seen: dict[str, str] = {}
-    for place, client in enumerate(dataset.clients):
-        mine = dataset.client == place
-        first = seen.setdefault(fingerprint(dataset.x[mine].numpy(), dataset.y[mine].numpy()), client)
+    assert dataset.client is not None
+    x, y, owner = dataset.x.numpy(), dataset.y.numpy(), dataset.client.numpy()
+    rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+    for client, mine in zip(dataset.clients, rows, strict=True):
+        first = seen.setdefault(fingerprint(x[mine], y[mine]), client)
         if first != client:
             raise DataError(f"{client} and {first} hold the same records, charged twice: leave one out")
     return dataset

@@ -126,7 +126,8 @@ def _seen(origin: Origin, unit: str) -> str:
 def _yaml(value: Any) -> str:
     """A value as YAML 1.1 and 1.2 both read it; a list or table in one line is JSON."""
     if isinstance(value, float):
-        return f"{value:.6e}" if value and abs(value) < 1e-3 else f"{value:.6f}".rstrip("0") + "0"
+        digits, e, power = repr(value).partition("e")  # 1e-05 is a text in YAML 1.1
+        return digits + (".0" if e and "." not in digits else "") + e + power
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)}: {_yaml(one)}" for key, one in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -28,6 +28,11 @@ def test_numpy_and_torch_inputs_of_both_precisions_are_carried(name: str, make: 
 
 
 @pytest.mark.parametrize("name", CHANNELS)
+def test_only_centres_that_are_rounded_are_charged_as_farther_apart(name: str) -> None:
+    assert (open_channel(name, size=5, sigma=1.0).widening > 0) is (name == "integers")
+
+
+@pytest.mark.parametrize("name", CHANNELS)
 def test_a_stream_is_used_once(name: str) -> None:
     channel = open_channel(name, size=4, sigma=1.0)
     channel.encode(np.zeros(4), secret=SECRET, stream=("c", 1))

@@ -50,6 +50,25 @@ def test_the_table_is_the_one_of_its_digest_and_another_is_refused(monkeypatch: 
     integers._table.cache_clear()
 
 
+def test_keys_are_rows_and_first_bits_and_every_slot_knows_how_many_lie_below_it() -> None:
+    keys, slots, exact = integers._table.__wrapped__()
+    assert keys.tolist() == [(j << 60) + (number >> 68) for j, row in enumerate(exact) for number in row]
+    assert (np.diff(keys.astype(object)) >= 0).all()
+    width = 2**64 // (len(slots) - 1)
+    for slot in (0, 1, 77, 4096, len(slots) - 2, len(slots) - 1):
+        assert slots[slot] == sum(key < slot * width for key in keys.tolist())
+
+
+def test_the_channels_noise_has_the_deviation_that_its_grid_and_its_rounding_say() -> None:
+    channel, size = open_channel("integers", size=50_000, sigma=0.3), 50_000
+    message = channel.encode(np.zeros(size), secret=SECRET, stream=(1,), private=SeededRandomness(b"s"))
+    found = float(np.std(channel.decode(message, secret=SECRET, stream=(1,)))) / 0.3
+    # 50,000 numbers: five standard deviations are 1.6 %.
+    assert found == pytest.approx(1 + channel.rounding, rel=0.016)
+    assert 1 + channel.rounding == pytest.approx(8 / math.sqrt(62), rel=1e-4)
+    assert channel.step * math.sqrt(62) == pytest.approx(0.3 * (1 + SPARE), rel=1e-12)
+
+
 @pytest.mark.parametrize("x", [0.0, 0.37, 7 / 16, 2.0**-24, 0.999])
 def test_six_digits_drawn_one_after_the_other_are_one_discrete_gaussian(x: float) -> None:
     """The law of `draw` itself, from the table's integers: all ways to a number are added up."""

@@ -270,7 +270,7 @@ def test_sites_vanish_a_round_is_given_up_a_helper_is_killed_and_the_sums_are_th
     tmp_path: Path,
 ) -> None:
     """Six sites, three helpers: two sites vanish, a helper is away when masks are due, two more go."""
-    plan = federated_plan(**SHARED)
+    plan = federated_plan(**{**SHARED, "context": "public", "prior": "none"})  # no context can be late
     clients, log = tmp_path / "clients", tmp_path / "run" / "federation.log"
     agreement = agree(plan, parties=Parties.dealt(clients, plan))
     write_client_files(agreement, clients)

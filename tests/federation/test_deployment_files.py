@@ -153,7 +153,7 @@ def test_what_a_service_writes_is_for_its_user_only(unit: Path) -> None:
 
 
 def test_only_the_proxy_faces_the_network() -> None:
-    local = ("sottovoce-superlink", "sottovoce-federation", "sottovoce-serve")
+    local = ("sottovoce-superlink", "sottovoce-federation", "sottovoce-serve", "sottovoce-watch")
     for unit in UNITS:
         text = unit.read_text()
         assert "0.0.0.0" not in text
@@ -163,8 +163,8 @@ def test_only_the_proxy_faces_the_network() -> None:
 def test_a_client_always_names_its_index_and_whom_it_trusts() -> None:
     unit = (DEPLOY / "systemd" / "sottovoce-supernode@.service").read_text().replace("\\\n", " ")
     page = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^.*flower-supernode +-.*$", unit + page, re.MULTILINE)
+    commands = re.findall(r"^.*sottovoce node +[$].*$", unit + page, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        for part in ("partition-id=", "--trusted-entities", "--auth-supernode-private-key", "agreement="):
+        for part in ("--partition-id", "--trusted", "--key", "--authority", "--agreement"):
             assert part in command, command

@@ -71,3 +71,11 @@ def test_every_command_of_the_page_works_in_order(tmp_path: Path) -> None:
         for process in running:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def test_every_test_that_the_operations_page_names_is_there() -> None:
+    page = (PAGE.parent / "operations.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    tests = "".join(path.read_text() for path in PAGE.parents[1].glob("tests/**/test_*.py"))
+    assert len(named) >= 9
+    assert [name for name in named if f"def {name}(" not in tests] == []

@@ -16,7 +16,7 @@ from sottovoce.federation.status import FILE
 from sottovoce.files import FileError
 
 from .test_tables import Tables
-from .world import QUICK, World
+from .world import QUICK, SHARED, World
 
 
 class Told:
@@ -177,3 +177,20 @@ def test_a_damaged_file_or_a_full_disk_stops_no_server(
         told.update()
     told.update()
     assert told.file["format"] == 1
+
+
+def test_a_helper_of_shared_noise_is_waited_for_by_its_name_and_nothing_goes_on_without_it(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, **SHARED)
+    world.enrol_all()
+    participants = world.agreement.plan.participants
+    while min(world.coordinator.missing(), default=0) < participants:  # until the helpers' masks are due
+        for participant in list(world.coordinator.missing()):
+            world.coordinator.accept(participant, world.answer(participant))
+        world.coordinator.advance()
+    Progress(tmp_path, world.coordinator, world.store, late=0.0).update(range(participants))
+    waiting = json.loads((tmp_path / FILE).read_text())["waiting"]
+    assert {one["why"] for one in waiting} == {"is not connected"}
+    assert all(one["name"].startswith("helper ") for one in waiting)
+    assert "No sum opens without it" in look(tmp_path).why

@@ -5,15 +5,27 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sottovoce.data import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Options
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.coordinator import Coordinator, Options
+from sottovoce.federation.helping import HelperNode
+from sottovoce.federation.node import Node
+from sottovoce.federation.parties import Parties, SiteKey, fingerprint
 from sottovoce.federation.result import write_run
+from sottovoce.federation.store import Store
 from sottovoce.federation.sums import Sums
+from sottovoce.plan import Plan
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
+from sottovoce.run.prepare import complete
+from tests.run.test_folder import sites
 
 from .overhearing import found, overheard
 from .world import SHARED, World, charged, everyone_paid, replayed, same
@@ -116,7 +128,7 @@ def test_a_round_waits_for_a_helper_that_is_away_and_says_so(
     for _ in range(3):
         assert world.coordinator.advance() is None
         assert world.coordinator.missing() == {7: "masks"}  # nobody else is asked for anything
-    assert "round 1 waits for helper helper-1: no sum opens without it" in caplog.text
+    assert "round 1 waits for helper helper-1: no sum opens while a helper is away" in caplog.text
     answer(world, 7, *range(6))
     world.coordinator.advance()
     answer(world, 6, 7)
@@ -149,7 +161,8 @@ def test_a_server_killed_anywhere_in_a_round_asks_for_the_same_sum(tmp_path: Pat
         if late and sums(world).fixed:
             world.coordinator.accept(5, late)
             assert sums(world).fixed == [0, 1, 2, 3, 4]
-            late = None
+            late = None  # it was paid for, and is in no sum
+            assert ("gradient", 1) in world.store.received(5)
     lines = world.store.lines()
     assert [len(line["clients"]) for line in lines] == [5, 6]
     assert same(
@@ -198,7 +211,7 @@ def test_a_server_restored_from_before_a_round_gives_it_up(tmp_path: Path) -> No
     assert lines[0]["given_up"]
 
 
-def test_what_is_no_answer_of_a_helper_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_answer_of_a_helper_is_refused_and_no_masked_message_left_out(tmp_path: Path) -> None:
     world = World(tmp_path, options=IMPATIENT, **PUBLIC)
     world.enrol_all()
     good = world.answer(6)
@@ -213,20 +226,67 @@ def test_what_is_no_answer_of_a_helper_is_refused(tmp_path: Path) -> None:
             world.coordinator.accept(6, wrong)
     world.coordinator.accept(6, {**good, "round": 7})  # of another round: dropped
     assert set(world.coordinator.missing()) == {6, 7, 8}
-    answer(world, 6, 7, 8, *range(6))
+    answer(world, 6, 7, 8, 1, 2, 3, 4, 5)
+    sent = world.answer(0)
+    with pytest.raises(SottovoceError, match="bytes for a masked share"):
+        world.coordinator.accept(0, world.sealed(0, sent, world.codeword(0, sent)[:-2]))
     world.coordinator.advance()
+    assert sums(world).fixed == [1, 2, 3, 4, 5]
     masks = world.answer(6)
     with pytest.raises(SottovoceError, match="other than masks"):
         world.coordinator.accept(6, {**masks, "masks": masks["masks"][:-1]})
     assert set(world.coordinator.missing()) == {6, 7, 8}
 
 
-def test_a_masked_message_of_another_length_is_left_out(tmp_path: Path) -> None:
-    world = World(tmp_path, options=IMPATIENT, **PUBLIC)
-    world.enrol_all()
-    answer(world, 6, 7, 8)
-    sent = world.answer(0)
-    short = world.sealed(0, sent, world.codeword(0, sent)[:-2])
-    with pytest.raises(SottovoceError, match="bytes for a masked share"):
-        world.coordinator.accept(0, short)
-    assert set(world.coordinator.missing()) == {1, 2, 3, 4, 5}
+def test_real_sites_that_agree_declare_their_records_and_train_under_masks(tmp_path: Path) -> None:
+    """Nothing is seeded, every owner's config consents, and helpers learn the frozen numbers as sites do."""
+    sizes = {"east": 40, "north": 60, "south": 35, "west": 50}
+    folder = sites(tmp_path / "sites", "classes", sizes=sizes)
+    keys = {name: SiteKey.make(tmp_path / name) for name in (*sizes, "board", "lab")}
+    marks = [(name, key.public) for name, key in keys.items()]
+    overrides = {"preset": "shared", "dataset": "records.toml", "partition": "client", "participants": 4}
+    numbers = {"clients_per_round": 4, "threshold": 3, "colluding": 1, "helpers": 2, "rounds": 2}
+    plan = Plan.load(overrides={**overrides, **numbers, "future_clients": 0, "evaluate_every": 0})
+    agreement = Agreement(
+        *complete(plan, Description.load(folder / "records.toml").facts()),
+        parties=Parties(tuple(marks[:4]), tuple(marks[4:])),
+    )
+    assert agreement.open
+    helpers = frozenset(fingerprint(public).replace(" ", "") for _, public in marks[4:])
+    members: list[Node | HelperNode] = [
+        Node(
+            tmp_path / f"{name}-state",
+            folder / f"{name}.csv",
+            agreement,
+            terms=Terms(noise_shared=True, honest=2, helpers=helpers),
+            key=keys[name],
+        )
+        for name in sizes
+    ]
+    members += [HelperNode(tmp_path / f"{name}-state", agreement, keys[name]) for name in ("board", "lab")]
+    with closing(Store.open(tmp_path / "server.sqlite", agreement)) as store:
+        coordinator = Coordinator(agreement, store)
+        for number, member in enumerate(members):
+            assert coordinator.enrol(member.enrol(coordinator.offer()), str(number)) == number
+        coordinator.advance()
+        while not coordinator.closed:
+            for number, kind in coordinator.missing().items():
+                request, member = coordinator.request(number, kind), members[number]
+                if isinstance(member, HelperNode):
+                    coordinator.accept(number, member.masks(request))
+                else:
+                    coordinator.accept(
+                        number, (member.keep_model if kind == "model" else member.release)(request)
+                    )
+            coordinator.advance()
+        assert [len(line["clients"]) for line in store.lines()] == [4, 4]
+        assert coordinator.names == list(sizes)
+    for name in sizes:
+        with Ledger.open(folder / f"{name}.ledger.sqlite", scope=client_scope(name)) as ledger:
+            [*_, last] = [
+                entry.charge for entry in ledger.charges(OWN_RECORDS) if entry.charge.kind == "gradient"
+            ]
+            assert (last.place, last.honest, last.helpers) == ("shared", 2, "board, lab")
+            assert ledger.epsilon(OWN_RECORDS, coordinator.agreement.plan.delta, "exact") == pytest.approx(
+                plan.epsilon
+            )

@@ -18,6 +18,7 @@ from sottovoce import data
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import Dataset
 from sottovoce.data.description import Description
+from sottovoce.errors import SottovoceError
 from sottovoce.federation import agreement
 from sottovoce.federation.agreement import Agreement, agree
 from sottovoce.plan import SHAPES, Plan, PlanError, keys
@@ -32,6 +33,7 @@ from tests.test_mirror import CLONE
 from .test_folder import sites
 
 FACTS = data.Facts((1, 28, 28), 10)
+HALVES = "tests.features.test_local:halves"
 
 BLEND: dict[str, Any] = {"rounds": 2, "epsilon": 4, "channel": "direct", "evaluate_every": 0, "seeded": True}
 PICTURES = data.load("mnist-small")
@@ -281,6 +283,48 @@ def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
     table, _ = complete(plan, data.Facts((20,), 3))
     assert (table.features, table.feature_size) == ("none", 0)
     assert complete(plan, data.Facts((1, 8, 8), 3))[0].feature_size <= 2048
+    smallest, smaller = (complete(plan, data.Facts((1, 28, side), 3))[0].features for side in (8, 7))
+    assert (smallest, smaller) == ("scattering+patterns", "none")
+
+
+def test_code_that_a_plan_names_describes_records_only_if_somebody_trusts_it() -> None:
+    named = {"features": HALVES, "feature_size": 0, "model": "linear", "coefficients": 0}
+    plan = small_plan(**named, records_per_client=30, context_records=10)
+    with pytest.raises(SottovoceError, match="is code: if you trust it"):
+        prepare.prepare(plan, FEW, cache=False)
+    for vouched in ({"trusted": True}, {"features": HALVES}):
+        made = prepare.prepare(plan, FEW, cache=False, **vouched)  # type: ignore[arg-type]
+        assert made.dataset.facts.shape == (392,)
+
+
+def test_a_rehearsal_counts_the_records_that_a_run_would_deal() -> None:
+    """With as many records for each client as there are."""
+    plan = small_plan(records_per_client=0, partition="iid", dataset="mnist-small")
+    told, made = outline(plan), prepare.prepare(plan, trusted=True)
+    assert told.trained == made.trained
+    assert told.blueprint.sizes == made.blueprint.sizes
+
+
+def test_what_is_kept_for_the_next_preparation_is_that_of_the_same_division() -> None:
+    shared, plan = prepare.Shared(), small_plan(records_per_client=30, context_records=10)
+    first, again = (shared.divided(FEW, plan) for _ in range(2))
+    other = shared.divided(FEW, plan.replace(participants=5))
+    assert first is again
+    assert (len(first.participants), len(other.participants)) == (6, 5)
+    assert shared.divided(replace(FEW), plan) is not first
+
+
+@pytest.mark.parametrize(("later", "left"), [(0, 3), (2, 1), (3, 0)])
+def test_no_participants_means_all_clients_that_do_not_join_later(later: int, left: int) -> None:
+    three = replace(FEW, client=torch.arange(240) % 3)
+    dealt = {"partition": "client", "records_per_client": 0, "context_records": 10}
+    plan = small_plan(participants=0, clients_per_round=0, future_clients=later, **dealt)
+    if not left:
+        with pytest.raises(PlanError, match="nobody is left"):
+            prepare.prepare(plan, three, trusted=True)
+        return
+    made = prepare.prepare(plan, three, trusted=True).blueprint.plan
+    assert (made.participants, made.clients_per_round) == (left, left)
 
 
 def test_all_training_records_means_those_of_the_smallest_participant() -> None:

@@ -142,7 +142,7 @@ def node(
     server: str = typer.Argument(help="Where the federation's server is, host:port."),
     settings: list[str] = typer.Argument(None, help="Further key=value settings of the node config."),
     directory: Path = typer.Option(..., help="The client's own directory: enrolments, log."),
-    records: Path = typer.Option(..., help="The client's records."),
+    records: Path = typer.Option(None, help="The client's records; a helper of shared noise has none."),
     agreement: Path = typer.Option(..., help="The agreement.toml that its owner has read."),
     key: Path = typer.Option(None, help="The node key, whose public half the server has registered."),
     authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the server."),
@@ -170,8 +170,10 @@ def node(
             "name the certificate by which the server is known, with --authority; to try things out "
             "unencrypted, say --insecure instead"
         )
-    for path in (records, agreement, *(file for file in (key, authority, trusted) if file is not None)):
-        if not path.exists():
+    if records is None and "helper=true" not in (settings or []):
+        raise SottovoceError("name the client's records, with --records; a helper says helper=true")
+    for path in (records, agreement, key, authority, trusted):
+        if path is not None and not path.exists():
             raise SottovoceError(f"{path} does not exist: check the path")
     config: dict[str, str | int | float | bool] = {}
     for setting in settings or []:

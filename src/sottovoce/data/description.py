@@ -110,9 +110,9 @@ class Description:
     """What parts whole numbers from fractions in texts; with a comma, a point does so too."""
 
     @classmethod
-    def load(cls, path: Path) -> Description:
+    def load(cls, path: str | Path) -> Description:
         """From a file, or refused with one line that names table and key."""
-        return cls.parse(text_of(path), str(path))
+        return cls.parse(text_of(Path(path)), str(path))
 
     @classmethod
     def parse(cls, text: str, where: str = NAME) -> Description:

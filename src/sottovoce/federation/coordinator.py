@@ -276,9 +276,6 @@ class Coordinator:
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        if kind == "gradient" and self._sums is not None and self._sums.fixed is not None:
-            log.info("gradient of %s came after its sum was fixed: dropped", participant_name(participant))
-            return
         decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
             self._decoder.check_plausible(participant, kind, decoded)
@@ -307,7 +304,9 @@ class Coordinator:
                 return None
             names = ", ".join(map(self.called, sorted(missing)))
             if min(missing) >= self.agreement.plan.participants:
-                log.warning("round %d waits for %s: no sum opens without it", self.server.round + 1, names)
+                log.warning(
+                    "round %d waits for %s: no sum opens while a helper is away", self.server.round + 1, names
+                )
                 self._deadline = time.monotonic() + self.options.patience
                 return None
             what = f"round {self.server.round + 1} without" if phase.by == "called" else f"{phase.kind}s of"

@@ -136,6 +136,7 @@ class Progress:
                 for p, why in waiting.items()
                 if why
             ][:NAMED],
+            "needed": max(missing, default=0) >= plan.participants,
             "patience": coordinator.options.patience,
             "opened": self._opened,
             "progress": self._progress,

@@ -90,6 +90,8 @@ def _working(about: Status, told: Mapping[str, Any]) -> dict[str, Any]:
     said += f"; and {more} more" if more > 0 else ""
     if phase == "enrolment":
         said += ". Nothing begins before all have enrolled"
+    elif told["needed"]:
+        said += ". No sum opens without it"
     elif phase != "models":
         until = max(0.0, float(told["opened"]) + float(told["patience"]) - time.time())
         said += f". It goes on without them in {math.ceil(until / 60)} min"

@@ -208,7 +208,7 @@ def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
     coefficients = server.coefficients(list(range(plan.participants)))
-    shared, worst = server.shared_coefficients(), max(spent) if plan.private else None
+    shared, worst = server.personalize(None), max(spent) if plan.private else None
     return Rehearsed(seen, future, coefficients, shared, worst, {**description(blueprint), **told})
 
 

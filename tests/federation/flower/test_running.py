@@ -84,6 +84,24 @@ def test_one_command_at_a_time_works_on_a_run_and_status_says_what_it_waits_for(
         run_app(app, "here")
 
 
+def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
+    app: Path, answers: list[dict[str, Any] | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    held = [True, True, True, False]
+    monkeypatch.setattr(running, "is_locked", lambda _: held.pop(0))
+    answers += [SUBMITTED, listed("finished:completed")]
+    run_app(app, "here", say=said.append)
+    assert held == []
+    assert said == ["a server works on this run already: watching it", "run 7 submitted"]
+
+
+def test_a_run_directory_that_may_not_be_made_is_refused_in_one_line(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file in its place")
+    with pytest.raises(RunFailed, match="the run directory of the app"):
+        run_app(app, "here")
+
+
 @pytest.mark.parametrize("text", [None, "[", "[tool]\n", "[tool.flwr.app]\nconfig = 3\n"])
 def test_what_is_no_app_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
     if text is not None:

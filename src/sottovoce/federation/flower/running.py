@@ -22,7 +22,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
 from sottovoce.files import FileError, locked, private_folder, write_atomically
-from sottovoce.run.status import Status
+from sottovoce.run.status import Status, is_locked
 
 WATCH_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
@@ -47,7 +47,13 @@ def run_app(
     default. `say` is called with a line for everything new, and once a minute with what is waited for.
     """
     directory = _run_directory(Path(app))
-    private_folder(directory)
+    try:
+        private_folder(directory)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot use {directory}, the run directory of the app ({error.strerror}): run this where the "
+            "server keeps it"
+        ) from None
     busy = f"another 'sottovoce federate' works on {directory}: stop it first"
     with locked((directory / SUPERVISOR).with_suffix(".lock"), patience=1.0, busy=busy):
         return Supervisor(str(app), superlink, directory, give_up, say).run()
@@ -72,6 +78,7 @@ class Supervisor:
         """The id of the run that Flower calls completed."""
         pause = WATCH_SECONDS
         while True:
+            self._watch_another()
             submitted = _flwr("run", self._app, self._superlink)
             if submitted is None or not submitted.get("success"):
                 self._wait(SILENT if submitted is None else f"the SuperLink refused the app: {submitted}")
@@ -91,6 +98,13 @@ class Supervisor:
             self._wait(f"run {run} ended as {reason}: the log of the SuperLink says why")
             time.sleep(pause)
 
+    def _watch_another(self) -> None:
+        """Lets a server that works on the store, of a command that was killed, come to its end."""
+        while is_locked(self._directory / "server.sqlite.lock"):
+            self._minutely.say("a server works on this run already: watching it")
+            self._look()
+            time.sleep(WATCH_SECONDS)
+
     def _watch(self, run: str) -> str:
         """The status with which a run ended."""
         while True:
@@ -102,13 +116,17 @@ class Supervisor:
             for entry in listed.get("runs", []):
                 if entry["run-id"] == run and entry["status"].startswith("finished"):
                     return str(entry["status"])
-            found = read_federation(self._directory)
-            self._news.tell(found)
-            if found.state == "waiting" and found.clients:
-                self._wait(found.why, told=True)
-            seen = (found.round, found.phase or "", found.counted("enrolled"))
-            if seen != self._seen:
-                self._seen, self._progress = seen, time.monotonic()
+            self._look()
+
+    def _look(self) -> None:
+        """Says what is new, and what the server waits for."""
+        found = read_federation(self._directory)
+        self._news.tell(found)
+        seen = (found.round, found.phase or "", found.counted("enrolled"))
+        if seen != self._seen:
+            self._seen, self._progress = seen, time.monotonic()
+        if found.state == "waiting" and found.clients:
+            self._wait(found.why, told=True)
 
     def _wait(self, what: str, *, told: bool = False) -> None:
         """Says once a minute what is waited for, and gives up when that was asked for.
