@@ -100,8 +100,11 @@ class Supervisor:
 
     def _watch_another(self) -> None:
         """Lets a server that works on the store, of a command that was killed, come to its end."""
+        told = False
         while is_locked(self._directory / "server.sqlite.lock"):
-            self._minutely.say("a server works on this run already: watching it")
+            if not told:
+                told = True
+                self._say("a server works on this run already: watching it")
             self._look()
             time.sleep(WATCH_SECONDS)
 
