@@ -322,7 +322,7 @@ def _symmetric(call: ast.Call) -> bool:
     """Whether its first two arguments may be exchanged, or are not known to be two."""
     first, second = call.args[:2]
     return (
-        ast.unparse(call.func) in ("min", "max")
+        ast.unparse(call.func) in ("min", "max", "math.hypot")
         or any(isinstance(argument, ast.Starred) for argument in (first, second))
         or ast.dump(first) == ast.dump(second)
     )

@@ -69,7 +69,7 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
-    drifts = (1.5 * task.reach, 0.12 * task.clip, 1.0 * task.reach)
+    drifts = (1.5 * task.reach, 0.25 * task.reach, 1.0 * task.reach)
     return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip))
 
 
@@ -82,7 +82,7 @@ def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> fl
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
-    >>> table = Recipe(1.5, 0.12, 1.0, 19.0, 19.0, 0.15, (1.0, 2.0))
+    >>> table = Recipe(1.5, 0.25, 1.0, 19.0, 19.0, 0.15, (1.0, 2.0))
     >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.1, 0.4, 1.0)]
     [1.0, 1.39, 2.0]
     """
@@ -140,7 +140,7 @@ def blending(
     summed: float | None = None,
     recipe: Recipe = FEATURES,
 ) -> Blending:
-    """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/d·N_0/N_i).
+    """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
     d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
@@ -162,15 +162,15 @@ def blending(
         shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    step = plan.learning_rate or slower * _bounded(recipe.drift, releases * shared_noise, largest)
+    far = _bounded(recipe.drift, releases * shared_noise, largest)
+    step = plan.learning_rate or slower * far
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
     elif summed is not None:
         individual = np.full(len(counts), recipe.own_share * (1 - plan.generated))
     else:
-        quieter = shared_noise / np.maximum(noise, 1e-300)
-        individual = np.minimum(recipe.own_share, recipe.own_drift / recipe.drift * quieter)
-        individual = individual * (1 - plan.generated)
+        wanted = recipe.own_drift / np.maximum(releases * far * noise, 1e-300)
+        individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
         alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]

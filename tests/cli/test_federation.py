@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -67,3 +68,57 @@ def test_a_folder_of_sites_is_federated_by_its_records_toml(
     line = failing("federate", f"dataset={folder}", "--out", str(tmp_path / "app"), *deal)
     assert f"give its agreement {folder}/records.toml and how many participants" in line
     assert line.endswith("(--records)")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "name the certificate"),
+        (["--insecure", "--authority", "here"], "name the certificate"),
+        (["--insecure", "--records", "nowhere.csv"], "nowhere.csv does not exist"),
+        (["--insecure", "helper"], "'helper' is no setting"),
+        (["--insecure", "--no-records"], "name the client's records"),
+    ],
+)
+def test_a_node_that_cannot_begin_says_why_in_one_line(
+    tmp_path: Path, failing: Failing, options: list[str], says: str
+) -> None:
+    for name in ("mine.csv", "agreement.toml"):
+        (tmp_path / name).write_text("")
+    given = ["--directory", str(tmp_path / "state"), "--agreement", str(tmp_path / "agreement.toml")]
+    if "--no-records" in options:
+        options = ["--insecure"]
+    elif "--records" not in options:
+        given += ["--records", str(tmp_path / "mine.csv")]
+    assert says in failing("node", "host:1", *given, *options)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_node_hands_on_what_its_owner_said_and_ends_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    class Kept:
+        def __init__(self, command: list[str], server: str, directory: Path, say: object) -> None:
+            commands.append(command)
+
+        def keep(self, *, give_up: float | None) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sottovoce.federation.flower.joining.Connection", Kept)
+    for name in ("mine.csv", "agreement.toml", "ca.crt", "node-key"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    said = "node host:8700 --directory state --records mine.csv --agreement agreement.toml --partition-id 1"
+    said += " --epsilon 4 --authority ca.crt --key node-key noise-at-server=true"
+    before = signal.getsignal(signal.SIGTERM)
+    told = CliRunner().invoke(app, said.split())
+    signal.signal(signal.SIGTERM, before)
+    assert told.exit_code == 0, told.output
+    [command] = commands
+    config = command[command.index("--node-config") + 1]
+    assert f'records="{tmp_path / "mine.csv"}"' in config  # whatever folder Flower works in
+    for part in ("noise-at-server=true", "partition-id=1", "epsilon=4.0"):
+        assert part in config.split()
+    assert "--insecure" not in command

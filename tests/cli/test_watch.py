@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from sottovoce.cli.watch import wait_for
 from sottovoce.run.directory import RunDirectory
+from tests.federation.test_contact import Watched
+from tests.federation.test_progress import Told
+from tests.federation.world import QUICK
 
 from .conftest import Failing
 
@@ -64,3 +69,48 @@ def test_watch_refuses_in_one_line(run: Path, tmp_path: Path, failing: Failing) 
     assert "holds no run" in failing("watch", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "in use" in failing("watch", str(run), "--port", str(taken.getsockname()[1]))
+
+
+def test_status_of_a_federation_says_what_it_waits_for(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.world.enrol(0)
+    told.update(connected=(0,))
+    shown = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert shown.exit_code == 4
+    text = " ".join(shown.stdout.split())
+    for part in ("participant-1 has not enrolled", "1 enrolled, 1 connected of 3", "contexts, of enrolment"):
+        assert part in text
+    found = json.loads(CliRunner().invoke(app, ["status", str(tmp_path), "--json"]).stdout)
+    assert (found["state"], found["clients"][0]["enrolled"]) == ("waiting", True)
+
+
+def test_status_at_a_client_says_what_its_ledger_has_left(tmp_path: Path) -> None:
+    world = Watched(tmp_path, **QUICK)
+    world.enrol(0)
+    shown = CliRunner().invoke(app, ["status", str(world.directory(0))])
+    assert shown.exit_code == 4
+    assert "ε 0 of 8 spent; this run will spend 5.3" in " ".join(shown.stdout.split())
+    found = json.loads(CliRunner().invoke(app, ["status", str(world.directory(0)), "--json"]).stdout)
+    assert found["epsilon"]["budget"] == 8
+
+
+def test_a_token_for_the_page_is_shown_once_and_revoked(tmp_path: Path, failing: Failing) -> None:
+    folder = str(tmp_path / "run")  # before there is a run
+    made = CliRunner().invoke(app, ["watch", folder, "--new-token", "carol", "--json"])
+    token = json.loads(made.stdout)["token"]
+    kept = (tmp_path / "run" / "watch-tokens.txt").read_text()
+    assert token not in kept
+    assert "carol" in kept
+    assert CliRunner().invoke(app, ["watch", folder, "--revoke", "carol"]).exit_code == 0
+    assert "nobody called carol has a token" in failing("watch", folder, "--revoke", "carol")
+
+
+def test_waiting_ends_when_there_is_something_to_see(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def appear(_: float) -> None:
+        shutil.copytree(run, tmp_path / "run")
+
+    monkeypatch.setattr("sottovoce.cli.watch.time.sleep", appear)
+    wait_for(tmp_path / "run", "finished")
+    assert "waiting: " in capsys.readouterr().err

@@ -155,6 +155,7 @@ def test_the_last_errors_and_the_number_of_refusals_outlive_the_server(tmp_path:
     logger.removeHandler(told.progress.errors)
     told.progress.refused()
     told.update()
+    assert {error["time"] % 60 for error in told.file["errors"]} == {0.0}
     assert [error["text"] for error in told.file["errors"]] == [f"fault {number}" for number in range(2, 12)]
     told.begin()
     told.update()

@@ -15,16 +15,24 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import pad
+from sottovoce.modelfile import HomeModel, PersonalModel
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.remote import Connection, OnboardingError, Service, onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.specification import BUCKET, SpecificationError
 from sottovoce.onboarding.tokens import new_token
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.release import Release
+from sottovoce.run.training import train
 from tests.federation.world import World
+from tests.run.test_folder import planned, sites
 
 from .live import live
 from .web import headers, post
@@ -207,6 +215,50 @@ def test_contexts_travel_in_messages_of_one_length(
         onboard(url, records, tmp_path / "model")
     assert (len(bodies[0]) - 32) % BUCKET == 0
     assert len({len(pad(bytes(length), BUCKET)) for length in range(0, BUCKET - 4)}) == 1
+
+
+def newcomer(folder: Path, *, labels: bool) -> Path:
+    """A table of sixty records, with or without what is to be predicted."""
+    rng = np.random.default_rng(3)
+    rows = ["a,b,ill" if labels else "a,b"]
+    for a, b in rng.normal(size=(60, 2)):
+        rows.append(f"{a:.3f},{b:.3f}" + (f",{'yes' if a + b > 0 else 'no'}" if labels else ""))
+    folder.mkdir()
+    (folder / "east.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder / "east.csv"
+
+
+def test_labels_of_a_newcomer_enter_its_home_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(sites(tmp_path / "sites"), context="shares", context_records=16, context_share=0.1)
+    train(plan, tmp_path / "run")
+    drawn = Release.encode
+
+    def seeded(self: Release, u: np.ndarray, *, secret: bytes, stream: Any, seed: int | None = None) -> bytes:
+        return drawn(self, u, secret=secret, stream=stream, seed=7)  # one noise for both, to compare by bytes
+
+    monkeypatch.setattr(Release, "encode", seeded)
+    published = []
+    with live(create_service(tmp_path / "run", open_to_all=True)) as url:
+        for labels in (False, True):
+            source = newcomer(tmp_path / f"labels-{labels}", labels=labels)
+            answer = onboard(url, source, source.with_name("model.safetensors"), finish=labels)
+            published.append(source.with_name("model.safetensors").read_bytes())
+            assert ("home" in answer) is labels
+    assert published[0] == published[1]
+    home = tmp_path / "labels-True" / "model.home.safetensors"
+    assert home.stat().st_mode & 0o777 == 0o600
+    assert PersonalModel.read(home, home=True).home
+    with pytest.raises(HomeModel):
+        PersonalModel.read(home)
+    assert answer["home"]["rows"]["finished"]["loss"] < answer["home"]["rows"]["constant"]["loss"]
+    with Ledger.open(tmp_path / "labels-True" / "east.ledger.sqlite", scope=None) as book:
+        assert [entry.charge.kind for entry in book.charges()] == ["context"]
+    bare = tmp_path / "labels-False" / "east.csv"
+    with live(create_service(tmp_path / "run", open_to_all=True)) as url, pytest.raises(SottovoceError):
+        onboard(url, bare, bare.with_name("again.safetensors"), finish=True)
+    assert not (tmp_path / "labels-False" / "again.home.safetensors").exists()
 
 
 class Opener:

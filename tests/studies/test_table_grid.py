@@ -15,8 +15,15 @@ from sottovoce.tasks import open_task
 
 @pytest.mark.parametrize("preset", ["best", "central"])
 def test_without_noise_a_setting_is_a_run_of_the_package(preset: str) -> None:
-    """At ε = 10⁴, in three rounds without own parts: the same step, clip and momentum give the same loss."""
-    changes = {"rounds": 10, "clip": 0.7, "learning_rate": 1.0, "individual": 0.0, "momentum": 0.5}
+    """At ε = 10⁴, in ten rounds without own parts: the same step, clip and momentum give the same loss."""
+    changes = {
+        "rounds": 10,
+        "clip": 0.7,
+        "learning_rate": 1.0,
+        "individual": 0.0,
+        "momentum": 0.5,
+        "calibration": 0.0,
+    }
     prepared = prepare(prepared_plan("heart", preset, 1e4, 3, **changes), data.load("heart"))
     server, task = trained(prepared), open_task(prepared.blueprint.facts)
     found = []

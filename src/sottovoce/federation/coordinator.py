@@ -276,9 +276,6 @@ class Coordinator:
         if (kind, round_number) in self._store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
-        if kind == "gradient" and self._sums is not None and self._sums.fixed is not None:
-            log.info("gradient of %s came after its sum was fixed: dropped", participant_name(participant))
-            return
         decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
             self._decoder.check_plausible(participant, kind, decoded)

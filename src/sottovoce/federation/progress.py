@@ -37,14 +37,15 @@ ABOUT = ("method", "dataset", "noise", "seeded", "participants", "rounds", "delt
 
 
 class LastErrors(logging.Handler):
-    """The last warnings and errors of a log, with their times."""
+    """The last warnings and errors of a log, with the minutes in which they came."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: deque[dict[str, Any]] = deque(maxlen=ERRORS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append({"time": record.created, "text": record.getMessage()})
+        # To the minute: when a single client's answer came is nobody's business.
+        self.lines.append({"time": record.created // 60 * 60, "text": record.getMessage()})
 
 
 class Progress:

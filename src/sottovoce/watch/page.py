@@ -176,7 +176,7 @@ def _federation(found: Status) -> Html:
     table = Table(["Client", "Enrolled", "Connected", "Waited for"], rows, "Clients", words=4)
     more = len(found.clients) - len(rows)
     errors = [
-        f"{datetime.fromtimestamp(error['time']):%Y-%m-%d %H:%M:%S} {error['text']}" for error in found.errors
+        f"{datetime.fromtimestamp(error['time']):%Y-%m-%d %H:%M} {error['text']}" for error in found.errors
     ]
     return join(
         page.section("Phases", tag("ol", *steps, class_="steps")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,19 @@ def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
     said: list[str] = []
     held = [True, True, True, False]
     monkeypatch.setattr(running, "is_locked", lambda _: held.pop(0))
+    monkeypatch.setattr(running, "read_federation", lambda _: replace(status(2), state="waiting", why="late"))
     answers += [SUBMITTED, listed("finished:completed")]
     run_app(app, "here", say=said.append)
     assert held == []
-    assert said == ["a server works on this run already: watching it", "run 7 submitted"]
+    assert said[0] == "a server works on this run already: watching it"
+    assert len(said) == len(set(said))  # nothing twice within a minute
+    assert {"waiting: late", "run 7 submitted"} <= set(said)
+
+
+def test_a_run_directory_that_may_not_be_made_is_refused_in_one_line(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file in its place")
+    with pytest.raises(RunFailed, match="the run directory of the app"):
+        run_app(app, "here")
 
 
 @pytest.mark.parametrize("text", [None, "[", "[tool]\n", "[tool.flwr.app]\nconfig = 3\n"])

@@ -47,7 +47,13 @@ def run_app(
     default. `say` is called with a line for everything new, and once a minute with what is waited for.
     """
     directory = _run_directory(Path(app))
-    private_folder(directory)
+    try:
+        private_folder(directory)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot use {directory}, the run directory of the app ({error.strerror}): run this where the "
+            "server keeps it"
+        ) from None
     busy = f"another 'sottovoce federate' works on {directory}: stop it first"
     with locked((directory / SUPERVISOR).with_suffix(".lock"), patience=1.0, busy=busy):
         return Supervisor(str(app), superlink, directory, give_up, say).run()
@@ -94,8 +100,11 @@ class Supervisor:
 
     def _watch_another(self) -> None:
         """Lets a server that works on the store, of a command that was killed, come to its end."""
+        told = False
         while is_locked(self._directory / "server.sqlite.lock"):
-            self._minutely.say("a server works on this run already: watching it")
+            if not told:
+                told = True
+                self._say("a server works on this run already: watching it")
             self._look()
             time.sleep(WATCH_SECONDS)
 
