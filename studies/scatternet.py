@@ -33,7 +33,7 @@ GROUPS = 27
 DELTA = 1e-5
 TARGETS = {"add/remove 3": (3.0, 1.0), "replace-one 4": (4.0, 2.0)}
 """ε, and how many clips one record moves a sum by."""
-STEPS, RATES, CLIPS = (50, 150), (1.0, 4.0, 16.0, 64.0), (0.1, 0.3, 1.0)
+STEPS, RATES, CLIPS = (150, 400), (16.0, 64.0, 256.0), (0.03, 0.1, 0.3, 1.0)
 SEEDS = (41, 42, 43)
 PUBLISHED = {"mnist": 98.7, "fashion-mnist": 89.7, "cifar10": 67.0}
 """At add/remove ε = 3 on the official training and test pictures."""
