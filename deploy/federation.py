@@ -29,8 +29,8 @@ from cryptography.x509.oid import NameOID
 sys.path.insert(0, str(Path(__file__).parent))
 import sign_app
 
-SITES = ("cleveland", "budapest")
-LATER = "longbeach"
+SITES = ("longbeach", "budapest")
+LATER = "cleveland"
 PLAN = """\
 preset = "best"
 participants = 2

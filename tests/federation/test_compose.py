@@ -62,7 +62,7 @@ def test_nothing_but_the_proxy_is_reached_from_elsewhere() -> None:
 def test_secrets_are_files_of_this_machine_and_in_no_image_or_environment() -> None:
     for name, secret in COMPOSE["secrets"].items():
         assert secret == {"file": f"${{FEDERATION:-./federation}}/secrets/{name}"}
-    for site in ("cleveland", "budapest"):  # each its own, and the server none of them
+    for site in ("longbeach", "budapest"):  # each its own, and the server none of them
         assert COMPOSE["services"][site]["secrets"] == [f"{site}.key"]
     for service in COMPOSE["services"].values():
         assert not re.search("KEY|TOKEN|SECRET|PASSWORD", " ".join(service.get("environment", {})))
@@ -76,7 +76,7 @@ def test_secrets_are_files_of_this_machine_and_in_no_image_or_environment() -> N
 
 
 def test_each_site_keeps_its_ledger_in_a_volume_of_its_own() -> None:
-    for site in ("cleveland", "budapest"):
+    for site in ("longbeach", "budapest"):
         assert COMPOSE["services"][site]["volumes"] == [f"${{FEDERATION:-./federation}}/{site}:/data"]
         records = COMPOSE["services"][site]["command"]
         assert records[records.index("--records") + 1] == f"/data/{site}.csv"  # the ledger lies beside it
@@ -115,7 +115,7 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
                 killed = True
                 browser.open(page, width=DESK[0], height=DESK[1], dark=False)
                 assert "of 5" in browser.script("return document.querySelector('#round .figure').innerText")
-                assert "cleveland" in browser.script("return document.body.innerText")
+                assert "longbeach" in browser.script("return document.body.innerText")
                 for service in ("server", "budapest"):
                     os.killpg(federation.running.pop(service).pid, signal.SIGKILL)
                     federation.start(service)
@@ -128,12 +128,12 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
             assert b"5 of 5" in answer.read()
         with urllib.request.urlopen(f"{page}/metrics", timeout=60) as answer:
             assert b"sottovoce_run_round 5.0" in answer.read()
-        assert PersonalModel.read(federation.onboard()).origin.client == "longbeach"
+        assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
         said = federation.log("server")
         assert "enrolled: " in said
         assert "waiting: the SuperLink does not answer" in said
-        assert "does not let this client in yet" in federation.log("cleveland") + federation.log("budapest")
-    for site in ("cleveland", "budapest"):
+        assert "does not let this client in yet" in federation.log("longbeach") + federation.log("budapest")
+    for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
         assert isinstance(found, NodeStatus)
         assert (found.state, found.gradients) == ("finished", 5)

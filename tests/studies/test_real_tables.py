@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from studies.real_tables import ROWS, clipped_means, published, summed_up
+from studies.real_tables import (
+    EPSILONS,
+    PRESETS,
+    RESULTS,
+    ROWS,
+    clipped_means,
+    published,
+    summed_up,
+    table,
+)
+from studies.site_tables import TABLES
 from studies.table_grid import padded, prepared_plan
 
 from sottovoce import data
@@ -58,3 +72,20 @@ def test_losses_of_numbers_are_told_in_units_of_the_constants_and_the_best_of_a_
     assert line["loss"] == {"constant": 1.0, "alone": 2.0, "published": 1.0, "finished": 0.8}
     assert line["gain"] == -1.2
     assert line["grid"] == 0.3
+
+
+def test_the_documented_figures_are_the_measured_ones_and_keep_what_is_promised() -> None:
+    """Finished is nowhere worse than alone beyond luck; from ε = 2 on published beats what pooling beats."""
+    lines = json.loads(RESULTS.read_text(encoding="utf-8"))
+    page = (Path(__file__).parents[2] / "docs" / "why-join.md").read_text(encoding="utf-8")
+    for place in PRESETS:
+        assert table(lines, place) in page
+    assert {(line["table"], line["place"], line["epsilon"]) for line in lines} == set(
+        itertools.product(TABLES, PRESETS, EPSILONS)
+    )
+    for line in lines:
+        loss = line["loss"]
+        assert line["gain"] <= max(0.005, 2 * line["gain_error"]), line
+        if line["epsilon"] >= 2 and line["pooled"] < 0.9 * loss["constant"]:
+            assert loss["published"] < loss["constant"], line
+    assert sum(line["gain"] < 0 for line in lines) > 0.8 * len(lines)
