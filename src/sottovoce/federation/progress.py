@@ -16,6 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.charge import Kind
 from sottovoce.release import spending
+from sottovoce.run.status import Status
 
 EVERY_SECONDS = 2.0
 ERRORS = 10
-ABOUT = ("method", "dataset", "noise", "seeded", "participants", "rounds", "delta")
-"""What is told of the plan."""
+ABOUT = {key.name for key in fields(Plan)} & {field.name for field in fields(Status)} - {"epsilon"}
+"""What is told of the plan; ε has the kinds that it was spent on."""
 
 
 class LastErrors(logging.Handler):
@@ -126,7 +128,7 @@ class Progress:
         return {
             "format": FORMAT,
             "run": self._store.run,
-            "about": {name: getattr(plan, name) for name in ABOUT},
+            "about": {name: getattr(plan, name) for name in sorted(ABOUT)},
             "phase": "finished" if over else phase_word(self._open),
             "phases": ["enrolment", *_words(plan), "models", "finished"],
             "round": coordinator.round,
