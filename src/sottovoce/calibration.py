@@ -3,8 +3,9 @@
 Noise and clipping leave a model too sure of itself, or of the wrong class. After training each participant
 releases the mean of the first and second derivatives of its records' losses in one slope and one shift for
 each output, with outputs s·z + t at a public slope s₀ and t = 0. From decoded releases alone the server takes
-one Newton step, damped by the noise that it knows: one slope and shift for everybody, newcomers included, and
-for each participant a shift of its own, as far as participants differ by more than their noise. Slope and
+one Newton step, damped by the noise that it knows: one slope and shift for everybody, newcomers included; and
+where models have no own parts, for each participant a shift of its own, as far as participants differ by more
+than their noise. Slope and
 shift are multiplied into a model's last layer, so that nothing but parameters has to travel.
 """
 
@@ -27,8 +28,8 @@ from sottovoce.tasks import Task
 
 SLOPE = 0.6
 """s₀: the loss is convex in the slope and flat where a model is too sure, so that a step from below does not
-pass the minimum; on five tables the best slope was 0.5 to 0.8."""
-EXPECTED, SLOPE_SPREAD, SHIFT_SPREAD = 0.8, 0.3, 0.4
+pass the minimum."""
+EXPECTED, SLOPE_SPREAD, SHIFT_SPREAD = 0.9, 0.3, 0.2
 """What slopes and shifts are taken to be where noise hides them: mean, and standard deviations."""
 REACH = 3.0
 """Outputs count in the derivative of the slope up to this norm. They do not depend on the target, so that a
@@ -38,6 +39,8 @@ CURVATURE_SPREAD, FACTOR = 0.05, 4.0
 TYPICAL = 2.0
 """The spread of outputs that are typical before any is seen."""
 SLOPES, MOST_SHIFT = (0.25, 4.0), 3.0
+ERRORS, MOST_SPREAD = 3.0, 1.0
+"""Participants differ by what is beyond so many standard errors of noise, by this variance at most."""
 _LONGER = math.sqrt(2.0) * REACH
 
 
@@ -126,10 +129,13 @@ class Scaling:
     shifts: Tensor
 
     @classmethod
-    def of(cls, statistic: Derivatives, released: Tensor, sigmas: Tensor, records: Tensor) -> Scaling:
+    def of(
+        cls, statistic: Derivatives, released: Tensor, sigmas: Tensor, records: Tensor, *, own: bool = True
+    ) -> Scaling:
         """From decoded releases (n, size) with their σ (n,), which count by their numbers of records (n,).
 
-        A participant with 0 records has released nothing, and gets the shift of everybody.
+        A participant with 0 records has released nothing, and gets the shift of everybody; so do all where
+        their models have `own` parts already.
         """
         released, sigmas, records = released.double().cpu(), sigmas.double().cpu(), records.double().cpu()
         share = records / records.sum()
@@ -150,8 +156,10 @@ class Scaling:
         least, most = SLOPES
         slope = min(max(SLOPE * (1.0 + float(found[0])), least), most)
         shift = found[1:].clamp(-MOST_SHIFT, MOST_SHIFT)
-        own = _own_shifts(statistic, first[:, 1:] - mean[1:], jacobian[1:, 1:], sigmas, records)
-        return cls(slope, shift, (shift + own).clamp(-MOST_SHIFT, MOST_SHIFT))
+        differing = torch.zeros(len(records), statistic.outputs, dtype=torch.float64)
+        if own:
+            differing = _own_shifts(statistic, first[:, 1:] - mean[1:], jacobian[1:, 1:], sigmas, records)
+        return cls(slope, shift, (shift + differing).clamp(-MOST_SHIFT, MOST_SHIFT))
 
 
 def _plausible(curvature: Tensor, typical: Tensor, noise: float) -> Tensor:
@@ -178,8 +186,8 @@ def _own_shifts(
     noise = noise + float(inverse.trace()) / freedom / records.clamp_min(1.0)  # which records there are
     sure = torch.where(records > 0, 1.0 / (noise + 0.3).square(), 0.0)
     found = steps.square().sum(dim=1) / freedom - noise
-    by_chance = 2 * math.sqrt(2.0 / freedom) * (sure * noise).norm()  # two standard errors, if none differs
-    spread = max(0.0, float(((sure * found).sum() - by_chance) / sure.sum()))
+    by_chance = ERRORS * math.sqrt(2.0 / freedom) * (sure * noise).norm()  # if nobody differs
+    spread = min(MOST_SPREAD, max(0.0, float(((sure * found).sum() - by_chance) / sure.sum())))
     kept = torch.where(records > 0, spread / (spread + noise + 1e-9), 0.0)
     shifts: Tensor = kept[:, None] * steps
     return shifts

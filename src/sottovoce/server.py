@@ -204,7 +204,9 @@ class Server:
             everyone = range(blueprint.plan.participants)
             sigmas = [blueprint.releases_of(i)["calibration"].sigma for i in everyone]
             counted = torch.tensor(blueprint.counted) * self._calibrated
-            self._scaled = Scaling.of(self._derivatives, self._calibrations, torch.tensor(sigmas), counted)
+            alike = blueprint.plan.traits.individual and not blueprint.blending.individual.any()
+            released, noise = self._calibrations, torch.tensor(sigmas)
+            self._scaled = Scaling.of(self._derivatives, released, noise, counted, own=alike)
         return self._scaled
 
     @cached_property
