@@ -21,6 +21,7 @@ MILLION, THOUSANDS = 1_000_000, 16_384
 BOUNDS = {
     **dict.fromkeys(("participants", "future_clients", "clients_per_round"), MILLION),
     **dict.fromkeys(("rounds", "context_round"), MILLION),
+    "classes_per_client": 2**16,
     **dict.fromkeys(("evaluate_every", "records_per_client", "repeat"), 2_147_483_648),
     **dict.fromkeys(("context_records", "gradient_records", "counted_records"), 2_147_483_648),
     **dict.fromkeys(("hidden", "feature_size"), THOUSANDS),

@@ -118,9 +118,9 @@ def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: p
     honest, held = tokens.read_tokens, list[bool]()
 
     def read(run: Path, file: str) -> dict[str, str]:
-        with (run / tokens.LOCK_FILE).open("a") as file:
+        with (run / tokens.LOCK_FILE).open("a") as lock:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held.append(False)
             except BlockingIOError:
                 held.append(True)

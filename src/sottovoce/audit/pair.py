@@ -139,7 +139,9 @@ def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Re
 
 
 def is_by_class(blueprint: Blueprint) -> bool:
-    return blueprint.plan.context_traits.class_shares
+    """Whether something of single classes is released: their shares, or how sure a model is of them."""
+    calibrated = blueprint.plan.calibration > 0 and blueprint.facts.task == "classes"
+    return blueprint.plan.context_traits.class_shares or calibrated
 
 
 def narrowed(held: ClientRecords, coordinates: int) -> ClientRecords:

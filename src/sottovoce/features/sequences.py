@@ -102,7 +102,7 @@ def _bands(bins: int) -> Tensor:
     """The band of each of a spectrum's bins: each its own where there are few, else wider from low to high.
 
     >>> _bands(4).tolist(), _bands(1000).bincount()[-2:].tolist()
-    ([0, 1, 2, 3], [157, 195])
+    ([0, 1, 2, 3], [157, 194])
     """
     edges, last = [1], bins + 1
     for i in range(1, BANDS):
