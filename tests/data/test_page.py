@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
-LINES = 60
-"""Of one page of a terminal: commands and all that they say."""
+LINES = 66
+"""Of one page as printers count them: commands and all that they say."""
 
 pytestmark = pytest.mark.timeout(1800)  # kernels of the channel may have to be compiled, on a busy machine
 
