@@ -45,12 +45,14 @@ def test_a_future_client_without_labels_gets_its_prior(
         assert load_file(tmp_path / name)["1.weight"].shape == (10, 64)
 
 
-@pytest.mark.parametrize("task", ["classes", "labels", "number"])
-def test_a_site_joins_a_run_of_tables_with_the_default_preset_over_the_network(
-    tmp_path: Path, task: str
+@pytest.mark.parametrize(
+    ("task", "preset"), [("classes", {}), ("labels", {}), ("number", {}), ("classes", {"preset": "shared"})]
+)
+def test_a_site_joins_a_run_of_tables_with_the_default_preset_over_the_network_or_one_of_shared_noise(
+    tmp_path: Path, task: str, preset: dict[str, str]
 ) -> None:
     folder = sites(tmp_path / "sites", task)
-    plan = Plan.load(overrides={"dataset": str(folder), "rounds": 3, "epsilon": 4})
+    plan = Plan.load(overrides={"dataset": str(folder), "rounds": 3, "epsilon": 4, **preset})
     train(plan, tmp_path / "run")
     (tmp_path / "east").mkdir()
     mine = Path(shutil.copy(folder / "west.csv", tmp_path / "east" / "east.csv"))

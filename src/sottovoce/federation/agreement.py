@@ -57,6 +57,8 @@ class Agreement:
     """Training records (units) of each participant, where the plan leaves that to them; none before."""
     parties: Parties | None = None
     """The keys of sites and helpers, where they share the noise."""
+    finished: bool = field(default=False, compare=False)
+    """Whoever onboards reads it when training is over: nobody shares noise any more."""
 
     def __post_init__(self) -> None:
         if self.plan.seeded and not self.simulation:
@@ -69,7 +71,8 @@ class Agreement:
                 f"shift={self.plan.shift} is for simulations: clients of a federation have pictures of their "
                 "own, set shift=none"
             )
-        if self.plan.place.shared != (self.parties is not None):
+        keys_missing = self.plan.place.shared and self.parties is None and not self.finished
+        if keys_missing or (self.parties is not None and not self.plan.place.shared):
             raise AgreementError(
                 "an agreement has the keys of its sites and helpers where its noise is shared, and only "
                 "there: collect them first, each made with 'sottovoce site key'"
@@ -110,7 +113,13 @@ class Agreement:
 
     @classmethod
     def parse(
-        cls, text: str, *, simulation: bool = False, model: str | None = None, features: str | None = None
+        cls,
+        text: str,
+        *,
+        simulation: bool = False,
+        finished: bool = False,
+        model: str | None = None,
+        features: str | None = None,
     ) -> Agreement:
         """From the text of that file, of another party: typed, bounded, and without code of theirs.
 
@@ -131,7 +140,7 @@ class Agreement:
         check_sizes(plan, facts, model=model)
         _check_features(plan, facts, features)
         parties = None if keys is None else Parties.parse(keys)
-        agreement = cls(plan, facts, simulation, model, features, parties=parties)
+        agreement = cls(plan, facts, simulation, model, features, parties=parties, finished=finished)
         return agreement.frozen(sizes) if sizes else agreement
 
     def to_toml(self) -> str:

@@ -181,7 +181,8 @@ class Onboarding:
         self._run = FinishedRun.load(directory, model, features)
         self.blueprint = self._run.blueprint
         self._contexts = Contexts(directory / CONTEXTS_FILE)
-        agreement = Agreement(self.blueprint.plan, self.blueprint.facts, model=model, sizes=file.sizes)
+        plan, facts = self.blueprint.plan, self.blueprint.facts
+        agreement = Agreement(plan, facts, model=model, sizes=file.sizes, finished=True)
         self.specification = Specification(self._run.run, agreement, self._run.key)
 
     @property

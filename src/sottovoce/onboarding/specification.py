@@ -98,7 +98,7 @@ class Specification:
         if re.fullmatch(f"[0-9a-f]{{{2 * KEY_BYTES}}}", key) is None:
             raise SpecificationError("the service's key is not an X25519 public key: check the URL")
         run = foreign_name(fields.get("run"))
-        agreement = Agreement.parse(text, model=model, features=features)
+        agreement = Agreement.parse(text, finished=True, model=model, features=features)
         return cls(run, agreement, bytes.fromhex(key))
 
     def check(self, fields: dict[str, Any], blueprint: Blueprint) -> None:
