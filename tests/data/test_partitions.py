@@ -116,9 +116,9 @@ def test_natural_clients_are_shuffled() -> None:
 
 def test_a_hundred_thousand_clients_are_divided_in_seconds() -> None:
     data = toy(torch.arange(500_000) % 10, 10)
-    start = time.perf_counter()
+    start = time.process_time()
     partition(data, kind="dirichlet", clients=100_000, records=5, alpha=0.5, seed=0)
-    assert time.perf_counter() - start < 15  # 1 s when measured; quadratic work would take minutes
+    assert time.process_time() - start < 15  # 1 s when measured; quadratic work would take minutes
 
 
 @pytest.mark.parametrize(
