@@ -72,6 +72,7 @@ class Client:
         self._account = account or name
         self._given = records
         self._blueprint = blueprint
+        self._releases = blueprint.releases_of(participant)
         self._ledger = ledger
         self._run = run
         self._secret = secret
@@ -189,7 +190,7 @@ class Client:
         return self._release(asked).charge(self._entry, self._account, asked.round, self._helpers)
 
     def _release(self, asked: Asked) -> Release:
-        return self._blueprint.releases_of(self.participant)[asked.kind]
+        return self._releases[asked.kind]
 
 
 @dataclass(frozen=True, eq=False)

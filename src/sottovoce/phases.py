@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sottovoce.plan import Plan
-from sottovoce.privacy.charge import Kind
+from sottovoce.privacy.accounting import Kind
 
 ONCE: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "gradient")
 """What a client releases once in a run."""

@@ -27,8 +27,7 @@ from sottovoce.federation.store import Store
 from sottovoce.files import FileError, write_atomically
 from sottovoce.phases import phases
 from sottovoce.plan import Plan
-from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.charge import Kind
+from sottovoce.privacy.accounting import Kind, epsilon
 from sottovoce.release import spending
 from sottovoce.run.status import Status
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.patches import Window
+if TYPE_CHECKING:
+    from sottovoce.gradients.layers import Window
 
 
 def on_gpu(values: Tensor) -> bool:

@@ -15,8 +15,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sottovoce.gradients.layers import Convolution, Layer, Linear, Parameters, Parametric, Plain, Scale
-from sottovoce.gradients.patches import Window
+from sottovoce.gradients.layers import (
+    Convolution,
+    Layer,
+    Linear,
+    Parameters,
+    Parametric,
+    Plain,
+    Scale,
+    Window,
+)
 from sottovoce.models import trainable
 from sottovoce.tasks import Losses
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
+from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, Kind, Place, Total, epsilon
 from sottovoce.privacy.ledger_file import (
     CLIENT,
     OWN_RECORDS,
