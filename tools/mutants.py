@@ -46,7 +46,6 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "federation/recovery",
     ),
     ("test_context.py", "gradients/test_units.py", "test_release.py"): ("context",),
-    ("gradients/test_recordwise.py",): ("gradients/recordwise",),
     ("gradients",): tuple(f"gradients/{name}" for name in ("clipping", "identity", "mean", "vmap")),
     ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): ("client", "release"),
     ("run/test_prepare.py",): ("run/prepare",),

@@ -22,6 +22,7 @@ from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
+from sottovoce.cores import derived_seed
 from sottovoce.data import Facts
 from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
@@ -32,7 +33,6 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
-from sottovoce.seeding import derived_seed
 from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, open_basis
 from sottovoce.tasks import open_task

@@ -20,14 +20,13 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import TASKS
 from sottovoce.channel.wire import Stream
-from sottovoce.cores import available, one_core, side_by_side
+from sottovoce.cores import available, derived_seed, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
 from sottovoce.models import logits
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
 from sottovoce.release import Release
-from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
 Seal = Callable[[bytes, Stream], bytes]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from sottovoce import data
 from sottovoce.client import Client
+from sottovoce.cores import derived_seed
 from sottovoce.data import Dataset, read_client
 from sottovoce.data.description import Description
 from sottovoce.data.findings import UnusableFile
@@ -29,7 +30,6 @@ from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import evaluate, train
-from sottovoce.seeding import derived_seed
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
 from tests.run.test_folder import planned, sites
 from tests.small import SMALL, small_plan, tiny

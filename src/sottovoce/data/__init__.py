@@ -28,10 +28,9 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.facts import Facts
 from sottovoce.data.folder import client_files, described, read_client, read_folder, read_one
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition

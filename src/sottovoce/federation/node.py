@@ -56,7 +56,7 @@ from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
-from sottovoce.run.dry_run import dry_client
+from sottovoce.run.session import dry_client
 
 
 class NotReady(EnrolmentError):

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sottovoce.gradients.layers import Window
+    from sottovoce.gradients.gpu import Window
 
 
 def group_sums(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
+from sottovoce.cores import derived_seed
 from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
 from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
@@ -36,7 +37,6 @@ from sottovoce.onboarding.specification import NAME
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
-from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
 
