@@ -25,7 +25,7 @@ THROUGH = {
     "test_plan.py": "plan_rules",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "arrays cells columns findings inputs",
+    "data/test_encoding.py": "columns findings inputs",
     "data/test_description.py": "section",
     "data/test_kinds.py": "names",
 }

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import description
-from sottovoce.data.arrays import without_unusable
+from sottovoce.data.cells import without_unusable
 from sottovoce.data.columns import canonical
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import NAME, Description

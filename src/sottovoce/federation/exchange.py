@@ -17,9 +17,8 @@ import numpy as np
 from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import KEY_BYTES
 from sottovoce.federation.roster import Roster
-from sottovoce.federation.sealing import MODEL, SEAL_BYTES, seal_downward, unseal
+from sottovoce.federation.sealing import KEY_BYTES, MODEL, SEAL_BYTES, seal_downward, unseal
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import Kind
 from sottovoce.server import Server

@@ -16,7 +16,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.cores import derived_seed
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import KEY_BYTES
+from sottovoce.federation.sealing import KEY_BYTES
 from sottovoce.foreign import foreign_name
 
 VERSION = 2
