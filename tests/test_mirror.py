@@ -22,7 +22,7 @@ THROUGH = {
     "studies/test_execution.py": "pool work",
     "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
-    "test_plan.py": "plan_rules",
+    "plan/test_plan.py": "keys rules",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "columns findings inputs",

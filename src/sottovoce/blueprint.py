@@ -28,8 +28,7 @@ from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
-from sottovoce.phases import Phase, phases
-from sottovoce.plan import Plan
+from sottovoce.plan import Phase, Plan, phases
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending

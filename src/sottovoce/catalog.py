@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 from sottovoce.errors import SottovoceError, nearest
 
 Capabilities = TypeVar("Capabilities")
+Kind = Literal["context", "gradient", "confusion", "calibration"]
+"""What a client releases: gradients in rounds, and all else once."""
 
 
 @dataclass(frozen=True)

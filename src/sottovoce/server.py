@@ -26,7 +26,7 @@ from sottovoce.cores import derived_seed, one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
 from sottovoce.optimizers import Optimizer, open_optimizer
-from sottovoce.phases import Phase
+from sottovoce.plan import Phase
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
 

@@ -36,7 +36,7 @@ from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.presets import FOLDERS
+from sottovoce.plan.presets import FOLDERS
 
 __all__ = [
     "NAMES",

@@ -26,7 +26,7 @@ from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import MODEL, public_key
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import Sums
-from sottovoce.phases import ONCE, Phase
+from sottovoce.plan import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
 from sottovoce.run.directory import round_line

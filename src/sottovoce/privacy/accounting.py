@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
-from sottovoce.catalog import ACCOUNTINGS
+from sottovoce.catalog import ACCOUNTINGS, Kind
 from sottovoce.errors import SottovoceError, nearest
 
 
@@ -142,7 +142,6 @@ def _bisect(holds: Callable[[float], bool], low: float, high: float) -> tuple[fl
     return low, high
 
 
-Kind = Literal["context", "gradient", "confusion", "calibration"]
 Place = Literal["client", "server", "shared"]
 Client = int | str
 
