@@ -52,6 +52,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
     ("channel/test_channel.py",): ("channel/base",),
     ("channel/test_integers.py",): ("channel/integers",),
+    ("test_calibration.py",): ("calibration",),
     ("test_shared.py", "test_masking.py", "test_helper.py"): ("shared", "masking", "helper"),
 }
 """Tests, and the modules of the safety core for which they answer."""
