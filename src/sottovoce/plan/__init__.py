@@ -24,11 +24,23 @@ from typing import Any, Literal, get_args
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS, Kind
 from sottovoce.errors import nearest
-from sottovoce.plan.keys import Keys, key
+from sottovoce.plan.keys import SHAPES, Keys, key
 from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
 from sottovoce.plan.rules import PlanError, check, coerce, read_toml, split, told_apart, toml
 
-__all__ = ["CHOICES", "LARGEST", "ONCE", "Phase", "Plan", "PlanError", "key", "keys", "phases", "split"]
+__all__ = [
+    "CHOICES",
+    "LARGEST",
+    "ONCE",
+    "SHAPES",
+    "Phase",
+    "Plan",
+    "PlanError",
+    "key",
+    "keys",
+    "phases",
+    "split",
+]
 
 PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
