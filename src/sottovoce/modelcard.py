@@ -127,7 +127,9 @@ def _seen(origin: Origin, unit: str) -> str:
 def _uncovered(agreed: Description | None) -> str:
     """What the file tells of records beside the model: constants of columns that somebody looked up."""
     lines = [] if agreed is None else agreed.uncovered
-    return "".join(["\n\nIts header holds more than that:\n" if lines else "", *(f"\n- {line}" for line in lines)])
+    return "".join(
+        ["\n\nIts header holds more than that:\n" if lines else "", *(f"\n- {line}" for line in lines)]
+    )
 
 
 def _yaml(value: Any) -> str:

@@ -185,7 +185,7 @@ class _Graph:
         return self._cast(self._add("Div", self._add("Sub", clamped, center), spread), "FLOAT")
 
     def _date(self, name: str, column: Date) -> list[str]:
-        """The parts of a day that is given as days since 1970-01-01; what lies outside the calendar is none."""
+        """The parts of a day that is given as days since 1970-01-01; outside the calendar there is none."""
         ordinal = self._add(
             "Add", self._add("Floor", self._input(name, "DOUBLE", 1)), self._constant(EPOCH, np.float64)
         )

@@ -33,7 +33,10 @@ class Check:
     @property
     def suspicions(self) -> list[str]:
         """What can be used and looks wrong, a line each."""
-        return [*self.agreed.uncovered, *(line for site in self.sites for line in suspicions(site, self.agreed))]
+        return [
+            *self.agreed.uncovered,
+            *(line for site in self.sites for line in suspicions(site, self.agreed)),
+        ]
 
     def fields(self) -> dict[str, Any]:
         """For another program of the owner's."""
