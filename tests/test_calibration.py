@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import draw
-from sottovoce.calibration import EXPECTED, Derivatives, LastLayer, Scaling
+from sottovoce.calibration import EXPECTED, REACH, SLOPE, Derivatives, LastLayer, Scaling
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import GeneratorFile, PersonalModel
@@ -52,6 +52,34 @@ def test_no_two_records_are_further_apart_than_is_charged(classes: int, task: st
     assert float(vectors.norm(dim=1).max()) <= statistic.radius
     if task == "classes" and classes == 2:
         assert furthest > 0.85 * statistic.spread  # and not many times less
+
+
+@pytest.mark.parametrize("task", ["classes", "labels"])
+def test_a_record_gives_the_derivatives_that_autograd_finds_in_a_vector_of_their_norm(task: str) -> None:
+    statistic, generator = derivatives(3, task), torch.Generator().manual_seed(3)
+    z = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    z = z - z.mean(dim=1, keepdim=True)  # a softmax does not see it
+    y = torch.randint(3, (20,), generator=generator)
+    if task == "labels":
+        y = torch.randint(2, (20, 3), generator=generator).double()
+    first, second = statistic.unpacked(statistic.per_record(z, y, z))
+    across = torch.tensor([SLOPE / (math.sqrt(2.0) * REACH), 1.0, 1.0, 1.0], dtype=torch.float64)
+    for record, target, gradient, hessian in zip(z, y, first, second, strict=True):
+
+        def loss(at: Tensor, record: Tensor = record, target: Tensor = target) -> Tensor:
+            outputs = at[0] * record + at[1:]
+            if task == "classes":
+                return nn.functional.cross_entropy(outputs, target)
+            both = nn.functional.binary_cross_entropy_with_logits(outputs, target, reduction="sum")
+            return both / math.sqrt(3.0)
+
+        start = torch.tensor([SLOPE, 0.0, 0.0, 0.0], dtype=torch.float64)
+        assert torch.allclose(gradient, across * torch.func.grad(loss)(start), atol=1e-9)
+        wanted = across[:, None] * torch.func.hessian(loss)(start) * across
+        assert torch.allclose(hessian, wanted, atol=1e-9)
+        assert float((gradient.square().sum() + hessian.square().sum()).sqrt()) <= statistic.radius
+    norms = (first.square().sum(dim=1) + second.square().sum(dim=(1, 2))).sqrt()
+    assert torch.allclose(statistic.per_record(z, y, z).norm(dim=1), norms)
 
 
 def test_a_record_or_model_that_is_not_finite_contributes_nothing_and_the_denominator_stays() -> None:

@@ -26,7 +26,7 @@ from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts, view
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import new_key, public_key
+from sottovoce.federation.sealing import new_key, public_key
 from sottovoce.foreign import MOST_BYTES, MOST_PARAMETERS, foreign_plan
 from sottovoce.modelfile import GeneratorFile, PersonalModel, personal_model
 from sottovoce.onboarding.remote import parsed_json

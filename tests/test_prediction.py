@@ -158,7 +158,6 @@ def test_pictures_go_through_the_map_that_the_file_names() -> None:
     np.savez(Path("new.npz"), x=x)
     predict(north, Path("new.npz"), Path("out.csv"))
     features = open_features("scattering", (1, 16, 16), size=20)
-    assert features is not None
     seen = features(torch.from_numpy(x[:, None]) / 255).half().float()
     expected = torch.softmax(north.outputs(seen), dim=1)
     found = [[float(row[f"probability_{i}"]) for i in range(3)] for row in lines(Path("out.csv"))]

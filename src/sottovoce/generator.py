@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending
 from sottovoce.catalog import entry
-from sottovoce.seeding import seeded
+from sottovoce.cores import seeded
 
 
 class Generator(nn.Module):

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 
 from sottovoce.channel import ChannelError
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Declined, Node
-from sottovoce.federation.sealing import seal_downward, unseal_downward
+from sottovoce.federation.sealing import EnrolmentError, seal_downward, unseal_downward
 from sottovoce.modelfile import PersonalModel, load_tensors
 from sottovoce.models import state_dict_at
 from sottovoce.privacy.ledger import OWN_RECORDS

@@ -8,7 +8,7 @@ import typer
 
 from sottovoce.cli.display import answer, as_json, err, out
 from sottovoce.cli.options import JSON, VALUES
-from sottovoce.presets import FOLDERS
+from sottovoce.plan.presets import FOLDERS
 from sottovoce.report.numbers import data_size
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)

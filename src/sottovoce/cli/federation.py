@@ -198,7 +198,7 @@ def _interrupt(*_: object) -> None:
 
 
 def serve(
-    run: Path = typer.Argument(help="Directory of a finished run."),
+    run: Path = typer.Argument(help="Directory of a finished run.", readable=False),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8444, help="Port to listen on; nginx passes its port 8443 on to it."),
     behind_proxy: bool = typer.Option(False, help="Listen beyond this machine: a proxy there does the TLS."),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sottovoce.catalog import TASKS
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Facts
 from sottovoce.data.kinds import Column, column, looked_up
 from sottovoce.data.names import Names
 from sottovoce.data.section import DescriptionError, Section, document, text_of

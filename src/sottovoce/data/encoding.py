@@ -18,15 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
 from sottovoce.data.cells import (
     EXAMPLES,
+    Values,
+    encode_array,
     encode_category,
     encode_date,
     encode_number,
     encode_text,
     found_in,
     unknown_in,
+    whole_records,
+    without_unusable,
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
 from sottovoce.data.description import NAME, Array, Description

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import description
-from sottovoce.data.arrays import without_unusable
+from sottovoce.data.cells import without_unusable
 from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.facts import Facts
 from sottovoce.data.identity import fingerprint, of_records
 from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import FORMATS, column_names

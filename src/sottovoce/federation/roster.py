@@ -11,7 +11,7 @@ from sottovoce.blueprint import participant_name
 from sottovoce.data.folder import CLIENT
 from sottovoce.errors import shown
 from sottovoce.federation.agreement import MOST_RECORDS, Agreement
-from sottovoce.federation.keys import (
+from sottovoce.federation.sealing import (
     KEY_BYTES,
     EnrolmentError,
     agreed_secret,

@@ -22,8 +22,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import KEY_BYTES, agreed_secret, new_key, public_key
-from sottovoce.federation.sealing import pad, unpad
+from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key, pad, public_key, unpad
 from sottovoce.files import Database, kept_secret
 from sottovoce.modelfile import GeneratorFile, personal_model
 from sottovoce.onboarding.specification import BUCKET, NAME, Specification

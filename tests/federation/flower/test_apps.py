@@ -180,6 +180,32 @@ def test_nodes_slower_than_a_retry_are_not_buried_in_requests(
     assert network.now <= 40.0 * 4 * wanted / 3
 
 
+class LeavingNetwork(SlowNetwork):
+    """Node 100 goes away with the first release that it is asked for, and is back after a minute."""
+
+    _away = False
+    _back = float("inf")
+
+    def answer(self, message: Message) -> Message:
+        asked, node = message.metadata.message_type, message.metadata.dst_node_id
+        if (asked, node, self._away) == ("train.release", 100, False):
+            self._away, self._back = True, self.now + 60.0
+            return Message(Error(code=5, reason="Node Unavailable"), reply_to=message)
+        return super().answer(message)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self._configs if node != 100 or not self._away or self.now >= self._back]
+
+
+def test_a_node_that_comes_back_is_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, rounds=2, clients_per_round=3)
+    network = LeavingNetwork(world, seconds=1.0)
+    monkeypatch.setattr(server_app, "time", network)
+    monkeypatch.setattr(server_app, "POLL_SECONDS", 1.0)
+    Driver(network, world.coordinator, retry=600.0).drive()
+    assert 60.0 < network.now < 120.0
+
+
 def test_a_node_that_is_refused_hears_why_and_the_others_train(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
