@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from sottovoce.run.updates import Updates
 
 from sottovoce import api, data
 from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
@@ -20,6 +19,7 @@ from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import rounds
+from sottovoce.run.directory import Updates
 from sottovoce.run.training import train
 from sottovoce.server import Server
 from tests.small import aged, noise_draws, small_plan
