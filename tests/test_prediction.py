@@ -74,6 +74,13 @@ def test_a_line_for_each_record_with_a_probability_for_each_class_and_the_decisi
     assert [row["decision"] for row in rows] == names
 
 
+def test_a_model_may_be_named_by_its_file() -> None:
+    north, records = model(CLASSES), written("new.csv", CSV)
+    predict(north, records, "one.csv")
+    predict("north.safetensors", "new.csv", "two.csv")
+    assert Path("one.csv").read_text() == Path("two.csv").read_text()
+
+
 def test_labels_have_a_probability_and_a_decision_each() -> None:
     out = Path("out.csv")
     summary = predict(model(LABELS), written("new.csv", CSV), out)

@@ -247,7 +247,10 @@ def finish(
         raise CannotFinish("this model was finished already: give the published one")
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
-    finished = finish_records(model, trained, held_out, progress)
+    try:
+        finished = finish_records(model, trained, held_out, progress)
+    except CannotFinish as refused:
+        raise CannotFinish(f"{source}: {refused}") from None
     told = {
         "task": model.facts.task,
         "metric": open_task(model.facts).metric,

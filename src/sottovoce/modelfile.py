@@ -145,8 +145,12 @@ def load_tensors(
     `expected` metadata must agree, so that the file of another run is not taken for this one's. A home model
     is refused, except where the caller keeps what it makes of it at `home`.
     """
+    if not path.parent.is_dir():
+        raise ModelFileError(f"{path.parent} is no folder: check the path")
     if not path.exists():
         raise ModelFileError(f"{path} is missing: the run has not come that far")
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a folder: give the file of one model")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})

@@ -157,6 +157,11 @@ class Description:
         return math.sqrt(max(1, sum(column.width for column in self.columns.values())))
 
     @property
+    def uncovered(self) -> list[str]:
+        """A line for each table with constants that were looked up: what that means."""
+        return [f"records.toml: {what}: {UNCOVERED}" for what in self.looked_up]
+
+    @property
     def looked_up(self) -> list[str]:
         """What was read from records and is covered by no ε, as "low and high of age"."""
         tables = [(self.target.column or "the target", self.target), *self.columns.items()]

@@ -28,7 +28,7 @@ from sottovoce.account import PRICE, Account, charge_kept, kept_keys, onboarding
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
 from sottovoce.cores import derived_seed
-from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
+from sottovoce.data import ClientRecords, Facts, Records, description, read_client, split_future
 from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
@@ -165,7 +165,8 @@ def obtain_model(
 
     The context is made of m_c records of the file (or units), drawn by what they are and not by their place;
     where there are more and they have labels, the model's accuracy on the others is returned too. It stays
-    with the client.
+    with the client. So is what the run's agreement had looked up in somebody's records (`uncovered`): it was
+    published when the agreement was, before this client came, so there is nothing left to agree to.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
@@ -173,6 +174,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.uses_future_labels
+    agreed = description.of(blueprint.facts.source or blueprint.facts)
     model, records = server.context_model(), future_records(source, blueprint, features)
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
@@ -228,6 +230,7 @@ def obtain_model(
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
         "accuracy": _accuracy(judged, blueprint, coefficients),
+        "uncovered": [] if agreed is None else agreed.uncovered,
     }
 
 

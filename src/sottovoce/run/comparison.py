@@ -133,7 +133,7 @@ def _compare(
     try:
         private_folder(folder)
     except OSError as error:
-        raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
+        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
     splits, future, spent, curves = list[Split](), list[dict[str, Any]](), list[dict[str, Any]](), Curves()
     told: dict[str, Any] = {}
     for repeat in range(repeats):

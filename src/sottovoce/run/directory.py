@@ -88,7 +88,7 @@ class RunDirectory:
         try:
             private_folder(self.path)
         except OSError as error:
-            raise RunError(f"cannot create {self.path}: {error.strerror}") from None
+            raise RunError(f"cannot create {self.path} ({error.strerror}): choose another folder") from None
 
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from training here."""
@@ -115,7 +115,7 @@ class RunDirectory:
     def plan(self) -> Plan:
         """The resolved plan of the run."""
         if not self.plan_file.exists():
-            raise RunError(f"{self.path} holds no run: it has no plan.toml")
+            raise RunError(f"{self.path} holds no run (no plan.toml): give the folder that a training wrote")
         return Plan.load(self.plan_file)
 
     def check_same_plan(self, plan: Plan) -> None:

@@ -115,7 +115,7 @@ def write_models(
     try:
         private_folder(folder)
     except OSError as error:
-        raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
+        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
     written = []
     for participant, name in enumerate(names):
         if clients and name not in clients:
