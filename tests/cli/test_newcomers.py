@@ -232,3 +232,22 @@ def test_a_report_calls_classes_by_name_and_says_nothing_of_masks(clinics: Path,
     assert '<th scope="row">yes</th>' in matrix
     assert "masked to own" not in page
     assert "Gain ‖h‖²" not in page
+
+
+def test_what_was_looked_up_is_said_wherever_its_model_goes(clinics: Path, tmp_path: Path) -> None:
+    """A node asks its owner; who joins later is told: the agreement was published before."""
+    sites = Path(shutil.copytree(clinics, tmp_path / "sites"))
+    (sites / "records.toml").unlink()
+    later = shutil.move(sites / "west.csv", tmp_path / "later.csv")
+    invoked("draft", sites / "north.csv", "--look", "--target", "ill", "--unit", "id")
+    run, models, mine = tmp_path / "run", tmp_path / "models", tmp_path / "later.safetensors"
+    invoked("train", f"dataset={sites}", "rounds=2", "channel=direct", "--out", run, "--json")
+    invoked("models", run, "--out", models, "--json")
+    said = "kind and low and high of age: looked up in records"
+    shown = invoked("personalize", run, "--data", later, "--out", mine, "--yes")
+    assert said in " ".join(shown.split())
+    for card in (models / "north.card.md", tmp_path / "later.card.md"):
+        assert said in card.read_text(encoding="utf-8")
+    pytest.importorskip("onnx")
+    invoked("export", mine, "--onnx", tmp_path / "later.onnx")
+    assert said.encode() in (tmp_path / "later.onnx").read_bytes()

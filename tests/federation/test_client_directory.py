@@ -10,7 +10,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_directory import ClientLog, Enrolment
-from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge
 
 from .world import World, charged, ledger

@@ -25,7 +25,7 @@ import yaml
 from tools.demo_federation import DEPLOY, HELPERS, SERVICES, Federation, services, show
 
 from sottovoce.federation.contact import NodeStatus, look
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 from tests.report.test_browser import DESK
 from tests.report.test_browser import browser as browser
 from tests.report.webdriver import Browser

@@ -17,7 +17,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import past as past_module
-from sottovoce.privacy.charge import SLACK
+from sottovoce.privacy.accounting import SLACK
 from sottovoce.privacy.ledger import (
     OWN_RECORDS,
     Budget,

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from sottovoce import data
 from sottovoce.data.encoding import read_site
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import PersonalModel
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict, predictions
 from sottovoce.privacy.terms import Terms

@@ -118,8 +118,8 @@ def federate(
     else:
         agreement = agree(chosen, parties=parties)
     agreed = data.description.of(agreement.facts.source or agreement.facts)
-    for what in [] if agreed is None else agreed.looked_up:
-        note(f"records.toml: {what}: {data.description.UNCOVERED}; nodes refuse it unless owners agree")
+    for line in [] if agreed is None else agreed.uncovered:
+        note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data import folder
-from sottovoce.data.description import UNCOVERED, Description
+from sottovoce.data.description import Description
 from sottovoce.data.encoding import read_site
 from sottovoce.data.findings import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.own import DataError
@@ -33,8 +33,10 @@ class Check:
     @property
     def suspicions(self) -> list[str]:
         """What can be used and looks wrong, a line each."""
-        looked_up = [f"records.toml: {what}: {UNCOVERED}" for what in self.agreed.looked_up]
-        return [*looked_up, *(line for site in self.sites for line in suspicions(site, self.agreed))]
+        return [
+            *self.agreed.uncovered,
+            *(line for site in self.sites for line in suspicions(site, self.agreed)),
+        ]
 
     def fields(self) -> dict[str, Any]:
         """For another program of the owner's."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sottovoce.catalog import TASKS
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Facts
 from sottovoce.data.kinds import Column, column, looked_up
 from sottovoce.data.names import Names
 from sottovoce.data.section import DescriptionError, Section, document, text_of
@@ -155,6 +155,11 @@ class Description:
         A date counts as often as it has parts.
         """
         return math.sqrt(max(1, sum(column.width for column in self.columns.values())))
+
+    @property
+    def uncovered(self) -> list[str]:
+        """A line for each table with constants that were looked up: what that means."""
+        return [f"records.toml: {what}: {UNCOVERED}" for what in self.looked_up]
 
     @property
     def looked_up(self) -> list[str]:

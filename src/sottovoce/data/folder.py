@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import description
-from sottovoce.data.arrays import without_unusable
+from sottovoce.data.cells import without_unusable
 from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.facts import Facts
 from sottovoce.data.identity import fingerprint, of_records
 from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import FORMATS, column_names
@@ -38,6 +37,8 @@ APART = re.compile(
     re.IGNORECASE,
 )
 """Files beside those of clients that nobody takes for one: the agreement, ledgers, models, words."""
+HIDDEN = re.compile(r"\.|~\$")
+"""How names of hidden files begin; Excel leaves one beside a workbook that is open."""
 SAVE = {".xls": "save it as .xlsx or .csv", ".gz": "unpack it", ".zip": "unpack it"}
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
@@ -74,7 +75,7 @@ def client_files(folder: Path) -> dict[str, Path]:
         raise DataError(f"cannot read {folder} ({error.strerror}): check the path") from None
     clients: dict[str, Path] = {}
     for path in entries:
-        if path.suffix.lower() not in FORMATS or path.name.startswith(".") or path.is_dir():
+        if path.suffix.lower() not in FORMATS or HIDDEN.match(path.name) or path.is_dir():
             continue
         name = client_name(path)
         if name in clients:
@@ -87,14 +88,18 @@ def client_files(folder: Path) -> dict[str, Path]:
 
 
 def unread_files(folder: Path) -> list[str]:
-    """Refusals of files that no run reads and that may be somebody's records, a line each."""
-    left = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    otherwise = f"save it as one of {', '.join(FORMATS)}"
-    return [
-        f"{path} is not read: {SAVE.get(path.suffix.lower(), otherwise)}, or move it out of this folder"
-        for path in left
-        if path.suffix.lower() not in FORMATS and not APART.fullmatch(path.name)
-    ]
+    """Refusals of files that no run reads and that may be somebody's records, a line each.
+
+    A folder that is called like a file of records, as other programs write Parquet, is one of them.
+    """
+    refused = []
+    for path in sorted(folder.iterdir()):
+        kind, remedy = path.suffix.lower(), f"save it as one of {', '.join(FORMATS)}"
+        if HIDDEN.match(path.name) or path.is_dir() != (kind in FORMATS) or APART.fullmatch(path.name):
+            continue
+        remedy = "make one file of the folder" if path.is_dir() else SAVE.get(kind, remedy)
+        refused.append(f"{path} is not read: {remedy}, or move it out of this folder")
+    return refused
 
 
 class Copies:

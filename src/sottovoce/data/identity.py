@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sottovoce.seeding import derived_seed
+from sottovoce.cores import derived_seed
 
 _PART = 2**22
 """Numbers of records that are looked at together."""

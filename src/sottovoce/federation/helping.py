@@ -17,9 +17,9 @@ from typing import Any, Literal
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog
-from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.masks import terms_of
 from sottovoce.federation.parties import SiteKey
+from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.files import locked, private_folder
 from sottovoce.foreign import foreign_name
 from sottovoce.helper import Helper

@@ -21,15 +21,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Open
 from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
 from sottovoce.federation.store import Store
 from sottovoce.files import FileError, write_atomically
-from sottovoce.phases import phases
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, phases
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.charge import Kind
 from sottovoce.release import spending
 from sottovoce.run.status import Status
 

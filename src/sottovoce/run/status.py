@@ -172,7 +172,7 @@ def _plan(directory: RunDirectory) -> Plan:
 def _no_run(directory: RunDirectory) -> str:
     if not directory.path.is_dir():
         return f"{directory.path} is not a directory: name that of a run"
-    return f"{directory.path} holds no run: it has no plan.toml"
+    return f"{directory.path} holds no run (no plan.toml): name the folder of one"
 
 
 def is_locked(path: Path) -> bool:

@@ -19,9 +19,9 @@ from flwr.clientapp import ClientApp
 
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.helping import HelperNode
-from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, accepted
+from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 

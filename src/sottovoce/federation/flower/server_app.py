@@ -22,10 +22,9 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.helping import MASKS
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.progress import Progress
 from sottovoce.federation.result import write_run
-from sottovoce.federation.sealing import MODEL
+from sottovoce.federation.sealing import MODEL, EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder
 

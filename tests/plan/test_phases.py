@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce.catalog import CONTEXTS
 from sottovoce.data import Facts
-from sottovoce.phases import ONCE, Phase, phases
+from sottovoce.plan import ONCE, Phase, phases
 from tests.small import drawn, small_plan
 
 BLEND = {"method": "blend", "learning_rate": 0.5}
