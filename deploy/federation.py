@@ -43,7 +43,7 @@ context = "shares"
 context_share = 0.05
 prior = "context"
 channel = "direct"
-rounds = 5
+rounds = 3
 epsilon = 8.0
 evaluate_every = 0
 """

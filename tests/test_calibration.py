@@ -15,8 +15,9 @@ from sottovoce.blueprint import draw
 from sottovoce.calibration import EXPECTED, REACH, SLOPE, Derivatives, LastLayer, Scaling
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import GeneratorFile, PersonalModel
+from sottovoce.modelfile import GeneratorFile
 from sottovoce.models import logits
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.privacy.ledger import Ledger

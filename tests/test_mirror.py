@@ -23,6 +23,7 @@ THROUGH = {
     "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
     "plan/test_plan.py": "keys rules",
+    "test_modelfile.py": "personal",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "columns findings inputs",

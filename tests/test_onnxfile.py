@@ -15,9 +15,10 @@ import torch
 from sottovoce.data import Facts
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import HomeModel, PersonalModel, home_model, personal_model
+from sottovoce.modelfile import HomeModel
 from sottovoce.models import flat_parameters
 from sottovoce.onnxfile import CannotExport, export_onnx
+from sottovoce.personal import PersonalModel, home_model, personal_model
 from sottovoce.plan import Plan
 from sottovoce.prediction import predictions
 from tests.small import drawn

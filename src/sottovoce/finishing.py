@@ -23,8 +23,8 @@ from sottovoce.evaluation import constant
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
-from sottovoce.modelfile import PersonalModel, home_model
 from sottovoce.models import flat_parameters, import_model, logits, model_options
+from sottovoce.personal import PersonalModel, home_model
 from sottovoce.tasks import Task, open_task
 
 Progress = Callable[[float], None]

@@ -16,7 +16,7 @@ from typing import Any
 from sottovoce.data import Facts, description
 from sottovoce.data.description import Description
 from sottovoce.files import write_atomically
-from sottovoce.modelfile import Origin
+from sottovoce.personal import Origin
 
 PLACES = {
     "client": "at each client: every release is private by itself",

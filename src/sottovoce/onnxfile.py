@@ -25,7 +25,8 @@ from sottovoce.data.kinds import PARTS, Category, Date, Number
 from sottovoce.data.names import OTHER
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.modelfile import HomeModel, PersonalModel
+from sottovoce.modelfile import HomeModel
+from sottovoce.personal import PersonalModel
 
 OPSET, ML_OPSET, IR = 17, 3, 9
 """Versions that runtimes of 2023 and later read."""

@@ -28,7 +28,7 @@ from sottovoce.data.own import read_stored_parts
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view
 from sottovoce.files import replaced
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 from sottovoce.tasks import open_task
 
 BLOCK = 2**15

@@ -25,7 +25,7 @@ import yaml
 from tools.demo_federation import DEPLOY, HELPERS, SERVICES, Federation, services, show
 
 from sottovoce.federation.contact import NodeStatus, look
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 from tests.report.test_browser import DESK
 from tests.report.test_browser import browser as browser
 from tests.report.webdriver import Browser
@@ -146,7 +146,7 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
             if found.round >= 1 and not killed:
                 killed = True
                 browser.open(page, width=DESK[0], height=DESK[1], dark=False)
-                assert "of 5" in browser.script("return document.querySelector('#round .figure').innerText")
+                assert "of 3" in browser.script("return document.querySelector('#round .figure').innerText")
                 assert "longbeach" in browser.script("return document.body.innerText")
                 for service in ("server", "budapest"):
                     os.killpg(federation.running.pop(service).pid, signal.SIGKILL)
@@ -157,9 +157,9 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
         outside = f"https://127.0.0.1:{federation.ports['8446']}/"
         asked = urllib.request.Request(outside, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
-            assert b"5 of 5" in answer.read()
+            assert b"3 of 3" in answer.read()
         with urllib.request.urlopen(f"{page}/metrics", timeout=60) as answer:
-            assert b"sottovoce_run_round 5.0" in answer.read()
+            assert b"sottovoce_run_round 3.0" in answer.read()
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
         said = federation.log("server")
         assert "enrolled: " in said
@@ -167,7 +167,7 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
     for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
         assert isinstance(found, NodeStatus)
-        assert (found.state, found.gradients) == ("finished", 5)
+        assert (found.state, found.gradients) == ("finished", 3)
         assert found.epsilon["spent"] == pytest.approx(found.epsilon["together"])
         assert PersonalModel.read(folder / site / "personal.safetensors").origin.client == site
     assert nothing_left(folder), "nothing outlives the demonstration"
@@ -185,12 +185,12 @@ def test_the_hospitals_share_the_noise_and_helpers_open_every_sum(tmp_path: Path
             told = json.loads(
                 federation.sottovoce("helper", "status", str(folder / helper / "state"), "--json").stdout
             )
-            assert [(one["answered"], one["given_up"]) for one in told] == [(5, 0)]
+            assert [(one["answered"], one["given_up"]) for one in told] == [(3, 0)]
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
     for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
         assert isinstance(found, NodeStatus)
-        assert (found.state, found.noise, found.gradients) == ("finished", "shared", 5)
+        assert (found.state, found.noise, found.gradients) == ("finished", "shared", 3)
     assert nothing_left(folder)
 
 

@@ -51,8 +51,8 @@ from sottovoce.federation.sealing import (
 )
 from sottovoce.files import PRIVATE, locked
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import personal_model
 from sottovoce.models import MODELS
+from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger

@@ -37,9 +37,9 @@ from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import personal_model
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
+from sottovoce.personal import personal_model
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import Release, spending

@@ -22,7 +22,8 @@ from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.modelfile import GeneratorFile
+from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.server import Server
