@@ -75,6 +75,14 @@ def test_a_server_that_does_not_answer_is_waited_for_until_told_to_give_up(tmp_p
         connection.keep(give_up=0.0)
 
 
+def test_a_server_that_is_gone_again_is_told_in_one_line_and_no_connection(tmp_path: Path) -> None:
+    lost = f"print('SuperNode ID: 7', flush=True)\n{NOBODY_THERE}"
+    said: list[str] = []
+    with pytest.raises(RunFailed, match="without a connection"):
+        Connection([sys.executable, "-c", lost], "server:1", tmp_path, said.append).keep(give_up=2.0)
+    assert said.count("waiting: server:1 does not answer") == 1
+
+
 def alive(mark: str) -> bool:
     """Whether a process that is not a zombie has this on its command line."""
     for folder in Path("/proc").iterdir():

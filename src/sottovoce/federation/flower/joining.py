@@ -115,7 +115,7 @@ class Connection:
         """Says what is waited for, and returns whether there is no connection."""
         if self._unanswered:
             self._minutely.say(f"waiting: {self._server} does not answer")
-        if not self._connected:
+        if self._unanswered or not self._connected:
             return True
         found = read_node(self._directory) if self._directory.is_dir() else None
         if found is None:
