@@ -138,6 +138,19 @@ def test_a_copied_file_is_no_second_client(clinics: Path, tmp_path: Path, failin
     assert not (sites / "ledger.sqlite").exists()
 
 
+def test_a_file_that_was_copied_and_continued_is_noticed(tmp_path: Path) -> None:
+    """The same patients under two names, in another order and format, and some new ones."""
+    sites = tmp_path / "sites"
+    invoked("data", "copy", "heart", sites)
+    assert json.loads(invoked("check", sites, "--json"))["alike"] == []
+    header, *rows = (sites / "cleveland.csv").read_text().splitlines()
+    lines = [header, *rows[::-1][:200], *(sites / "budapest.csv").read_text().splitlines()[1:20]]
+    (sites / "cleveland 2.tsv").write_text("\n".join(lines).replace(",", "\t") + "\n")
+    shown = invoked("check", sites)
+    assert "cleveland 2 has 200 records that cleveland has too" in shown
+    assert "budapest has" not in shown
+
+
 def test_predict_keeps_ids_and_counts_what_the_model_does_not_know(clinics: Path, tmp_path: Path) -> None:
     """M2 and minor points: unknown categories at `predict` were silent, and predictions had no ids."""
     sites = Path(shutil.copytree(clinics, tmp_path / "sites"))

@@ -25,7 +25,7 @@ from sottovoce.data.columns import canonical
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.identity import fingerprint, of_records
+from sottovoce.data.identity import fingerprints, of_records
 from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import FORMATS, column_names
 from sottovoce.errors import visible
@@ -39,6 +39,8 @@ APART = re.compile(
 """Files beside those of clients that nobody takes for one: the agreement, ledgers, models, words."""
 HIDDEN = re.compile(r"\.|~\$")
 """How names of hidden files begin; Excel leaves one beside a workbook that is open."""
+FEW = 10
+"""Different records of a site below which it is not compared with others."""
 SAVE = {".xls": "save it as .xlsx or .csv", ".gz": "unpack it", ".zip": "unpack it"}
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
@@ -109,17 +111,43 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+        self._seen: dict[bytes, str] = {}
+        self._records: dict[str, npt.NDArray[np.uint64]] = {}
 
     def problem(self, name: str, site: Site) -> str | None:
         """Why this site is refused, if its records are another's."""
-        first = self._seen.setdefault(fingerprint(site.x, site.y), name)
+        records = fingerprints(site.x, site.y)
+        first = self._seen.setdefault(records.tobytes(), name)
         if first == name:
+            self._records[name] = records
             return None
         return (
             f"{name} holds the same records as {first}: two accounts would spend their privacy, and neither "
             "would know; remove one of the files"
         )
+
+    def suspicions(self) -> list[str]:
+        """Says which two sites have half of the records of one in common, as of a file that was continued.
+
+        Only where hardly any record occurs twice in a site: where records say little, sites share some.
+        """
+        once = {name: np.unique(records) for name, records in self._records.items()}
+        telling = [name for name, own in once.items() if len(own) >= max(FEW, 0.9 * len(self._records[name]))]
+        if len(telling) < 2:
+            return []
+        owner = np.repeat(np.arange(len(telling)), [len(once[name]) for name in telling])
+        records = np.concatenate([once[name] for name in telling])
+        order = np.argsort(records, kind="stable")
+        again = np.flatnonzero(records[order][1:] == records[order][:-1])
+        pairs = np.stack([owner[order][again], owner[order][again + 1]], axis=1)
+        found = zip(*np.unique(pairs, axis=0, return_counts=True), strict=True)
+        told = [(telling[one], telling[other], int(count)) for (one, other), count in found]
+        return [
+            f"{other} has {count} records that {one} has too: if one was copied from the other, two accounts "
+            "spend their privacy; keep each record in one file"
+            for one, other, count in told
+            if 2 * count > min(len(once[one]), len(once[other]))
+        ]
 
 
 def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:
