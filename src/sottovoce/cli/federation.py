@@ -163,7 +163,7 @@ def node(
 
     It may be started before the server, and again at any time: it waits, and says for what once a minute.
     """
-    from sottovoce.federation.flower.joining import Connection, supernode
+    from sottovoce.federation.flower.joining import Connection, check_port, supernode
 
     if (authority is None) != insecure:
         raise SottovoceError(
@@ -187,6 +187,7 @@ def node(
     said |= {"epsilon": epsilon, "delta": delta, "model": model, "features": features}
     config |= {name: value for name, value in said.items() if value is not None}
     config |= {"finish": True} if finish else {}
+    check_port(port)
     command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
     signal.signal(signal.SIGTERM, _interrupt)
     with suppress(KeyboardInterrupt):
