@@ -256,7 +256,7 @@ def test_what_was_looked_up_is_said_wherever_its_model_goes(clinics: Path, tmp_p
     run, models, mine = tmp_path / "run", tmp_path / "models", tmp_path / "later.safetensors"
     invoked("train", f"dataset={sites}", "rounds=2", "channel=direct", "--out", run, "--json")
     invoked("models", run, "--out", models, "--json")
-    said = "kind and low and high of age: looked up in records"
+    said = "kind and low and high of age; kind and values of sex: looked up in records"
     shown = invoked("personalize", run, "--data", later, "--out", mine, "--yes")
     assert said in " ".join(shown.split())
     for card in (models / "north.card.md", tmp_path / "later.card.md"):

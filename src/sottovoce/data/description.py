@@ -26,6 +26,8 @@ from sottovoce.data.section import DescriptionError, Section, document, text_of
 NAME = "records.toml"
 UNUSABLE = 0.05
 """Share of records that a client may be unable to use, where the agreement does not say."""
+FEW = 4
+"""Tables that a line names."""
 UNCOVERED = "looked up in records, which everybody who reads the agreement learns and no ε covers"
 MOST_COLUMNS, MOST_ENCODED, MOST_TOKENS = 10_000, 100_000, 2**31
 
@@ -158,8 +160,10 @@ class Description:
 
     @property
     def uncovered(self) -> list[str]:
-        """A line for each table with constants that were looked up: what that means."""
-        return [f"records.toml: {what}: {UNCOVERED}" for what in self.looked_up]
+        """What it means that constants were looked up, in one line; none where none were."""
+        found = self.looked_up
+        more = [f"{len(found) - FEW} more"] if len(found) > FEW else []
+        return [f"records.toml: {'; '.join([*found[:FEW], *more])}: {UNCOVERED}"] if found else []
 
     @property
     def looked_up(self) -> list[str]:
