@@ -22,7 +22,7 @@ quickstart-tables: .venv/installed
 
 # The services of deploy/compose.yaml as processes on loopback, with the shipped heart hospitals; needs nginx.
 demo-federation: .venv/installed
-	$(BIN)/python tools/demo_federation.py
+	$(BIN)/python tools/demo_federation.py $(DEMO)
 
 test: .venv/installed
 	$(BIN)/ruff check .

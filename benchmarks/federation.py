@@ -50,7 +50,7 @@ def enrolment(count: int) -> dict[str, Any]:
     from sottovoce.data import Facts
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.coordinator import Coordinator
-    from sottovoce.federation.keys import agreed_secret, new_key, proof, public_key
+    from sottovoce.federation.sealing import agreed_secret, new_key, proof, public_key
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
 

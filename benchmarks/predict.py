@@ -24,7 +24,7 @@ from pyarrow.parquet import write_table
 
 from sottovoce.blueprint import draw
 from sottovoce.data import Description
-from sottovoce.modelfile import personal_model
+from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
 
 NUMBERS, CLASSES = 20, ("healthy", "cardiac", "renal", "infection")

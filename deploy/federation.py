@@ -1,6 +1,7 @@
 """Sets up the federation of `compose.yaml`: two heart hospitals train, a third one is onboarded later.
 
     python federation.py prepare FOLDER     # once: certificates, keys, plan, app, the sites' records, tokens
+                                            # (--shared: with the helpers of compose.shared.yaml)
     python federation.py register FOLDER    # tells the SuperLink, as soon as it answers, whom to let in
 
 `FOLDER/secrets` is for whoever runs all of it on one machine, to try it out: in a real federation each site
@@ -31,6 +32,7 @@ import sign_app
 
 SITES = ("longbeach", "budapest")
 LATER = "cleveland"
+HELPERS = ("board", "registry")
 PLAN = """\
 preset = "best"
 participants = 2
@@ -41,10 +43,12 @@ context = "shares"
 context_share = 0.05
 prior = "context"
 channel = "direct"
-rounds = 5
+rounds = 3
 epsilon = 8.0
 evaluate_every = 0
 """
+SHARED = {'"best"': '"shared"', 'channel = "direct"': "threshold = 2\ncolluding = 1\nhelpers = 2"}
+"""What the plan says instead where sites share the noise."""
 YEAR = datetime.timedelta(days=365)
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
@@ -115,17 +119,36 @@ def ssh_key(path: Path, key: Key) -> None:
     write(path.with_name(f"{path.name}.pub"), public + b"\n")
 
 
-def prepare(folder: Path, server: str, data: str, port: int) -> None:
+def site_keys(folder: Path) -> str:
+    """Keys of sites and helpers of shared noise, and the tables of their public halves."""
+    tables = ""
+    for role, names in (("site", SITES), ("helper", HELPERS)):
+        tables += f"[{role}s]\n"
+        for name in names:
+            file = str(folder / "secrets" / f"{name}.{role}")
+            made = json.loads(program("sottovoce", role, "key", file, "--name", name, "--json"))
+            tables += f'{name} = "{made["public"]}"\n'
+    return tables
+
+
+def prepare(folder: Path, server: str, data: str, port: int, *, shared: bool) -> None:
     """Everything but what needs a running SuperLink; `data` is where the server sees `FOLDER/server`."""
     if (folder / "secrets").exists():
         raise SystemExit(f"{folder} is prepared already: remove it to begin anew")
     secrets, home, hospitals = folder / "secrets", folder / "server", folder / "hospitals"
     certificates(secrets, server)
     program("sottovoce", "data", "copy", "heart", str(hospitals))
-    write(home / "plan.toml", PLAN)
+    plan, keys = PLAN, tuple[str, ...]()
+    if shared:
+        for ours, theirs in SHARED.items():
+            plan = plan.replace(ours, theirs)
+        write(home / "keys.toml", site_keys(folder))
+        keys = ("--keys", "keys.toml")
+    write(home / "plan.toml", plan)
     shutil.copy(hospitals / "records.toml", home)
-    app = ("--plan", "plan.toml", "--records", "records.toml", "--out", "app", "--retry", "20")
+    app = ("--plan", "plan.toml", "--records", "records.toml", *keys, "--out", "app", "--retry", "20")
     program("sottovoce", "federate", *app, "--run-directory", f"{data}/run", cwd=home)
+    agreement = home / "app" / "sottovoce_app" / "agreement.toml"
     shutil.copy(secrets / "ca.crt", home)
     address = f'address = "127.0.0.1:{port}"\nroot-certificates = "{data}/ca.crt"\n'
     write(home / "flwr" / "config.toml", f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}')
@@ -135,11 +158,15 @@ def prepare(folder: Path, server: str, data: str, port: int) -> None:
     program("flwr", "build", "--app", "app", cwd=home)
     [built] = home.glob("*.fab")
     write(home / "signature.json", json.dumps(sign_app.sign(secrets / "reader", built)))
-    for site in SITES:
-        ssh_key(secrets / f"{site}.key", ec.generate_private_key(ec.SECP384R1()))
-        write(home / "nodes" / f"{site}.pub", (secrets / f"{site}.key.pub").read_bytes())
-        write(folder / site / "trusted.yaml", sign_app.trust([secrets / "reader.pub"]))
-        shutil.copy(home / "app" / "sottovoce_app" / "agreement.toml", folder / site)
+    for node in (*SITES, *HELPERS) if shared else SITES:
+        ssh_key(secrets / f"{node}.key", ec.generate_private_key(ec.SECP384R1()))
+        write(home / "nodes" / f"{node}.pub", (secrets / f"{node}.key.pub").read_bytes())
+        write(folder / node / "trusted.yaml", sign_app.trust([secrets / "reader.pub"]))
+        for file in (agreement, secrets / "ca.crt"):
+            shutil.copy(file, folder / node)
+    if shared:
+        agreed = json.loads(program("sottovoce", "site", "agreement", str(agreement), "--json"))
+        write(folder / "helpers.env", f"HELPERS={','.join(agreed['helpers'].values())}\n")
     for site in (*SITES, LATER):
         (folder / site).mkdir(exist_ok=True, mode=0o700)
         for file in (secrets / "ca.crt", hospitals / "records.toml", hospitals / f"{site}.csv"):
@@ -151,24 +178,29 @@ def prepare(folder: Path, server: str, data: str, port: int) -> None:
         write(secrets / f"{name}.token", json.loads(made)["token"] + "\n")
 
 
+def flwr(*command: str) -> str:
+    """What a command of Flower's says, as soon as the SuperLink answers; it is waited for."""
+    beside = Path(sys.executable).with_name("flwr")
+    words, told = [str(beside) if beside.exists() else "flwr", *command, "here"], float("-inf")
+    while True:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        said = " ".join((done.stdout + done.stderr).split())
+        if done.returncode == 0 or "already" in said.lower():
+            return said
+        if time.monotonic() - told >= 60:
+            told = time.monotonic()
+            print(f"waiting: the SuperLink does not answer ({said[-200:]})", flush=True)
+        time.sleep(2)
+
+
 def register(home: Path) -> None:
-    """Lets the sites in, and has the SuperLink hand out the app with its signature."""
-    waited, sites = 0, sorted((home / "nodes").glob("*.pub"))
-    for site in sites:
-        while True:
-            beside = Path(sys.executable).with_name("flwr")
-            command = [str(beside) if beside.exists() else "flwr", "supernode", "register", str(site), "here"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            said = " ".join((done.stdout + done.stderr).split())
-            if done.returncode == 0 or "already" in said.lower():
-                print(f"{site.stem} is registered", flush=True)
-                break
-            if waited % 60 == 0:
-                print(f"waiting: the SuperLink does not answer ({said[-200:]})", flush=True)
-            waited += 5
-            time.sleep(5)
+    """Has the SuperLink hand out the app with its signature, and then lets the nodes in."""
+    flwr("supernode", "list")
     sign_app.attach(home / "superlink.db", [json.loads((home / "signature.json").read_text())])
     print("the SuperLink hands out the signed app", flush=True)
+    for node in sorted((home / "nodes").glob("*.pub")):
+        flwr("supernode", "register", str(node))
+        print(f"{node.stem} is registered", flush=True)
 
 
 def main() -> None:
@@ -179,12 +211,13 @@ def main() -> None:
     preparing.add_argument("--server", default="server", help="the name by which sites reach the server")
     preparing.add_argument("--data", default="/data", help="where the server sees FOLDER/server")
     preparing.add_argument("--port", type=int, default=8701, help="the SuperLink's, on loopback")
+    preparing.add_argument("--shared", action="store_true", help="with noise that sites share, and helpers")
     registering = commands.add_parser("register", help="tell the SuperLink whom to let in")
     registering.add_argument("folder", type=Path)
     given = parser.parse_args()
     os.umask(0o077)
     if given.command == "prepare":
-        prepare(given.folder.absolute(), given.server, given.data, given.port)
+        prepare(given.folder.absolute(), given.server, given.data, given.port, shared=given.shared)
     else:
         register(given.folder.absolute())
 

@@ -120,6 +120,20 @@ def test_a_future_client_has_no_own_part() -> None:
     assert torch.equal(blend(torch.ones(1, 4), [1]), -torch.ones(1, 5))
 
 
+def test_a_future_client_gets_the_mean_of_what_participants_have() -> None:
+    """The shared part alone would be longer than anybody's: it was made to stand beside own parts."""
+    blend = generator(individual=0.5, generated=0.2)
+    contexts, releases = torch.randn(3, 4), torch.randn(3, 5)
+    blend.vjp(contexts, releases / 3, releases, [0, 1, 2])
+    with torch.no_grad():
+        for parameter in blend.parameters():
+            if parameter.grad is not None:
+                parameter -= parameter.grad
+    alike = contexts[:1].expand(3, -1)  # what is generated follows one's own context
+    mean = torch.as_tensor(blend._blending.weights).float() @ blend(alike, [0, 1, 2])
+    assert torch.allclose(blend(contexts[:1])[0], mean, atol=1e-6)
+
+
 def test_own_parts_survive_saving_and_loading() -> None:
     blend, again = generator(individual=0.5), generator(individual=0.5)
     blend.vjp(torch.ones(1, 4), torch.ones(1, 5), torch.ones(1, 5), [2])

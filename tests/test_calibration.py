@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import draw
-from sottovoce.calibration import Derivatives, LastLayer, Scaling
+from sottovoce.calibration import REACH, SHIFTED, SLOPES, Derivatives, LastLayer, Scaling
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import GeneratorFile, PersonalModel
+from sottovoce.modelfile import GeneratorFile
 from sottovoce.models import logits
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.privacy.ledger import Ledger
@@ -55,6 +56,31 @@ def test_no_two_records_are_further_apart_than_is_charged(classes: int, task: st
     assert apart <= statistic.spread**2 * (1 + 1e-12)  # bounded one by one, whichever records reach them
     if task == "classes" and classes == 2:
         assert furthest > 0.85 * statistic.spread  # and not many times less
+
+
+@pytest.mark.parametrize("task", ["classes", "labels"])
+def test_a_record_gives_the_derivatives_that_autograd_finds_at_every_slope(task: str) -> None:
+    statistic, generator = derivatives(3, task), torch.Generator().manual_seed(3)
+    z = 0.4 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    z = z - z.mean(dim=1, keepdim=True)  # a softmax does not see it
+    assert float(z.norm(dim=1).max()) < REACH
+    y = torch.randint(3, (20,), generator=generator)
+    if task == "labels":
+        y = torch.randint(2, (20, 3), generator=generator).double()
+    found = statistic.per_record(z, y, z).view(20, len(SLOPES), 4)
+    across = torch.tensor([1.0 / (math.sqrt(2.0) * REACH), SHIFTED, SHIFTED, SHIFTED], dtype=torch.float64)
+    for record, target, gradients in zip(z, y, found, strict=True):
+
+        def loss(at: Tensor, record: Tensor = record, target: Tensor = target) -> Tensor:
+            outputs = at[0] * record + at[1:]
+            if task == "classes":
+                return nn.functional.cross_entropy(outputs, target)
+            both = nn.functional.binary_cross_entropy_with_logits(outputs, target, reduction="sum")
+            return both / math.sqrt(3.0)
+
+        for slope, gradient in zip(SLOPES, gradients, strict=True):
+            start = torch.tensor([slope, 0.0, 0.0, 0.0], dtype=torch.float64)
+            assert torch.allclose(gradient, across * torch.func.grad(loss)(start), atol=1e-9)
 
 
 def test_a_record_or_model_that_is_not_finite_contributes_nothing_and_the_denominator_stays() -> None:

@@ -12,13 +12,12 @@ import torch
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client, release_together
-from sottovoce.cores import beside_others
+from sottovoce.cores import beside_others, derived_seed
 from sottovoce.data import ClientRecords, Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Budget, Charge, Ledger, Overspent
-from sottovoce.seeding import derived_seed
 from tests.small import SMALL, drawn, small_plan
 
 SECRET = bytes(range(32))

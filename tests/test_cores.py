@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce.cores import available, batched, beside_others, one_core, side_by_side
+from sottovoce.cores import available, batched, beside_others, derived_seed, one_core, seeded, side_by_side
 from sottovoce.models import logits
 
 
@@ -105,3 +105,36 @@ def test_threads_that_evaluate_one_module_at_other_parameters_do_not_disturb_eac
     thetas = [torch.full((4,), float(i)) for i in range(6)]
     found = side_by_side(lambda theta: float(logits(module, theta, torch.ones(1)).detach()), thetas)
     assert found == [8.0 * i for i in range(6)]
+
+
+# Public seeds: one for each purpose, and no trace of them in the generator of others.
+
+
+def test_purposes_and_seeds_have_seeds_of_their_own_that_never_change() -> None:
+    found = {derived_seed(seed, purpose) for seed in (0, 1, 41) for purpose in ("basis", "reference", "")}
+    assert len(found) == 9
+    assert all(0 <= seed < 2**63 for seed in found)
+    assert derived_seed(41, "basis") == 186313875817220540
+
+
+def test_what_is_drawn_around_a_seeded_block_is_not_changed_by_it() -> None:
+    torch.manual_seed(5)
+    torch.rand(1)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    torch.rand(1)
+    with pytest.raises(KeyError), seeded(1):
+        raise KeyError(torch.rand(10))
+    with seeded(1), seeded(2):
+        torch.rand(10)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_seeded_block_draws_what_its_seed_says_whatever_came_before() -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.rand(1)
+        with seeded(seed):
+            drawn.append(torch.rand(3))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

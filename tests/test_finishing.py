@@ -22,9 +22,10 @@ from sottovoce.finishing import (
     finish_records,
     finished_outputs,
 )
-from sottovoce.modelfile import GeneratorFile, HomeModel, Origin, PersonalModel, load_tensors
+from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors
 from sottovoce.models import flat_parameters, open_model
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.personal import Origin, PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.terms import Terms

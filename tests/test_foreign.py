@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import foreign
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.foreign import ForeignError, check_model, check_sizes, foreign_name, foreign_plan
@@ -169,8 +168,3 @@ def test_the_name_of_a_run_is_one_short_word() -> None:
     for wrong in ("", "x" * 65, "../../etc", "a b", "a/b", "a\n", None, 3, b"a"):
         with pytest.raises(ForeignError, match="cannot name a run"):
             foreign_name(wrong)
-
-
-def test_memory_and_texts_of_strangers_are_bounded_as_the_documentation_says() -> None:
-    assert foreign.MOST_BYTES == 67_108_864
-    assert foreign.MOST_TEXT == 1_048_576

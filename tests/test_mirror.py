@@ -12,9 +12,9 @@ SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
     "audit/test_guessing.py": "game",
-    "channel/test_channel.py": "base direct elias lrsuq reproducible",
-    "channel/polar/test_codec.py": "model screen surprises vector",
-    "gradients/test_mean.py": "identity layers patches stack structured unstructured vmap",
+    "channel/test_channel.py": "base direct elias lrsuq",
+    "channel/polar/test_codec.py": "model surprises vector",
+    "gradients/test_mean.py": "identity layers structured unstructured vmap",
     "gradients/test_gpu.py": "kernels",
     "federation/flower/test_apps.py": "client_app server_app template",
     "report/test_run.py": "fields figures page",
@@ -22,14 +22,13 @@ THROUGH = {
     "studies/test_execution.py": "pool work",
     "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
-    "data/test_clients.py": "dataset",
-    "test_plan.py": "plan_rules",
+    "plan/test_plan.py": "keys rules",
+    "test_modelfile.py": "personal",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "arrays cells columns findings inputs",
+    "data/test_encoding.py": "columns findings inputs",
     "data/test_description.py": "section",
     "data/test_kinds.py": "names",
-    "privacy/test_ledger.py": "charge",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 

@@ -11,7 +11,7 @@ import torch
 
 from sottovoce.data.description import Description
 from sottovoce.modelcard import card_file, model_card, write_model
-from sottovoce.modelfile import PersonalModel, personal_model
+from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.plan import Plan
 from sottovoce.run.export import write_models
 from sottovoce.run.training import train

@@ -17,14 +17,8 @@ from torch import nn
 from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts
-from sottovoce.modelfile import (
-    GeneratorFile,
-    ModelFileError,
-    PersonalModel,
-    load_tensors,
-    personal_model,
-    save_tensors,
-)
+from sottovoce.modelfile import GeneratorFile, ModelFileError, load_tensors, save_tensors
+from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.server import Server
 from tests.small import COLUMNS, SMALL, drawn, small_plan
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from sottovoce import data
 from sottovoce.blueprint import draw
+from sottovoce.cores import derived_seed
 from sottovoce.data import Facts, read_client
 from sottovoce.gradients import clipped_mean
-from sottovoce.gradients.stack import stack
+from sottovoce.gradients.layers import stack
 from sottovoce.models import (
     ModelError,
     flat_parameters,
@@ -29,7 +30,6 @@ from sottovoce.models import (
 from sottovoce.onboarding.future_client import divided, personalize
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.run.training import evaluate, train
-from sottovoce.seeding import derived_seed
 from sottovoce.subspace import open_basis
 from tests.small import small_plan
 

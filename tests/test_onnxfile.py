@@ -15,9 +15,10 @@ import torch
 from sottovoce.data import Facts
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import HomeModel, PersonalModel, home_model, personal_model
+from sottovoce.modelfile import HomeModel
 from sottovoce.models import flat_parameters
 from sottovoce.onnxfile import CannotExport, export_onnx
+from sottovoce.personal import PersonalModel, home_model, personal_model
 from sottovoce.plan import Plan
 from sottovoce.prediction import predictions
 from tests.small import drawn
@@ -123,6 +124,28 @@ def test_arrays_give_what_predict_gives(tmp_path: Path, described: str | None) -
     assert np.abs(found - predicted(source, tmp_path / "new.npz").numbers).max() < 1e-5
 
 
+@pytest.mark.parametrize("more", ['missing = "low"', 'parts = ["weekday", "days"]', 'parts = ["month"]'])
+def test_days_give_what_predict_gives(tmp_path: Path, more: str) -> None:
+    days = ["2000-02-29", "1999-12-31", "2024-03-01", "2021-06-15T23:59:59", "1900-02-28", "1900-03-01"]
+    days += ["0001-01-01", "9999-12-31", "2100-02-28", "", "2400-02-29", "2023-13-01"]
+    days += [f"2023-{month:02}-{month + 9:02}" for month in range(1, 13)]
+    column = f'[columns.day]\nkind = "date"\nsince = 1990-01-01\nuntil = 2030-01-01\n{more}\n'
+    facts = Description.parse('task = "classes"\n' + TARGETS["classes"] + column).facts()
+    source = model_file(tmp_path, facts)
+    (tmp_path / "new.csv").write_text("\n".join(["day", *(f'"{day}"' for day in days)]) + "\n")
+    export_onnx(source, tmp_path / "north.onnx")
+    given = np.array(["NaT" if day == "2023-13-01" else day or "NaT" for day in days], "datetime64[s]")
+    numbers = np.where(np.isnat(given), np.nan, given.astype("datetime64[D]").astype(float))
+    numbers[3] += 0.99  # a time of day
+    found = ran(tmp_path / "north.onnx", day=numbers[:, None])["probabilities"]
+    block = predicted(source, tmp_path / "new.csv")
+    assert np.abs(found - block.numbers).max() < 1e-5
+    assert len({tuple(row) for row in np.round(found, 4).tolist()}) > 6
+    nowhere = np.array([[np.nan], [np.inf], [-np.inf], [1e18], [-719_163.0]])
+    for row in ran(tmp_path / "north.onnx", day=nowhere)["probabilities"]:
+        assert np.abs(row - found[9]).max() < 1e-6
+
+
 def test_a_column_may_be_called_like_an_output(tmp_path: Path) -> None:
     column = '[columns.value]\nkind = "number"\nlow = 0\nhigh = 1\n'
     facts = Description.parse('task = "number"\n' + TARGETS["number"] + column).facts()
@@ -161,9 +184,9 @@ def test_a_home_model_is_exported_only_for_its_owner_and_says_so(tmp_path: Path)
 
 
 def test_what_onnx_cannot_say_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dated = COLUMNS + '[columns.day]\nkind = "date"\nsince = 2020-01-01\nuntil = 2030-01-01\n'
-    facts = Description.parse('task = "classes"\n' + TARGETS["classes"] + dated).facts()
-    with pytest.raises(CannotExport, match="column 'day' is a date, which ONNX cannot read"):
+    noted = COLUMNS + '[columns.note]\nkind = "text"\nsize = 8\n'
+    facts = Description.parse('task = "classes"\n' + TARGETS["classes"] + noted).facts()
+    with pytest.raises(CannotExport, match=r"column 'note' is free text.*train without this column"):
         export_onnx(model_file(tmp_path, facts), tmp_path / "out.onnx")
     with pytest.raises(CannotExport, match="a layer Conv2d is not exported"):
         export_onnx(model_file(tmp_path, Facts((1, 28, 28), 10), model="lenet"), tmp_path / "out.onnx")

@@ -20,7 +20,7 @@ from sottovoce.data.encoding import read_site
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts
 from sottovoce.features.maps import open_features
-from sottovoce.modelfile import PersonalModel, personal_model
+from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.prediction import Layout, Summary, _quoted, predict, predictions
 from tests.small import COLUMNS, drawn, small_plan
 
@@ -72,6 +72,13 @@ def test_a_line_for_each_record_with_a_probability_for_each_class_and_the_decisi
     assert np.allclose(found, expected, atol=1e-6)
     names = [("plain", "a, b")[i] for i in expected.argmax(dim=1).tolist()]
     assert [row["decision"] for row in rows] == names
+
+
+def test_a_model_may_be_named_by_its_file() -> None:
+    north, records = model(CLASSES), written("new.csv", CSV)
+    predict(north, records, "one.csv")
+    predict("north.safetensors", "new.csv", "two.csv")
+    assert Path("one.csv").read_text() == Path("two.csv").read_text()
 
 
 def test_labels_have_a_probability_and_a_decision_each() -> None:
@@ -151,7 +158,6 @@ def test_pictures_go_through_the_map_that_the_file_names() -> None:
     np.savez(Path("new.npz"), x=x)
     predict(north, Path("new.npz"), Path("out.csv"))
     features = open_features("scattering", (1, 16, 16), size=20)
-    assert features is not None
     seen = features(torch.from_numpy(x[:, None]) / 255).half().float()
     expected = torch.softmax(north.outputs(seen), dim=1)
     found = [[float(row[f"probability_{i}"]) for i in range(3)] for row in lines(Path("out.csv"))]

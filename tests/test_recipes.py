@@ -123,7 +123,7 @@ def test_a_context_is_one_statistic_and_two_entries(tmp_path: Path, monkeypatch:
     assert state["contexts"].shape == (6, 2)
 
 
-# A channel: its class in a module of channel/, its entry in catalog.CHANNELS and channel.OPENERS
+# A channel: its class in a module of channel/, its entry in catalog.CHANNELS
 
 
 class Doubles(Channel):
@@ -136,12 +136,11 @@ class Doubles(Channel):
         return np.frombuffer(payload, "<f8").astype(np.float64)
 
 
-def test_a_channel_is_one_class_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_is_one_class_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        catalog.CHANNELS, "doubles", catalog.Channel({"doubles": 15}, phrase="numbers of 64 bits")
-    )
-    monkeypatch.setitem(
-        channel.OPENERS, "doubles", lambda size, sigma: Doubles("doubles", "doubles", size, sigma)
+        catalog.CHANNELS,
+        "doubles",
+        catalog.Channel({"doubles": 15}, opened=f"{__name__}:Doubles", phrase="numbers of 64 bits"),
     )
     result = trained(tmp_path, channel="doubles")
     assert result["uplink"]["bits_per_coefficient"] == pytest.approx(64, rel=0.01)

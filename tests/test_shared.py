@@ -274,6 +274,11 @@ def test_a_sum_of_all_shares_is_the_planned_noise_around_the_mean_of_all_records
     assert np.abs(total).max() < 2 ** (made.bits - 1)
 
 
+def test_noise_alone_has_room_in_a_sum_of_one_record_each() -> None:
+    made = sharing(clients=900, threshold=800, colluding=100, largest=1, records=900, most=900)
+    assert 2 ** (made.bits - 1) > 9 * 8 * math.sqrt(900)
+
+
 def test_a_sum_that_cannot_be_one_is_not_believed() -> None:
     made = sharing()
     largest = np.zeros(made.size, np.int64)

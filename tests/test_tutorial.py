@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sottovoce import data
 from sottovoce.cli.application import app
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/tutorial.md"

@@ -2,14 +2,14 @@
 
 Every command is read from that file. Folders of a container become folders in `--folder`, ports become free
 ones (`--ports fixed` keeps those of the file), and the name `server` becomes 127.0.0.1. Two hospitals train,
-a third one gets its model from the onboarding service, and the live page shows it.
+a third one gets its model from the onboarding service, and the live page shows it. `--shared` adds
+deploy/compose.shared.yaml: the hospitals share the noise, and two helpers hide all but sums.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -18,17 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.run.status import Status
+
 DEPLOY = Path(__file__).parents[1] / "deploy"
-PORTS = ("8700", "8701", "8443", "8444", "8445", "8446", "9094", "9095")
+PORTS = ("8700", "8701", "8443", "8444", "8445", "8446", "9094", "9095", "9096", "9097")
 LIMIT_SECONDS = 1800.0  # for hangs
 SERVICES = ("budapest", "longbeach", "onboarding", "watch", "server", "register", "superlink", "proxy")
 """In the worst order: those who wait come first."""
+HELPERS = ("board", "registry")
 
 
 def free_ports(count: int) -> list[int]:
@@ -39,12 +44,28 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class Federation:
-    """The services of a compose file, as processes; use as a context manager."""
+def services(*, shared: bool) -> dict[str, Any]:
+    """The services of compose.yaml, or of both files: the second adds helpers, and says more of sites."""
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    if shared:
+        more = yaml.safe_load((DEPLOY / "compose.shared.yaml").read_text())["services"]
+        found |= {name: found.get(name, {}) | said for name, said in more.items()}
+    return found
 
-    def __init__(self, folder: Path, *, fixed: bool = False) -> None:
+
+def show(page: str) -> None:
+    """Opens the live page, where there is a screen."""
+    if sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        webbrowser.open(page)
+
+
+class Federation:
+    """The services of a compose file, or of both, as processes; use as a context manager."""
+
+    def __init__(self, folder: Path, *, fixed: bool = False, shared: bool = False) -> None:
         self.folder = folder
-        self.compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+        self.services = services(shared=shared)
+        self.order = (*HELPERS, *SERVICES) if shared else SERVICES
         chosen = PORTS if fixed else map(str, free_ports(len(PORTS)))
         self.ports = dict(zip(PORTS, chosen, strict=True))
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -59,10 +80,10 @@ class Federation:
 
     def command(self, service: str) -> list[str]:
         """A service's command, with places of this machine in the place of a container's."""
-        return [self._here(service, word) for word in self.compose["services"][service]["command"]]
+        return [self._here(service, word) for word in self.services[service]["command"]]
 
     def _here(self, service: str, word: str) -> str:
-        home = "server" if self.compose["services"][service].get("network_mode") else service
+        home = "server" if self.services[service].get("network_mode") else service
         places = {
             "/opt/sottovoce/deploy": DEPLOY,
             "/run/secrets": self.folder / "secrets",
@@ -72,13 +93,18 @@ class Federation:
             "/federation": self.folder,
         }
         for place, here in places.items():
-            if word == place or word.startswith(f"{place}/"):
-                return str(here) + word.removeprefix(place)
+            found = re.fullmatch(rf"(key=)?{place}(/.*)?", word)
+            if found:
+                return f"{found[1] or ''}{here}{found[2] or ''}"
+        if "${HELPERS:-}" in word:
+            said = self.folder / "helpers.env"
+            fingerprints = said.read_text().strip().removeprefix("HELPERS=") if said.exists() else ""
+            return word.replace("${HELPERS:-}", fingerprints)
         word = re.sub(r"^server:", "127.0.0.1:", word)
         return re.sub(r"\b\d{4}\b", lambda found: self.ports.get(found[0], found[0]), word)
 
     def environment(self, service: str) -> dict[str, str]:
-        said = self.compose["services"][service].get("environment", {})
+        said = self.services[service].get("environment", {})
         mine = {name: self._here(service, value) for name, value in said.items()}
         beside = str(Path(sys.executable).parent)
         path = f"{beside}{os.pathsep}{os.environ['PATH']}{os.pathsep}/usr/sbin"
@@ -136,8 +162,8 @@ class Federation:
             [beside, *arguments], capture_output=True, text=True, check=check, cwd=self.folder
         )
 
-    def wait(self, seconds: float = LIMIT_SECONDS) -> Iterator[dict[str, Any]]:
-        """The status of the federation, every two seconds until it is finished; the limit is for hangs."""
+    def wait(self, seconds: float = LIMIT_SECONDS) -> Iterator[Status | NodeStatus]:
+        """The status of the federation, every second until it is finished; the limit is for hangs."""
         deadline, state = time.monotonic() + seconds, ""
         while state != "finished" or self.running["server"].poll() is None:
             if time.monotonic() > deadline:
@@ -145,12 +171,10 @@ class Federation:
             for service, process in self.running.items():
                 if process.poll() and service not in ("server", "register"):
                     raise SystemExit(f"{service} has ended: {self.log(service)[-2000:]}")
-            found = json.loads(
-                self.sottovoce("status", str(self.folder / "server" / "run"), "--json", check=False).stdout
-            )
-            state = found["state"]
+            found = look(self.folder / "server" / "run")
+            state = found.state
             yield found
-            time.sleep(2.0)
+            time.sleep(1.0)
 
     def onboard(self) -> Path:
         """The third hospital gets its model, for the price of one context."""
@@ -174,23 +198,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="a folder that is not there yet; by default a new one")
     parser.add_argument("--ports", choices=["free", "fixed"], default="free")
+    parser.add_argument("--shared", action="store_true", help="noise that the hospitals share, and helpers")
     given = parser.parse_args(arguments)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="sottovoce-demo-")) / "federation"
     began = time.monotonic()
-    with Federation(folder.absolute(), fixed=given.ports == "fixed") as federation:
+    with Federation(folder.absolute(), fixed=given.ports == "fixed", shared=given.shared) as federation:
         print(f"preparing {folder}: certificates, keys, plan, app, two hospitals")
         federation.prepare()
-        for service in SERVICES:
+        for service in federation.order:
             federation.start(service)
         token = (folder / "secrets" / "watch.token").read_text().strip()
-        print(f"live page: http://127.0.0.1:{federation.ports['8445']}")
+        page, opened = f"http://127.0.0.1:{federation.ports['8445']}", False
+        print(f"live page: {page}")
         print(f"  from elsewhere: https://127.0.0.1:{federation.ports['8446']}, password {token}")
         said = ""
         for found in federation.wait():
-            line = f"{found['state']}: {found['why']}"
+            line = f"{found.state}: {found.why}"
             if line != said:
                 print(f"{time.monotonic() - began:5.0f} s  {line}", flush=True)
                 said = line
+            if not opened and page in federation.log("watch"):
+                opened = True
+                show(page)
         for site in ("longbeach", "budapest"):
             print(federation.sottovoce("status", str(folder / site / "state"), check=False).stdout.rstrip())
         print(f"cleveland has its model: {federation.onboard()}")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sottovoce.estimators import PrivateClassifier, PrivateRegressor
     from sottovoce.finishing import finish
     from sottovoce.given import from_clients, from_huggingface
-    from sottovoce.modelfile import PersonalModel
     from sottovoce.onboarding.future_client import personalize
     from sottovoce.onnxfile import export_onnx
+    from sottovoce.personal import PersonalModel
     from sottovoce.plan import Plan
     from sottovoce.prediction import predict
     from sottovoce.privacy.terms import Terms
@@ -54,7 +54,7 @@ __all__ = [
 
 _HOME = {
     "Dataset": "data",
-    "PersonalModel": "modelfile",
+    "PersonalModel": "personal",
     "Plan": "plan",
     "PrivateClassifier": "estimators",
     "PrivateRegressor": "estimators",

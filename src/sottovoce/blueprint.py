@@ -22,17 +22,16 @@ from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
+from sottovoce.cores import derived_seed
 from sottovoce.data import Facts
 from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
-from sottovoce.phases import Phase, phases
-from sottovoce.plan import Plan
+from sottovoce.plan import Phase, Plan, phases
 from sottovoce.privacy import accounting, schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
-from sottovoce.seeding import derived_seed
 from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, open_basis
 from sottovoce.tasks import open_task

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 from sottovoce.errors import SottovoceError, nearest
 
 Capabilities = TypeVar("Capabilities")
+Kind = Literal["context", "gradient", "confusion", "calibration"]
+"""What a client releases: gradients in rounds, and all else once."""
 
 
 @dataclass(frozen=True)
@@ -132,27 +134,49 @@ class Channel:
     private_messages: bool = False
     """Its messages are private themselves, against the server that decodes them too."""
     _: KW_ONLY
+    opened: str
+    """The class, as 'module:name'."""
     phrase: str
     """What releases travelled as, as a report puts it."""
 
 
 CHANNELS = {
-    "direct": Channel({"direct": 0}, phrase="numbers of 32 bits with noise in them"),
-    "direct-q12": Channel({"direct-q12": 1}, phrase="numbers of 12 bits with noise in them"),
+    "direct": Channel(
+        {"direct": 0},
+        opened="sottovoce.channel.direct:Direct",
+        phrase="numbers of 32 bits with noise in them",
+    ),
+    "direct-q12": Channel(
+        {"direct-q12": 1},
+        opened="sottovoce.channel.direct:DirectQ12",
+        phrase="numbers of 12 bits with noise in them",
+    ),
     "lrsuq": Channel(
         {"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4},
+        opened="sottovoce.channel.lrsuq:Lrsuq",
         phrase="points of a lattice, whose rounding is the noise",
         options=("lattice",),
         compiled=True,
     ),
     "lrsuq-elias": Channel(
         {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7},
+        opened="sottovoce.channel.elias:LrsuqElias",
         phrase="points of a lattice, whose rounding is the noise, in Elias’ code",
         options=("lattice",),
         compiled=True,
     ),
-    "polar": Channel({"polar": 8}, phrase="polar codes, whose error is the noise", compiled=True),
-    "integers": Channel({"integers": 9}, phrase="whole numbers with noise in them", private_messages=True),
+    "polar": Channel(
+        {"polar": 8},
+        opened="sottovoce.channel.polar.codec:Polar",
+        phrase="polar codes, whose error is the noise",
+        compiled=True,
+    ),
+    "integers": Channel(
+        {"integers": 9},
+        opened="sottovoce.channel.integers:Integers",
+        phrase="whole numbers with noise in them",
+        private_messages=True,
+    ),
 }
 
 BASES = ("structured", "unstructured")

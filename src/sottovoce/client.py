@@ -20,14 +20,13 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import TASKS
 from sottovoce.channel.wire import Stream
-from sottovoce.cores import available, one_core, side_by_side
+from sottovoce.cores import available, derived_seed, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation
 from sottovoce.models import logits
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
 from sottovoce.release import Release
-from sottovoce.seeding import derived_seed
 from sottovoce.tasks import open_task
 
 Seal = Callable[[bytes, Stream], bytes]
@@ -72,6 +71,7 @@ class Client:
         self._account = account or name
         self._given = records
         self._blueprint = blueprint
+        self._releases = blueprint.releases_of(participant)
         self._ledger = ledger
         self._run = run
         self._secret = secret
@@ -189,7 +189,7 @@ class Client:
         return self._release(asked).charge(self._entry, self._account, asked.round, self._helpers)
 
     def _release(self, asked: Asked) -> Release:
-        return self._blueprint.releases_of(self.participant)[asked.kind]
+        return self._releases[asked.kind]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from sottovoce.data import Dataset, Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.models import logits
 from sottovoce.plan import Plan
-from sottovoce.presets import FOLDER
+from sottovoce.plan.presets import FOLDER
 from sottovoce.run.comparison import rehearse
 from sottovoce.run.prepare import prepare
 from sottovoce.tasks import open_task

@@ -23,8 +23,8 @@ from sottovoce.evaluation import constant
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
-from sottovoce.modelfile import PersonalModel, home_model
 from sottovoce.models import flat_parameters, import_model, logits, model_options
+from sottovoce.personal import PersonalModel, home_model
 from sottovoce.tasks import Task, open_task
 
 Progress = Callable[[float], None]
@@ -247,7 +247,10 @@ def finish(
         raise CannotFinish("this model was finished already: give the published one")
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
-    finished = finish_records(model, trained, held_out, progress)
+    try:
+        finished = finish_records(model, trained, held_out, progress)
+    except CannotFinish as refused:
+        raise CannotFinish(f"{source}: {refused}") from None
     told = {
         "task": model.facts.task,
         "metric": open_task(model.facts).metric,

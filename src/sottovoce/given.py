@@ -21,7 +21,7 @@ from sottovoce.data import DataError, Dataset, Description, load, read_site
 from sottovoce.data.columns import ArrowColumns, arrow, canonical
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import joined_sites
-from sottovoce.data.identity import fingerprint
+from sottovoce.data.identity import fingerprints
 from sottovoce.data.own import Array, from_arrays, items_of
 
 LONGEST = 100
@@ -254,12 +254,12 @@ def _joined(name: str, held: Mapping[str, Held]) -> Dataset:
 
 def _different(dataset: Dataset) -> Dataset:
     """Refuses the same records under two names: both accounts would spend their privacy."""
-    seen: dict[str, str] = {}
+    seen: dict[bytes, str] = {}
     assert dataset.client is not None
     x, y, owner = dataset.x.numpy(), dataset.y.numpy(), dataset.client.numpy()
     rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
     for client, mine in zip(dataset.clients, rows, strict=True):
-        first = seen.setdefault(fingerprint(x[mine], y[mine]), client)
+        first = seen.setdefault(fingerprints(x[mine], y[mine]).tobytes(), client)
         if first != client:
             raise DataError(f"{client} and {first} hold the same records, charged twice: leave one out")
     return dataset

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data import Facts, description
+from sottovoce.data.description import Description
 from sottovoce.files import write_atomically
-from sottovoce.modelfile import Origin
+from sottovoce.personal import Origin
 
 PLACES = {
     "client": "at each client: every release is private by itself",
@@ -93,7 +94,7 @@ run {origin.run} with sottovoce {origin.sottovoce}.
 
 ## Who may see it
 
-{_seen(origin, unit)}
+{_seen(origin, unit)}{_uncovered(agreed)}
 
 A model that was finished at home from it (`*.home.safetensors`) is another one, for its owner alone.
 
@@ -120,6 +121,14 @@ def _seen(origin: Origin, unit: str) -> str:
     return (
         f"Anybody: it is a published model, made of releases alone. Promise: {promise}. Noise was added "
         f"{PLACES[origin.noise]}."
+    )
+
+
+def _uncovered(agreed: Description | None) -> str:
+    """What the file tells of records beside the model: constants of columns that somebody looked up."""
+    lines = [] if agreed is None else agreed.uncovered
+    return "".join(
+        ["\n\nIts header holds more than that:\n" if lines else "", *(f"\n- {line}" for line in lines)]
     )
 
 

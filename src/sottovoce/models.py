@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.cores import beside_others
+from sottovoce.cores import beside_others, seeded
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan
-from sottovoce.seeding import seeded
 
 ModelFactory = Callable[..., nn.Module]
 """From the shape of a record, the number of outputs, and the plan keys in `OPTIONS`."""

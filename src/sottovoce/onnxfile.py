@@ -1,8 +1,9 @@
 """A personal model as an ONNX file, for machines without this package: encoding, model and what outputs mean.
 
-A table's columns are the inputs, each (n, 1), numbers as float64 and categories as texts; the encoding of
-`records.toml` (bounds, missing numbers, unknown names) is part of the graph. Linear models and multilayer
-perceptrons on columns or arrays are exported; what ONNX cannot say (feature maps, dates) is refused.
+A table's columns are the inputs, each (n, 1): numbers as float64, categories as texts, and a date as float64,
+the days since 1970-01-01. The encoding of `records.toml` (bounds, missing numbers, unknown names, months) is
+part of the graph. Linear models and multilayer perceptrons on columns or arrays are exported; what ONNX
+cannot say (feature maps, free text, tokens) is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from torch import Tensor, nn
 from sottovoce import __version__
 from sottovoce.data import Facts, description
 from sottovoce.data.description import Description
-from sottovoce.data.kinds import Category, Number
+from sottovoce.data.kinds import PARTS, Category, Date, Number
 from sottovoce.data.names import OTHER
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.modelfile import HomeModel, PersonalModel
+from sottovoce.modelfile import HomeModel
+from sottovoce.personal import PersonalModel
 
 OPSET, ML_OPSET, IR = 17, 3, 9
 """Versions that runtimes of 2023 and later read."""
+FIRST, EPOCH, LAST = date.min.toordinal(), date(1970, 1, 1).toordinal(), date.max.toordinal()
+"""Days that have a name, and the one that a date's input counts from."""
 ACTIVATIONS: Mapping[type[nn.Module], str] = {nn.Tanh: "Tanh", nn.ReLU: "Relu"}
 KEEP = "A home model, made of its owner's records without noise: it is not private and stays at home."
 SHOW = "A published model, made of private releases alone: it may be shown to anybody."
@@ -89,7 +94,7 @@ class _Graph:
         if model.plan.features != "none":
             raise CannotExport(
                 f"the model sees features={model.plan.features}, which ONNX has no words for: predict with "
-                "sottovoce"
+                "sottovoce, or train with features=none"
             )
         graph, agreed = cls(), description.of(model.records)
         if agreed is not None and agreed.array is None:
@@ -105,7 +110,10 @@ class _Graph:
         graph = helper.make_graph(self._nodes, "sottovoce", self.inputs, self.outputs, self._constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
         file = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="sottovoce")
-        file.producer_version, file.doc_string = __version__, KEEP if model.home else SHOW
+        agreed = description.of(model.records)
+        uncovered = [] if agreed is None else agreed.uncovered
+        file.producer_version = __version__
+        file.doc_string = "\n".join([KEEP if model.home else SHOW, *uncovered])
         said = {
             "origin": json.dumps(dataclasses.asdict(model.origin)),
             "task": model.facts.task,
@@ -156,21 +164,72 @@ class _Graph:
                 parts += self._number(name, column)
             elif isinstance(column, Category):
                 parts.append(self._category(name, column))
+            elif isinstance(column, Date):
+                parts += self._date(name, column)
             else:
-                kind = type(column).__name__.lower()
                 raise CannotExport(
-                    f"column '{name}' is a {kind}, which ONNX cannot read: predict with sottovoce"
+                    f"column '{name}' is free text, whose words ONNX cannot hash: predict with sottovoce, or "
+                    "train without this column"
                 )
         return self._add("Div", self._add("Concat", *parts, axis=1), self._constant(facts.std, np.float32))
 
     def _number(self, name: str, column: Number) -> list[str]:
         value = self._input(name, "DOUBLE", 1)
         absent = self._add("Or", self._add("IsNaN", value), self._add("IsInf", value))
+        scaled = self._scaled(column, value, absent)
+        return [scaled] if column.missing is None else [scaled, self._cast(absent, "FLOAT")]
+
+    def _scaled(self, column: Number, value: str, absent: str) -> str:
         constants = (column.low, column.high, column.filler, column.center, column.spread)
         low, high, filler, center, spread = (self._constant(one, np.float64) for one in constants)
         clamped = self._add("Where", absent, filler, self._add("Clip", value, low, high))
-        scaled = self._cast(self._add("Div", self._add("Sub", clamped, center), spread), "FLOAT")
-        return [scaled] if column.missing is None else [scaled, self._cast(absent, "FLOAT")]
+        return self._cast(self._add("Div", self._add("Sub", clamped, center), spread), "FLOAT")
+
+    def _date(self, name: str, column: Date) -> list[str]:
+        """The parts of a day that is given as days since 1970-01-01; outside the calendar there is none."""
+        ordinal = self._add(
+            "Add", self._add("Floor", self._input(name, "DOUBLE", 1)), self._constant(EPOCH, np.float64)
+        )
+        first, last = (self._constant(bound, np.float64) for bound in (FIRST, LAST))
+        inside = self._add(
+            "And",
+            self._add("GreaterOrEqual", ordinal, first),
+            self._add("LessOrEqual", ordinal, last),
+        )
+        absent = self._add("Not", inside)
+        known = self._add("Where", inside, ordinal, first)
+        whole = self._cast(known, "INT64")
+        parts = []
+        for part in column.parts:
+            if part == "days":
+                since = self._constant(column.since.toordinal(), np.float64)
+                parts.append(self._scaled(column.days, self._add("Sub", known, since), absent))
+                continue
+            place = self._month(whole) if part == "month" else self._whole("Mod", whole, -1, 7)
+            hot = self._add("Equal", place, self._constant([range(len(PARTS[part]))], np.int64))
+            parts.append(self._cast(self._add("And", hot, inside), "FLOAT"))
+        return parts if column.missing is None else [*parts, self._cast(absent, "FLOAT")]
+
+    def _month(self, ordinal: str) -> str:
+        """The month, 0 to 11, of a day that Python counts so (Hinnant: chrono-compatible date algorithms).
+
+        Years begin in March: a leap day is the last of its year, and months follow a line.
+        """
+        day = self._whole("Mod", ordinal, 305, 146_097)  # of 400 years
+        leaps = [self._whole("Div", day, 0, length) for length in (1460, 36_524, 146_096)]
+        common = self._add("Sub", self._add("Add", self._add("Sub", day, leaps[0]), leaps[1]), leaps[2])
+        year = self._whole("Div", common, 0, 365)
+        lengths = [self._whole("Div", year, 0, 4), self._whole("Div", year, 0, 100)]
+        before = self._add("Add", self._add("Mul", year, self._constant(365, np.int64)), lengths[0])
+        rest = self._add("Add", self._add("Sub", day, before), lengths[1])
+        march = self._whole("Div", self._add("Mul", rest, self._constant(5, np.int64)), 2, 153)
+        return self._whole("Mod", march, 2, 12)
+
+    def _whole(self, kind: str, value: str, plus: int, by: int) -> str:
+        """`value + plus` divided by a number, or what is left, for whole numbers from 0."""
+        return self._add(
+            kind, self._add("Add", value, self._constant(plus, np.int64)), self._constant(by, np.int64)
+        )
 
     def _category(self, name: str, column: Category) -> str:
         text, names = self._input(name, "STRING", 1), column.names
@@ -192,7 +251,7 @@ class _Graph:
         """The numbers (n, inputs) of arrays; bytes are to be divided by 255 first."""
         array = None if agreed is None else agreed.array
         if array is not None and array.vocabulary is not None:
-            raise CannotExport("records are tokens, which are not exported: predict with sottovoce")
+            raise CannotExport("records are tokens, which ONNX cannot read: predict with sottovoce")
         x = self._input("x", "FLOAT", *facts.shape)
         if array is not None and array.series:
             mean, std = np.asarray(array.mean), np.asarray(array.std)  # of the last axis

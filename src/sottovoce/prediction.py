@@ -28,7 +28,7 @@ from sottovoce.data.own import read_stored_parts
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view
 from sottovoce.files import replaced
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 from sottovoce.tasks import open_task
 
 BLOCK = 2**15
@@ -120,7 +120,7 @@ class Summary:
 
 
 def predict(
-    model: PersonalModel,
+    model: PersonalModel | str | Path,
     records: str | Path,
     out: str | Path,
     progress: Callable[[int], None] = lambda done: None,
@@ -131,10 +131,11 @@ def predict(
 ) -> Summary:
     """Writes a line for each record of a file, in its order, to `out` (.csv or .parquet).
 
-    A target in the file is not read. A record that cannot be used gets empty cells. `progress` is called with
-    the number of records done. Nothing appears under the name `out` unless all of it can be written. From a
-    probability of `threshold` on, the second of two classes, or a label, is decided. `features` names the
-    run's feature map if it is code of one's own. Columns to `keep`, such as ids, stand first in each line.
+    `model` may be the path of its file. A target in the file of records is not read. A record that cannot be
+    used gets empty cells. `progress` is called with the number of records done. Nothing appears under the
+    name `out` unless all of it can be written. From a probability of `threshold` on, the second of two
+    classes, or a label, is decided. `features` names the run's feature map if it is code of one's own.
+    Columns to `keep`, such as ids, stand first in each line.
     """
     records, out = Path(records), Path(out)
     writers = {".csv": _csv, ".parquet": _parquet}
@@ -142,6 +143,8 @@ def predict(
         raise DataError(f"predictions are written as {' or '.join(writers)}, not as {out.name}: rename it")
     if out.resolve() == records.resolve():
         raise DataError(f"{out} holds the records to predict: choose another file for predictions")
+    if not isinstance(model, PersonalModel):
+        model = PersonalModel.read(model, home=True, features=features)
     layout, summary = Layout.of(model, keep), Summary()
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
         for block in predictions(model, records, threshold, features, keep):

@@ -30,8 +30,7 @@ from sottovoce.data import Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
-from sottovoce.phases import Phase
-from sottovoce.plan import Plan
+from sottovoce.plan import Phase, Plan
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Charge, Kind, Place
 from sottovoce.shared import Shares, Sharing

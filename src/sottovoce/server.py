@@ -22,14 +22,13 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.calibration import LastLayer, Scaling
 from sottovoce.central import Update, noised_sum
 from sottovoce.channel.randomness import PrivateRandomness
-from sottovoce.cores import one_core
+from sottovoce.cores import derived_seed, one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
 from sottovoce.optimizers import Optimizer, open_optimizer
-from sottovoce.phases import Phase
+from sottovoce.plan import Phase
 from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
-from sottovoce.seeding import derived_seed
 
 log = logging.getLogger(__name__)
 

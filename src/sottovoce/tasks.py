@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from sottovoce.catalog import METRICS, entry, function
 from sottovoce.catalog import TASKS as CAPABILITIES
 from sottovoce.data import description
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Facts
 from sottovoce.errors import SottovoceError
 
 Losses = Callable[[Tensor, Tensor], Tensor]

@@ -15,8 +15,8 @@ from sottovoce.channel.randomness import (
     SeededRandomness,
     SharedRandomness,
     SystemRandomness,
+    log_mantissa,
 )
-from sottovoce.channel.reproducible import log_mantissa
 from sottovoce.channel.wire import ChannelError, Envelope
 
 ENVELOPE = Envelope("lrsuq/Z4", 10, 1.0, bytes(32), ("client", 1))

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from sottovoce.presets import PRESETS
+from sottovoce.plan.presets import PRESETS
 
 from .conftest import Failing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.flower import joining
 from tests.run.test_folder import sites
 
 from .conftest import Failing
@@ -94,6 +96,18 @@ def test_a_node_that_cannot_begin_says_why_in_one_line(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_node_on_a_port_that_is_taken_says_so_in_one_line(
+    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining.check_port, "__defaults__", (0.0,))
+    for name in ("mine.csv", "agreement.toml"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    said = "node host:1 --insecure --directory state --records mine.csv --agreement agreement.toml --port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "it is in use" in failing(*said.split(), str(taken.getsockname()[1]))
+
+
 def test_a_node_hands_on_what_its_owner_said_and_ends_when_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +121,7 @@ def test_a_node_hands_on_what_its_owner_said_and_ends_when_told(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sottovoce.federation.flower.joining.Connection", Kept)
+    monkeypatch.setattr("sottovoce.federation.flower.joining.check_port", lambda port: None)
     for name in ("mine.csv", "agreement.toml", "ca.crt", "node-key"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)

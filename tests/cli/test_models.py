@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.data import Description
-from sottovoce.modelfile import load_tensors, personal_model, save_tensors
+from sottovoce.modelfile import load_tensors, save_tensors
+from sottovoce.personal import personal_model
 from sottovoce.report.table import Table
 from tests.small import SMALL, drawn, small_plan
 

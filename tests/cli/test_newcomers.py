@@ -138,6 +138,19 @@ def test_a_copied_file_is_no_second_client(clinics: Path, tmp_path: Path, failin
     assert not (sites / "ledger.sqlite").exists()
 
 
+def test_a_file_that_was_copied_and_continued_is_noticed(tmp_path: Path) -> None:
+    """The same patients under two names, in another order and format, and some new ones."""
+    sites = tmp_path / "sites"
+    invoked("data", "copy", "heart", sites)
+    assert json.loads(invoked("check", sites, "--json"))["alike"] == []
+    header, *rows = (sites / "cleveland.csv").read_text().splitlines()
+    lines = [header, *rows[::-1][:200], *(sites / "budapest.csv").read_text().splitlines()[1:20]]
+    (sites / "cleveland 2.tsv").write_text("\n".join(lines).replace(",", "\t") + "\n")
+    shown = invoked("check", sites)
+    assert "cleveland 2 has 200 records that cleveland has too" in shown
+    assert "budapest has" not in shown
+
+
 def test_predict_keeps_ids_and_counts_what_the_model_does_not_know(clinics: Path, tmp_path: Path) -> None:
     """M2 and minor points: unknown categories at `predict` were silent, and predictions had no ids."""
     sites = Path(shutil.copytree(clinics, tmp_path / "sites"))
@@ -232,3 +245,22 @@ def test_a_report_calls_classes_by_name_and_says_nothing_of_masks(clinics: Path,
     assert '<th scope="row">yes</th>' in matrix
     assert "masked to own" not in page
     assert "Gain ‖h‖²" not in page
+
+
+def test_what_was_looked_up_is_said_wherever_its_model_goes(clinics: Path, tmp_path: Path) -> None:
+    """A node asks its owner; who joins later is told: the agreement was published before."""
+    sites = Path(shutil.copytree(clinics, tmp_path / "sites"))
+    (sites / "records.toml").unlink()
+    later = shutil.move(sites / "west.csv", tmp_path / "later.csv")
+    invoked("draft", sites / "north.csv", "--look", "--target", "ill", "--unit", "id")
+    run, models, mine = tmp_path / "run", tmp_path / "models", tmp_path / "later.safetensors"
+    invoked("train", f"dataset={sites}", "rounds=2", "channel=direct", "--out", run, "--json")
+    invoked("models", run, "--out", models, "--json")
+    said = "kind and low and high of age; kind and values of sex: looked up in records"
+    shown = invoked("personalize", run, "--data", later, "--out", mine, "--yes")
+    assert said in " ".join(shown.split())
+    for card in (models / "north.card.md", tmp_path / "later.card.md"):
+        assert said in card.read_text(encoding="utf-8")
+    pytest.importorskip("onnx")
+    invoked("export", mine, "--onnx", tmp_path / "later.onnx")
+    assert said.encode() in (tmp_path / "later.onnx").read_bytes()

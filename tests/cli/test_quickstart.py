@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sottovoce import data
 from sottovoce.cli import quickstart
 from sottovoce.cli.application import app
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 
 from .conftest import Failing
 

@@ -100,8 +100,14 @@ def test_shared_noise_needs_the_keys_of_all(tmp_path: Path, failing: Failing) ->
     assert agreed.parties == Parties.load(keys)
 
 
-def test_the_status_of_a_helper_that_has_done_nothing(tmp_path: Path) -> None:
-    assert "no run in" in said("helper", "status", str(tmp_path))
+def test_the_status_of_a_helper_and_of_what_is_none(tmp_path: Path, failing: Failing) -> None:
+    for nowhere in (tmp_path, tmp_path / "nowhere"):
+        assert "is not that of a helper" in failing("helper", "status", str(nowhere))
+    (tmp_path / "helper.log").touch()
+    assert "no round was asked for" in said("helper", "status", str(tmp_path))
+    for content in (b"no store", b""):
+        (tmp_path / "masks-0123456789abcdef.sqlite").write_bytes(content)
+        assert "cannot be read" in failing("helper", "status", str(tmp_path))
 
 
 @pytest.mark.parametrize("words", [["site"], ["helper"]])

@@ -39,8 +39,9 @@ def test_status_tells_people_and_scripts_that_a_run_is_finished_or_running(run: 
 
 @pytest.mark.parametrize("json_", [True, False])
 def test_status_of_what_is_no_run_is_one_line_or_one_object_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], json_: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_: bool
 ) -> None:
+    monkeypatch.setattr("os.access", lambda *_, **__: False)  # nor may it be read
     told = CliRunner().invoke(app, ["status", str(tmp_path), *(["--json"] if json_ else [])])
     assert told.exit_code == 2
     if json_:

@@ -193,6 +193,27 @@ FOLDERS: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("no unit at all", agreed(UNIT), ["north has no column 'patient'"]),
     ("no workbook", files(**{"north.xlsx": b"x"}), ["north.xlsx is not an .xlsx file", "save it again"]),
     ("two sheets", with_table(two_sheets), ["north.xlsx has 2 sheets", "keep the one"]),
+    (
+        "Parquet as a folder",
+        lambda at: (folder(at, north=GOOD), (at / "west.parquet").mkdir()),
+        ["west.parquet is not read", "one file"],
+    ),
+    (
+        "a remark above the names",
+        files(north="# exported on Monday\n" + GOOD),
+        ["north.csv has one name in its first line and 4 cells below", "line of all names"],
+    ),
+    (
+        "parted by pipes",
+        files(north=GOOD.replace(",", "|")),
+        ["north has one column, 'age|pressure", "commas, semicolons or tabs"],
+    ),
+    ("commas in .tsv", files(**{"north.tsv": GOOD}), ["north has one column, 'age,pressure", ".tsv: tabs"]),
+    (
+        "true and false for names",
+        files(north=HEADER + "30,120,f,TRUE\n31,120,f,FALSE\n"),
+        ["'diagnosis'", 'aliases = { "TRUE" = "…", … } to [target]'],
+    ),
     ("no Parquet", files(**{"north.parquet": b"PAR1"}), ["north.parquet", "save it again"]),
     (
         "lists in Parquet",
@@ -235,6 +256,12 @@ def test_a_wrong_folder_is_refused_in_one_line_before_anything_is_charged(
             assert part in said, command[0]
     assert not list(tmp_path.glob("ledger*"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_site_that_is_too_small_to_train_is_named(tmp_path: Path, failing: Failing) -> None:
+    folder(tmp_path, north=GOOD, west=HEADER + LINE)
+    said = failing("train", f"dataset={tmp_path}", "--out", str(tmp_path / "run"))
+    assert "the smallest participant, west, has 1 record: it needs 2" in said
 
 
 @pytest.fixture(scope="module")
@@ -293,5 +320,121 @@ def test_what_cannot_be_predicted_is_said_in_one_line(
     assert not Path("p.csv").exists()
 
 
-def test_there_are_more_than_sixty_of_them() -> None:
-    assert len(FOLDERS) + len(PREDICTIONS) > 60
+NORTH = "AT/models/north.safetensors"
+OTHERS: list[tuple[str, list[str], list[str]]] = [
+    ("a run for a model", ["predict", "AT/run", "--data", "new.csv", "--out", "p.csv"], ["run is a folder"]),
+    (
+        "a table for a model",
+        ["predict", "new.csv", "--data", "new.csv", "--out", "p.csv"],
+        ["new.csv is damaged or not"],
+    ),
+    (
+        "predictions to nowhere",
+        ["predict", NORTH, "--data", "new.csv", "--out", "no/p.csv"],
+        ["no/p.csv", "check"],
+    ),
+    (
+        "a finish without targets",
+        ["finish", NORTH, "--data", "new.csv", "--out", "h.safetensors"],
+        ["new has no column 'diagnosis': add it: the agreement names it"],
+    ),
+    (
+        "a finish of one record",
+        ["finish", NORTH, "--data", "one.csv", "--out", "h.safetensors"],
+        ["one.csv: 0 records can be used", "give more"],
+    ),
+    ("a finish over the model", ["finish", NORTH, "--data", "one.csv", "--out", NORTH], ["choose another"]),
+    ("an export over the model", ["export", NORTH, "--onnx", NORTH], ["holds the model itself"]),
+    ("a report of sites", ["report", "AT/sites"], ["sites holds no run: give the folder"]),
+    ("an evaluation of sites", ["evaluate", "AT/sites"], ["sites holds no run", "give the folder"]),
+    (
+        "models into a file",
+        ["models", "AT/run", "--out", "new.csv"],
+        ["cannot create new.csv", "another folder"],
+    ),
+    (
+        "no run to join",
+        ["personalize", "nowhere", "--data", "new.csv", "--out", "w.safetensors"],
+        ["nowhere is no folder: check the path"],
+    ),
+    (
+        "no token",
+        ["onboard", "https://localhost:1", "--data", "new.csv", "--out", "w", "--token-file", "none"],
+        ["none: No such file or directory; check the path"],
+    ),
+    (
+        "no service",
+        ["onboard", "localhost:1", "--data", "new.csv", "--out", "w"],
+        ["localhost:1 is not the URL of a service: use https"],
+    ),
+    (
+        "a site that is not there",
+        ["train", "dataset=AT/sites", "future_clients=est", "--out", "r"],
+        ["'est'", "west"],
+    ),
+    (
+        "everybody later",
+        ["train", "dataset=AT/sites", "future_clients=2", "--out", "r"],
+        ["nobody is left to train"],
+    ),
+    ("a decimal comma", ["train", "dataset=AT/sites", "epsilon=0,5", "--out", "r"], ["epsilon is a number"]),
+    (
+        "a misspelled plan",
+        ["train", "dataset=AT/sites", "epsilom=4", "--out", "r"],
+        ["did you mean 'epsilon'"],
+    ),
+    (
+        "a model of pictures",
+        ["train", "dataset=AT/sites", "model=lenet", "--out", "r"],
+        ["lenet takes images", "set model=linear"],
+    ),
+    (
+        "features of pictures",
+        ["train", "dataset=AT/sites", "features=scattering", "--out", "r"],
+        ["features=scattering describes pictures", "use none"],
+    ),
+    ("a draft over one", ["draft", "AT/sites"], ["records.toml is there already", "move it"]),
+    (
+        "a draft without its unit",
+        ["draft", ".", "--unit", "patient"],
+        ["new.csv has no column 'patient': choose"],
+    ),
+    (
+        "no dictionary",
+        ["draft", ".", "--dictionary", "one.csv"],
+        ["one.csv has no column 'column'", "add it"],
+    ),
+    (
+        "a table for a ledger",
+        ["ledger", "show", "new.csv"],
+        ["new.csv is not a whole ledger", "give another"],
+    ),
+    ("a folder that is not shipped", ["data", "copy", "hearts", "h"], ["did you mean 'heart'"]),
+    (
+        "a comparison of nothing",
+        ["compare", "dataset=AT/sites", "--out", "c", "--repeats", "0"],
+        ["0 splits"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), [case[1:] for case in OTHERS], ids=[case[0] for case in OTHERS])
+def test_other_commands_refuse_in_one_line_too(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: Failing,
+    words: list[str],
+    says: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.csv").write_text(NEW)
+    Path("one.csv").write_text(HEADER + LINE)
+    said = failing(*(word.replace("AT", str(model)) for word in words))
+    for part in says:
+        assert part in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "one.csv"]
+
+
+def test_there_are_more_than_ninety_of_them() -> None:
+    assert len(FOLDERS) + len(PREDICTIONS) + len(OTHERS) > 90

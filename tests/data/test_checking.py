@@ -13,7 +13,7 @@ import pytest
 from sottovoce import data
 from sottovoce.data import DataError, check
 
-from .hospitals import HEADER, ROWS, folder, other_rows
+from .hospitals import AGREED, HEADER, ROWS, folder, other_rows
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = data.SHIPPED / "heart"
@@ -97,3 +97,13 @@ def test_what_the_published_files_leave_out_is_empty_in_the_shipped_ones() -> No
     ill = {name: sum(row["diagnosis"] == "disease" for row in site) for name, site in rows.items()}
     assert ill == {"budapest": 106, "cleveland": 139, "longbeach": 149, "switzerland": 115}
     assert not {"?", "-9", "-9.0"} & {cell for site in rows.values() for row in site for cell in row.values()}
+
+
+def test_one_strange_cell_in_a_column_that_was_never_measured_refuses_nobody(tmp_path: Path) -> None:
+    """A site without cholesterol is used as it is, and one typing error in that column moves nothing."""
+    rows = ["30,,f,benign\n"] * 40
+    for strange, refused in ((1, False), (3, True)):
+        odd = ["31,high,f,malignant\n"] * strange
+        folder(tmp_path, AGREED.replace("unusable = 0.5", ""), north=HEADER + "".join(rows[strange:] + odd))
+        problems = check(tmp_path).problems
+        assert any("'pressure' holds no number" in line for line in problems) == refused

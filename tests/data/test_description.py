@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data import Description, Facts, description
+from sottovoce.data.dataset import FactsError
 from sottovoce.data.description import Array, Target
-from sottovoce.data.facts import FactsError
 from sottovoce.data.kinds import Category, Number
 from sottovoce.data.section import DescriptionError
 

@@ -72,7 +72,8 @@ def test_what_nobody_takes_for_a_site_is_left_alone(tmp_path: Path) -> None:
     apart += ["north.ledger.sqlite", "north.ledger.sqlite-wal", "licence.txt", "north.personal.safetensors"]
     folder(tmp_path, **{"north.csv": HEADER + ROWS, **dict.fromkeys(apart, "x")})
     (tmp_path / "LICENSE").touch()
-    (tmp_path / "old.csv").mkdir()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "~$north.xlsx").touch()  # Excel has a workbook open
     assert list(client_files(tmp_path)) == ["north"]
     assert check(tmp_path).problems == []
     assert load(tmp_path).clients == ("north",)

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from sottovoce.catalog import DESCRIBED
+from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.features import FeatureMap, open_features
+from sottovoce.features.kept import feature_map
 from sottovoce.features.maps import Projection
+from sottovoce.plan import Plan
 
 MAPS = [name for name, (_, axes) in DESCRIBED.items() if axes == 3]
 
@@ -16,9 +19,7 @@ MAPS = [name for name, (_, axes) in DESCRIBED.items() if axes == 3]
 def _opened(
     name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False, seed: int = 0
 ) -> FeatureMap:
-    features = open_features(name, shape, size=size, mirror=mirror, seed=seed)
-    assert features is not None
-    return features
+    return open_features(name, shape, size=size, mirror=mirror, seed=seed)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -63,7 +64,9 @@ def test_a_projection_is_public_and_keeps_inner_products_on_average() -> None:
 
 
 def test_none_is_no_map() -> None:
-    assert open_features("none", (3, 32, 32)) is None
+    assert feature_map(Plan(features="none"), Facts((3, 32, 32), 10)) is None
+    with pytest.raises(SottovoceError, match="'none'"):
+        open_features("none", (3, 32, 32))
 
 
 def test_the_maps_contain_no_public_pretraining() -> None:

@@ -13,9 +13,7 @@ from sottovoce.features.sequences import SIZE
 
 
 def described(name: str, x: Tensor) -> Tensor:
-    features = open_features(name, tuple(x.shape[1:]))
-    assert features is not None
-    return features(x)
+    return open_features(name, tuple(x.shape[1:]))(x)
 
 
 @pytest.mark.parametrize("shape", [(64, 3), (1, 1), (7, 1), (9, 80), (1001, 2)])

@@ -13,36 +13,41 @@ import re
 import signal
 import ssl
 import subprocess
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 import yaml
-from tools.demo_federation import DEPLOY, SERVICES, Federation
+from tools.demo_federation import DEPLOY, HELPERS, SERVICES, Federation, services, show
 
 from sottovoce.federation.contact import NodeStatus, look
-from sottovoce.modelfile import PersonalModel
+from sottovoce.personal import PersonalModel
 from tests.report.test_browser import DESK
 from tests.report.test_browser import browser as browser
 from tests.report.webdriver import Browser
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SHARED: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.shared.yaml").read_text())
 NAMES = sorted(COMPOSE["services"])
+BOTH = services(shared=True)
 
 
-def test_the_file_is_valid() -> None:
+@pytest.mark.parametrize("file", [COMPOSE, SHARED], ids=["compose.yaml", "compose.shared.yaml"])
+def test_the_file_is_valid(file: dict[str, Any]) -> None:
     schema = json.loads((Path(__file__).with_name("compose_spec.json")).read_text())
     check = jsonschema_rs.validator_for(schema)
-    assert [error.message for error in check.iter_errors(COMPOSE)] == []
-    wrong = {**COMPOSE, "services": {"proxy": {"privileged": "perhaps", "comand": []}}}
+    assert [error.message for error in check.iter_errors(file)] == []
+    wrong = {**file, "services": {"proxy": {"privileged": "perhaps", "comand": []}}}
     assert not check.is_valid(wrong)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(BOTH))
 def test_a_service_has_no_privileges_and_writes_to_its_own_folder_only(name: str) -> None:
-    service = COMPOSE["services"][name]
+    service = BOTH[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -60,11 +65,14 @@ def test_nothing_but_the_proxy_is_reached_from_elsewhere() -> None:
 
 
 def test_secrets_are_files_of_this_machine_and_in_no_image_or_environment() -> None:
-    for name, secret in COMPOSE["secrets"].items():
+    for name, secret in (COMPOSE["secrets"] | SHARED["secrets"]).items():
         assert secret == {"file": f"${{FEDERATION:-./federation}}/secrets/{name}"}
     for site in ("longbeach", "budapest"):  # each its own, and the server none of them
         assert COMPOSE["services"][site]["secrets"] == [f"{site}.key"]
-    for service in COMPOSE["services"].values():
+        assert SHARED["services"][site]["secrets"] == [f"{site}.site"]
+    for helper in HELPERS:
+        assert SHARED["services"][helper]["secrets"] == [f"{helper}.key", f"{helper}.helper"]
+    for service in BOTH.values():
         assert not re.search("KEY|TOKEN|SECRET|PASSWORD", " ".join(service.get("environment", {})))
     image = (DEPLOY / "Containerfile").read_text()
     assert re.findall(r"^COPY (.*)$", image, re.MULTILINE) == [
@@ -82,11 +90,13 @@ def test_each_site_keeps_its_ledger_in_a_volume_of_its_own() -> None:
         assert records[records.index("--records") + 1] == f"/data/{site}.csv"  # the ledger lies beside it
 
 
-def test_the_demonstration_starts_every_service_with_its_own_command(tmp_path: Path) -> None:
-    assert set(SERVICES) | {"prepare"} == set(NAMES)
-    federation = Federation(tmp_path, fixed=True)
-    for name in NAMES:
-        ours, theirs = federation.command(name), COMPOSE["services"][name]["command"]
+@pytest.mark.parametrize("shared", [False, True], ids=["compose.yaml", "both files"])
+def test_the_demonstration_starts_every_service_with_its_own_command(tmp_path: Path, shared: bool) -> None:
+    federation, said = Federation(tmp_path, fixed=True, shared=shared), services(shared=shared)
+    assert set(federation.order) | {"prepare"} == set(said)
+    (tmp_path / "helpers.env").write_text("HELPERS=${HELPERS:-}\n")
+    for name in said:
+        ours, theirs = federation.command(name), said[name]["command"]
         assert len(ours) == len(theirs)
         for mine, word in zip(ours, theirs, strict=True):
             kept = mine.replace(str(tmp_path / "secrets"), "/run/secrets").replace(
@@ -99,6 +109,26 @@ def test_the_demonstration_starts_every_service_with_its_own_command(tmp_path: P
                 assert kept == word
 
 
+def test_a_site_that_shares_noise_says_all_that_it_says_otherwise_and_that_it_does() -> None:
+    for site in ("longbeach", "budapest"):
+        plain, shared = (file["services"][site]["command"] for file in (COMPOSE, SHARED))
+        assert shared[: len(plain)] == plain
+        consent = [f"key=/run/secrets/{site}.site", "noise-shared=true", "honest=1", "helpers=${HELPERS:-}"]
+        assert shared[len(plain) :] == consent
+
+
+def test_the_live_page_opens_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    show("http://127.0.0.1:1")
+    monkeypatch.setenv("DISPLAY", ":0")
+    show("http://127.0.0.1:2")
+    assert opened == ["http://127.0.0.1:2"]
+
+
 @pytest.mark.slow
 def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_ends_with_models(
     tmp_path: Path, browser: Browser
@@ -108,13 +138,15 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
     with Federation(folder) as federation:
         federation.prepare()
         for service in SERVICES:  # who waits comes first, the SuperLink nearly last
+            if service == "superlink":
+                until(lambda: "waiting: the SuperLink does not answer" in federation.log("server"))
             federation.start(service)
         page = f"http://127.0.0.1:{federation.ports['8445']}"
         for found in federation.wait():
-            if found["round"] >= 1 and not killed:
+            if found.round >= 1 and not killed:
                 killed = True
                 browser.open(page, width=DESK[0], height=DESK[1], dark=False)
-                assert "of 5" in browser.script("return document.querySelector('#round .figure').innerText")
+                assert "of 3" in browser.script("return document.querySelector('#round .figure').innerText")
                 assert "longbeach" in browser.script("return document.body.innerText")
                 for service in ("server", "budapest"):
                     os.killpg(federation.running.pop(service).pid, signal.SIGKILL)
@@ -125,19 +157,51 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
         outside = f"https://127.0.0.1:{federation.ports['8446']}/"
         asked = urllib.request.Request(outside, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
-            assert b"5 of 5" in answer.read()
+            assert b"3 of 3" in answer.read()
         with urllib.request.urlopen(f"{page}/metrics", timeout=60) as answer:
-            assert b"sottovoce_run_round 5.0" in answer.read()
+            assert b"sottovoce_run_round 3.0" in answer.read()
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
         said = federation.log("server")
         assert "enrolled: " in said
-        assert "waiting: the SuperLink does not answer" in said
         assert "does not let this client in yet" in federation.log("longbeach") + federation.log("budapest")
     for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
         assert isinstance(found, NodeStatus)
-        assert (found.state, found.gradients) == ("finished", 5)
+        assert (found.state, found.gradients) == ("finished", 3)
         assert found.epsilon["spent"] == pytest.approx(found.epsilon["together"])
         assert PersonalModel.read(folder / site / "personal.safetensors").origin.client == site
-    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
-    assert left == "", "nothing outlives the demonstration"
+    assert nothing_left(folder), "nothing outlives the demonstration"
+
+
+@pytest.mark.slow
+def test_the_hospitals_share_the_noise_and_helpers_open_every_sum(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    with Federation(folder, shared=True) as federation:
+        federation.prepare()
+        for service in federation.order:
+            federation.start(service)
+        assert [found.noise for found in federation.wait()][-1] == "shared"
+        for helper in HELPERS:
+            told = json.loads(
+                federation.sottovoce("helper", "status", str(folder / helper / "state"), "--json").stdout
+            )
+            assert [(one["answered"], one["given_up"]) for one in told] == [(3, 0)]
+        assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
+    for site in ("longbeach", "budapest"):
+        found = look(folder / site / "state")
+        assert isinstance(found, NodeStatus)
+        assert (found.state, found.noise, found.gradients) == ("finished", "shared", 3)
+    assert nothing_left(folder)
+
+
+def until(true: Callable[[], bool], seconds: float = 600.0) -> None:
+    """The limit is for hangs."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def nothing_left(folder: Path) -> bool:
+    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False)
+    return left.stdout == ""

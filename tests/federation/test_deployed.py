@@ -16,9 +16,10 @@ from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.parties import Parties
-from sottovoce.modelfile import PersonalModel, load_tensors
+from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.tokens import new_token
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope

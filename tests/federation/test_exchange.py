@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from sottovoce.channel import ChannelError
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Declined, Node
-from sottovoce.federation.sealing import seal_downward, unseal_downward
-from sottovoce.modelfile import PersonalModel, load_tensors
+from sottovoce.federation.sealing import EnrolmentError, seal_downward, unseal_downward
+from sottovoce.modelfile import load_tensors
 from sottovoce.models import state_dict_at
+from sottovoce.personal import PersonalModel
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import train

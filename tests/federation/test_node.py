@@ -22,8 +22,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
 from sottovoce.federation.client_directory import Enrolment
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent

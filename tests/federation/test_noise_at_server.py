@@ -12,8 +12,8 @@ import pytest
 from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
 from sottovoce.federation import coordinator as coordinator_module
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS

@@ -146,6 +146,20 @@ def test_nothing_begins_before_all_have_declared_and_the_file_says_so(tmp_path: 
     assert "Nothing begins before all have enrolled" in look(tmp_path).why
 
 
+def test_an_error_is_told_once_and_names_the_client_as_others_know_it(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.world.enrol_all()
+    name = told.world.coordinator.names[1]
+    for said in ("participant-1 declined: no", "participant-77 is nobody", "participant-1 declined: no"):
+        told.progress.errors.emit(logging.makeLogRecord({"msg": said, "levelno": logging.WARNING}))
+    told.update()
+    assert name != "participant-1"
+    assert [line["text"] for line in told.file["errors"]] == [
+        "participant-77 is nobody",
+        f"{name} declined: no",
+    ]
+
+
 def test_the_last_errors_and_the_number_of_refusals_outlive_the_server(tmp_path: Path) -> None:
     told = Told(tmp_path)
     logger = logging.getLogger("sottovoce.federation")

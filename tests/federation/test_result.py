@@ -19,38 +19,38 @@ from .test_coordinator import SHARES
 from .world import World, ledger, same
 
 
-def test_a_federation_reports_the_epsilon_that_its_members_were_charged(tmp_path: Path) -> None:
-    world = World(tmp_path)
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished federation: its clients, and its run directory."""
+    home = tmp_path_factory.mktemp("federation")
+    world = World(home)
     world.enrol_all()
     world.finish()
-    result = write_run(tmp_path / "run", world.coordinator, world.store)
-    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    result = write_run(home / "run", world.coordinator, world.store)
+    assert result == json.loads((home / "run" / "result.json").read_text())
+    return home
+
+
+def test_a_federation_reports_the_epsilon_that_its_members_were_charged(federation: Path) -> None:
+    result = json.loads((federation / "run" / "result.json").read_text())
     for index, name in enumerate(result["epsilon"]["per_client"]):
-        records = tmp_path / "clients" / f"client-{index}.npz"
+        records = federation / "clients" / f"client-{index}.npz"
         path = records.with_suffix("") / "ledger.sqlite"
         with Ledger.open(path, scope=client_scope(records.stem)) as ledger:
             charged = ledger.epsilon(OWN_RECORDS, result["delta"], "exact")
         assert result["epsilon"]["per_client"][name] == pytest.approx(charged)
-    assert result["epsilon"]["spent_max"] <= world.agreement.plan.epsilon
+    assert result["epsilon"]["spent_max"] <= result["epsilon"]["target"]
 
 
-def test_its_model_serves_future_clients_and_only_its_clients_can_evaluate_it(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.enrol_all()
-    world.finish()
-    write_run(tmp_path / "run", world.coordinator, world.store)
-    answer = personalize(tmp_path / "run", tmp_path / "clients" / "future-0.npz", tmp_path / "model")
+def test_its_model_serves_future_clients_and_only_its_clients_can_evaluate_it(federation: Path) -> None:
+    answer = personalize(federation / "run", federation / "clients" / "future-0.npz", federation / "model")
     assert answer["epsilon"] > 0
     with pytest.raises(SottovoceError, match="keep their records"):
-        evaluate(tmp_path / "run")
+        evaluate(federation / "run")
 
 
-def test_its_report_says_what_a_server_knows_and_nothing_else(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.enrol_all()
-    world.finish()
-    write_run(tmp_path / "run", world.coordinator, world.store)
-    text = write_report(tmp_path / "run").read_text()
+def test_its_report_says_what_a_server_knows_and_nothing_else(federation: Path) -> None:
+    text = write_report(federation / "run").read_text()
     for shown in ("Privacy spent", "Time of each round", "client-2", "Trusted server.", "The resolved plan"):
         assert shown in text, shown
     for unknown in ("accuracy</", "Bytes of each round", "Noise against signal", "NaN"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sottovoce.federation.agreement import MOST_RECORDS, agree
-from sottovoce.federation.keys import EnrolmentError, agreed_secret, new_key, proof, public_key
 from sottovoce.federation.roster import Roster
+from sottovoce.federation.sealing import EnrolmentError, agreed_secret, new_key, proof, public_key
 from sottovoce.federation.store import Store
 from tests.small import federated_plan
 

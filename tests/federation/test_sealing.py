@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import shutil
 import stat
@@ -10,16 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.blueprint import client_secret, seeded_master
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.flower.server_app import _keep_log
-from sottovoce.federation.keys import new_key, public_key
 from sottovoce.federation.result import write_run
 from sottovoce.federation.sealing import (
     SEAL_BYTES,
+    EnrolmentError,
+    agreed_secret,
+    channel_secret,
+    new_key,
     pad,
+    proof,
+    public_key,
     seal,
     seal_downward,
     sealed_for,
@@ -27,6 +35,7 @@ from sottovoce.federation.sealing import (
     unseal,
     unseal_downward,
 )
+from tests.small import federated_plan
 
 from . import overhearing
 from .overhearing import Secrets, overheard
@@ -308,3 +317,44 @@ def test_only_one_padding_of_a_message_is_accepted() -> None:
     for wrong in (full + bytes(64), (61).to_bytes(4, "big") + full[4:]):
         with pytest.raises(ChannelError, match="cannot: refused"):
             unpad(wrong, 64)
+
+
+# The secret of a client and the server: theirs alone, and of one run and one name.
+
+
+def test_every_run_name_and_pair_of_keys_has_a_secret_of_its_own() -> None:
+    server, one, two = new_key(), new_key(), new_key()
+    secrets = {
+        agreed_secret(server, public_key(client), run=run, name=name)
+        for client in (one, two)
+        for run in ("a", "b")
+        for name in ("participant-0", "participant-1")
+    }
+    assert len(secrets) == 8
+
+
+def test_who_sees_both_public_keys_does_not_have_the_secret() -> None:
+    server, client, stranger = new_key(), new_key(), new_key()
+    agreed = agreed_secret(server, public_key(client), run="r", name="n")
+    for theirs in (public_key(server), public_key(client)):
+        assert agreed_secret(stranger, theirs, run="r", name="n") != agreed
+
+
+@pytest.mark.parametrize("theirs", [b"", bytes(31), bytes(32), b"\x01" + bytes(31)], ids=len)
+def test_a_key_that_gives_everybody_the_same_secret_is_refused(theirs: bytes) -> None:
+    with pytest.raises(EnrolmentError, match="enrol again"):
+        agreed_secret(new_key(), theirs, run="r", name="n")
+
+
+def test_only_a_seeded_simulation_has_reproducible_channel_secrets() -> None:
+    agreed, seeded = new_key(), federated_plan()
+    expected = client_secret(seeded_master(seeded), "participant-2")
+    assert channel_secret(seeded, agreed, 2) == expected
+    assert channel_secret(seeded.replace(seeded=False), agreed, 2) == agreed
+
+
+def test_a_proof_is_of_one_secret_and_one_nonce() -> None:
+    proofs = {proof(secret, nonce) for secret in (b"a" * 32, b"b" * 32) for nonce in (b"1", b"2")}
+    assert len(proofs) == 4
+    expected = hmac.new(b"a" * 32, b"sottovoce enrolment:1", hashlib.sha256).digest()
+    assert proof(b"a" * 32, b"1") == expected  # a client of any version proves the same

@@ -10,7 +10,7 @@ import torch
 
 from sottovoce.federation import store as store_module
 from sottovoce.federation.agreement import agree
-from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.files import FileError
 from tests.small import federated_plan

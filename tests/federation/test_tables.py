@@ -17,14 +17,15 @@ from sottovoce.data import Description, division, read_folder
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Options
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.result import write_run
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import PersonalModel, load_tensors
+from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.server import Onboarding
 from sottovoce.onboarding.specification import Specification
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope

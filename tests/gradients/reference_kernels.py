@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sottovoce.gradients.patches import Window
+from sottovoce.gradients.gpu import Window
 
 
 def group_sums(

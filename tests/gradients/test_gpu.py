@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients import clipped_means, gpu
-from sottovoce.gradients.patches import Window
+from sottovoce.gradients.gpu import Window
 from sottovoce.gradients.unstructured import _products
 from sottovoce.subspace import open_basis
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, mean, sensitivity, vmap
-from sottovoce.gradients.stack import capture, stack
+from sottovoce.gradients.layers import capture, stack
 from sottovoce.subspace import Basis, BasisKind, open_basis
 
 from . import models

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise, clipped_mean, recordwise_logits, sensitivity
-from sottovoce.gradients.stack import stack
+from sottovoce.gradients.layers import stack
 from sottovoce.models import lenet, logits
 from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task

@@ -25,8 +25,11 @@ THROUGH = (
     ("train", Case(".npz", "classes", False, "shares", array="tokens", model="bag")),
     ("personalize", Case(".csv", "classes", False, "shares", edge=True)),
     ("onboard", Case(".parquet", "classes", True, "shares")),
+    ("onboard", Case(".csv", "classes", False, "shares", "shared")),
     ("personalize", Case(".csv", "classes", False, "shares", "shared")),
     ("federation", Case(".npz", "classes", False, "shares")),
+    ("federation", Case(".csv", "classes", True, "shares", "server")),
+    ("federation", Case(".parquet", "classes", False, "shares", "shared")),
 )
 FILES_OF_COMMANDS, PAIRS_OF_COMMANDS = 18, 1_000
 

@@ -27,9 +27,12 @@ from sottovoce.client import Asked, Client
 from sottovoce.data import Description
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
+from sottovoce.federation.parties import Parties, SiteKey, fingerprint
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
+from sottovoce.privacy.terms import Terms
 from sottovoce.run.prepare import complete
 
 
@@ -103,19 +106,35 @@ class Notes:
 
 
 def federation(folder: Path, state: Path) -> None:
-    """A federation of the files in a folder, nodes and coordinator in this process, to its end."""
+    """A federation of the files in a folder, nodes, helpers and coordinator in this process, to its end."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".parquet", ".npz"))
-    plan = Plan.load(folder / "plan.toml")
-    agreed = Agreement(*complete(plan, Description.load(folder / "records.toml").facts()))
+    plan, facts = complete(Plan.load(folder / "plan.toml"), Description.load(folder / "records.toml").facts())
     state.mkdir()
+    parties, terms, helpers = None, Terms(noise_at_server=plan.place.summed), []
+    keys: list[SiteKey | None] = [None] * len(files)
+    if plan.place.shared:
+        parties = Parties.dealt(state, plan)
+        keys = [SiteKey.read(state / f"{name}.key") for name, _ in parties.sites]
+        marks = frozenset(fingerprint(public).replace(" ", "") for _, public in parties.helpers)
+        terms = Terms(noise_shared=True, honest=1, helpers=marks)
+    agreed = Agreement(plan, facts, parties=parties)
+    if parties is not None:
+        names = [name for name, _ in parties.helpers]
+        helpers = [HelperNode(state / name, agreed, SiteKey.read(state / f"{name}.key")) for name in names]
     coordinator = Coordinator(agreed, Store.open(state / "server.sqlite", agreed, patience=0.0))
-    nodes = [Node(state / path.stem, path, agreed, wish=i) for i, path in enumerate(files)]
-    for i, node in enumerate(nodes):
-        coordinator.enrol(node.enrol(coordinator.offer()), str(i))
+    nodes = [
+        Node(state / path.stem, path, agreed, wish=i, terms=terms, key=keys[i])
+        for i, path in enumerate(files)
+    ]
+    for i, member in enumerate([*nodes, *helpers]):
+        coordinator.enrol(member.enrol(coordinator.offer()), str(i))
     coordinator.advance()
     while not coordinator.done:
         for who, kind in list(coordinator.missing().items()):
-            coordinator.accept(who, nodes[who].release(coordinator.request(who, kind)))
+            if who in coordinator.missing():  # still
+                request = coordinator.request(who, kind)
+                answer = helpers[who - len(nodes)].masks if kind == "masks" else nodes[who].release
+                coordinator.accept(who, answer(request))
         coordinator.advance()
 
 

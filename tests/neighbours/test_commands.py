@@ -35,7 +35,9 @@ SEEN = {
     "train, tokens": ("train", TOKENS),
     "personalize, shared": ("personalize", replace(TABLE, noise="shared")),
     "onboard": ("onboard", TABLE),
-    "federation": ("federation", TABLE),
+    "federation, client": ("federation", TABLE),
+    "federation, server": ("federation", replace(TABLE, noise="server")),
+    "federation, shared": ("federation", replace(TABLE, noise="shared")),
 }
 
 
@@ -50,7 +52,7 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     assert seen.faults == []
     assert seen.pairs > 0
     kinds = {kind.partition(" ")[0] for kind, _ in seen.ratios}
-    if case.noise == "shared" and command == "train":
-        assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {"shared"}
     later = command in ("personalize", "onboard")
+    if not later:
+        assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {case.noise}
     assert kinds == ({"context"} if later else {"context", "gradient", "confusion", "calibration"})

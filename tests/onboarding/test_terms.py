@@ -161,7 +161,7 @@ def test_a_key_of_version_01_still_sends_its_stored_context(
 
     monkeypatch.setattr(FinishedRun, "coefficients", spy)
     with monkeypatch.context() as patch:  # as version 0.1 named and kept it
-        patch.setattr("sottovoce.onboarding.keys.onboarding_entry", lambda name: name)
+        patch.setattr("sottovoce.onboarding.future_client.onboarding_entry", lambda name: name)
         ask(served(run), records)
     [key] = records.parent.glob("*.key")
     key.write_bytes(key.read_bytes()[:64])

@@ -19,8 +19,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import ledger_file
-from sottovoce.privacy.accounting import calibrate, epsilon, mu_squared
-from sottovoce.privacy.charge import SLACK
+from sottovoce.privacy.accounting import SLACK, calibrate, epsilon, mu_squared
 from sottovoce.privacy.ledger import (
     AlreadyDelivered,
     Budget,

@@ -17,7 +17,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import past as past_module
-from sottovoce.privacy.charge import SLACK
+from sottovoce.privacy.accounting import SLACK
 from sottovoce.privacy.ledger import (
     OWN_RECORDS,
     Budget,
@@ -159,6 +159,20 @@ def test_files_put_back_are_noticed_until_their_owner_vouches(path: Path, tmp_pa
         ledger.trust_copy()
     with Ledger.open(path, scope=MINE) as ledger:
         ledger.past.check()
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_an_older_witness_put_back_beside_its_ledger_takes_nothing_away(
+    path: Path, tmp_path: Path, seconds: float
+) -> None:
+    release(path, "a", 1)
+    backup = shutil.copy(Memory(path).path, tmp_path / "backup")
+    spent = release(path, "a", 2)
+    shutil.copy(backup, Memory(path).path)
+    aged(path, seconds)
+    assert release(path, "a") == spent
+    with Ledger.open(path, scope=MINE) as ledger:
+        assert ledger.past.copied == (seconds > 0)
 
 
 def test_an_untouched_ledger_stays_genuine(path: Path) -> None:

@@ -43,3 +43,9 @@ def test_a_terminal_shows_the_same_with_ordinary_spaces() -> None:
 def test_facts_have_no_heads_and_no_frame() -> None:
     shown = printed(Table([], [["noise", "σ = 0.1"]], "A plan"))
     assert shown.split() == ["A", "plan", "noise", "σ", "=", "0.1"]
+
+
+def test_a_path_in_a_list_of_facts_is_never_cut() -> None:
+    path = "/a" * 60
+    shown = printed(Table([], [["ledger", path]], title="facts"))
+    assert path in "".join(shown.split())

@@ -90,8 +90,8 @@ def test_a_folder_is_refused_by_client_and_column(tmp_path: Path) -> None:
 
 
 def test_public_records_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sottovoce.run.dry_run import dry_run
     from sottovoce.run.prepare import prepare
+    from sottovoce.run.session import dry_run
     from tests.small import small_plan
 
     plan, records = small_plan(), data.load("mnist-small")

@@ -11,8 +11,8 @@ import pytest
 
 from sottovoce import data
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import PersonalModel
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan, PlanError
 from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import Ledger, Overspent

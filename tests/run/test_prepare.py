@@ -33,6 +33,16 @@ from tests.test_mirror import CLONE
 from .test_folder import sites
 
 FACTS = data.Facts((1, 28, 28), 10)
+TOKENS = """
+task = "classes"
+[target]
+column = "y"
+values = [0, 1]
+[array]
+kind = "tokens"
+shape = [8]
+vocabulary = 40
+"""
 HALVES = "tests.features.test_local:halves"
 
 BLEND: dict[str, Any] = {"rounds": 2, "epsilon": 4, "channel": "direct", "evaluate_every": 0, "seeded": True}
@@ -287,6 +297,31 @@ def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
     assert (smallest, smaller) == ("scattering+patterns", "none")
 
 
+def test_auto_counts_words_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "records.toml").write_text(TOKENS)
+    facts = Description.load(tmp_path / "records.toml").facts()
+    plan = Plan.load(overrides={"dataset": "mine.npz"})
+    assert complete(plan, facts)[0].features == "ngrams"
+
+
+def test_a_rehearsal_on_a_public_dataset_reads_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", None)
+    given = {"dataset": "cifar10", "features": "none", "context": "moments", "context_round": 0}
+    plan = small_plan(records_per_client=100, model="lenet", **given)
+    told = outline(plan)
+    assert told.federation is None
+    assert list(told.trained) == [80] * 6 == list(told.blueprint.sizes)
+    assert told.blueprint.facts.shape == (3, 32, 32)
+    with pytest.raises(PlanError, match="more than the 50000 of cifar10: lower"):
+        outline(plan.replace(records_per_client=10_000))
+
+
+def test_records_of_nobody_need_a_number_of_participants() -> None:
+    plan = small_plan(participants=0, clients_per_round=0, partition="client", records_per_client=0)
+    with pytest.raises(PlanError, match="does not say who holds which record: set participants"):
+        prepare.prepare(plan, FEW)
+
+
 def test_code_that_a_plan_names_describes_records_only_if_somebody_trusts_it() -> None:
     named = {"features": HALVES, "feature_size": 0, "model": "linear", "coefficients": 0}
     plan = small_plan(**named, records_per_client=30, context_records=10)
@@ -312,6 +347,17 @@ def test_what_is_kept_for_the_next_preparation_is_that_of_the_same_division() ->
     assert first is again
     assert (len(first.participants), len(other.participants)) == (6, 5)
     assert shared.divided(replace(FEW), plan) is not first
+
+
+def test_a_division_is_kept_as_long_as_the_records_that_it_divides() -> None:
+    shared, plan = prepare.Shared(), small_plan(records_per_client=30, context_records=10)
+    seen = shared.described(FEW, plan, "cpu")
+    first = shared.divided(seen, plan)
+    for _ in range(prepare.KEPT - 1):
+        shared.described(replace(FEW), plan, "cpu")
+    assert shared.divided(seen, plan) is first
+    shared.described(replace(FEW), plan, "cpu")
+    assert shared.divided(seen, plan) is not first
 
 
 @pytest.mark.parametrize(("later", "left"), [(0, 3), (2, 1), (3, 0)])

@@ -134,7 +134,11 @@ def damage(run: Path, name: str, text: str | None) -> None:
     ("name", "text", "said"),
     [
         ("plan.toml", None, "holds no run"),
-        ("plan.toml", "nonsense = 1\n", "nonsense"),
+        (
+            "plan.toml",
+            "nonsense = 1\n",
+            "of another version, or changed by hand (unknown plan key 'nonsense')",
+        ),
         ("plan.toml", "x =", "plan.toml"),
         ("result.json", "{", "damaged"),
         ("result.json", "{}", "another version"),

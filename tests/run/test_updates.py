@@ -19,8 +19,8 @@ from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import rounds
+from sottovoce.run.directory import Updates
 from sottovoce.run.training import train
-from sottovoce.run.updates import Updates
 from sottovoce.server import Server
 from tests.small import aged, noise_draws, small_plan
 

@@ -273,5 +273,9 @@ def test_the_page_of_a_client_shows_its_headroom(browser: Browser, tmp_path: Pat
             world.step()
         value = "Number(document.querySelector('#epsilon data').value)"
         seen(browser, value, lambda spent: 5.2 < spent < 5.3)
+        world.deliver_models()
+        shown = seen(browser, "document.body.innerText", lambda text: "has its model" in text)
+        assert "this run has spent 5.3" in shown
+        assert shown.split()[2] == "client-0"
         assert browser.script("return document.documentElement.scrollWidth") <= PHONE[0]
         assert browser.console() == []

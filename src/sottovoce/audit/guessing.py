@@ -19,10 +19,10 @@ from sottovoce.audit import bounds
 from sottovoce.audit.game import Match, Seen
 from sottovoce.audit.pair import Pair, busiest, is_by_class, narrowed, put, worst_blueprint, worst_records
 from sottovoce.blueprint import Blueprint
+from sottovoce.cores import derived_seed
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
-from sottovoce.seeding import derived_seed
 
 Progress = Callable[[int, int], None]
 

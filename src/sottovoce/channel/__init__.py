@@ -13,17 +13,10 @@ their length and the shared randomness reveal more and stay between client and t
 ((1000,), 4005)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from sottovoce.catalog import CHANNELS
-from sottovoce.channel.base import Channel
-from sottovoce.channel.direct import Direct, DirectQ12
-from sottovoce.channel.integers import Integers
+from sottovoce.channel.base import Channel, open_channel
 from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 from sottovoce.channel.wire import ChannelError
-from sottovoce.errors import nearest
 
 __all__ = [
     "CHANNELS",
@@ -34,58 +27,3 @@ __all__ = [
     "SystemRandomness",
     "open_channel",
 ]
-
-
-def _direct(size: int, sigma: float) -> Channel:
-    return Direct("direct", "direct", size, sigma)
-
-
-def _direct_q12(size: int, sigma: float) -> Channel:
-    return DirectQ12("direct-q12", "direct-q12", size, sigma)
-
-
-def _lrsuq(size: int, sigma: float, lattice: str = "Z4") -> Channel:
-    from sottovoce.channel.lrsuq import Lrsuq  # numba is imported only where a channel needs it
-
-    return Lrsuq("lrsuq", lattice, size, sigma)
-
-
-def _lrsuq_elias(size: int, sigma: float, lattice: str = "Z4") -> Channel:
-    from sottovoce.channel.elias import LrsuqElias
-
-    return LrsuqElias("lrsuq-elias", lattice, size, sigma)
-
-
-def _polar(size: int, sigma: float) -> Channel:
-    from sottovoce.channel.polar.codec import Polar
-
-    return Polar("polar", size, sigma)
-
-
-def _integers(size: int, sigma: float) -> Channel:
-    return Integers("integers", size, sigma)
-
-
-OPENERS: dict[str, Callable[..., Channel]] = {
-    "direct": _direct,
-    "direct-q12": _direct_q12,
-    "lrsuq": _lrsuq,
-    "lrsuq-elias": _lrsuq_elias,
-    "polar": _polar,
-    "integers": _integers,
-}
-
-
-def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
-    """Open one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
-
-    The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
-    """
-    if name not in OPENERS:
-        raise ChannelError(f"no channel is called {name!r}; {nearest(name, OPENERS)}")
-    known = CHANNELS[name].options
-    for option in options:
-        if option not in known:
-            hint = nearest(option, known) if known else "it takes none"
-            raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
-    return OPENERS[name](size, sigma, **options)

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.catalog import CHANNELS, function
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness, SystemRandomness
 from sottovoce.channel.wire import ChannelError, Envelope, Stream
+from sottovoce.errors import nearest
 
 # Beyond this many σ a float64 cannot hold statistic and noise together.
 LARGEST_RATIO = 2.0**40
@@ -30,13 +32,13 @@ class Channel(ABC):
     size: int
     sigma: float
 
-    def __init__(self, name: str, format: str, size: int, sigma: float) -> None:
+    def __init__(self, name: str, size: int, sigma: float, format: str = "") -> None:
         if size < 1:
             raise ChannelError(f"size is {size}; a channel carries at least one coordinate")
         if not (math.isfinite(sigma) and sigma > 0):
             raise ChannelError(f"sigma is {sigma}; it must be positive and finite")
         self.name, self.size, self.sigma = name, int(size), float(sigma)
-        self._format = format
+        self._format = format or name
         self._used: set[bytes] = set()
 
     @property
@@ -107,3 +109,19 @@ class Channel(ABC):
 
     @abstractmethod
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]: ...
+
+
+def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
+    """Open one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
+
+    The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
+    """
+    if name not in CHANNELS:
+        raise ChannelError(f"no channel is called {name!r}; {nearest(name, CHANNELS)}")
+    known = CHANNELS[name].options
+    for option in options:
+        if option not in known:
+            hint = nearest(option, known) if known else "it takes none"
+            raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
+    opened: Channel = function(CHANNELS[name].opened)(name, size, sigma, **options)
+    return opened

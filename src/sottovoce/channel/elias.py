@@ -1,7 +1,7 @@
 """LRSUQ with the plain code of the literature: Elias gamma for H and for every coordinate of M.
 
-For comparison only: it shows what conditional coding saves. Same radii, dithers and law as `lrsuq`; only the
-code of (H, M) differs.
+It shows what conditional coding saves: radii, dithers and law are those of `lrsuq`, and only the code of
+(H, M) differs.
 """
 
 from __future__ import annotations

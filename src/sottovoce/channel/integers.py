@@ -47,7 +47,7 @@ class Integers(Channel):
     """γ·N_ℤ(u/γ, τ²) with γ = σ/√(τ² − r²): as private as u + N(0, σ²I), its variance 3 % larger."""
 
     def __init__(self, name: str, size: int, sigma: float) -> None:
-        super().__init__(name, name, size, sigma)
+        super().__init__(name, size, sigma)
         self.step = sigma * (1 + SPARE) / math.sqrt(TAU_SQUARED - ROUNDED)
         """γ, the distance of neighbours on the grid."""
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
-from sottovoce.channel.randomness import SharedRandomness
-from sottovoce.channel.reproducible import log_mantissa
+from sottovoce.channel.randomness import SharedRandomness, log_mantissa
 from sottovoce.channel.wire import ChannelError
 
 Z4, D4, E8 = 0, 1, 2

@@ -44,10 +44,10 @@ _REACH = 5.0  # scales beyond the ball's edge within which a point is listed
 class Lrsuq(Channel):
     """LRSUQ on blocks of 4 (Z⁴, D⁴) or 8 (E⁸) coordinates."""
 
-    def __init__(self, name: str, lattice: str, size: int, sigma: float) -> None:
+    def __init__(self, name: str, size: int, sigma: float, lattice: str = "Z4") -> None:
         if lattice not in LATTICES:
             raise ChannelError(f"no lattice is called {lattice!r}; choose from D4, E8, Z4")
-        super().__init__(name, f"{name}/{lattice}", size, sigma)
+        super().__init__(name, size, sigma, f"{name}/{lattice}")
         self._lattice = LATTICES[lattice]
 
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:

@@ -29,5 +29,5 @@ def main() -> None:
         problem("interrupted")
         sys.exit(130)
     except OSError as error:
-        problem(f"{error.filename or 'a file'}: {error.strerror or error}")
+        problem(f"{error.filename or 'a file'}: {error.strerror or error}; check the path")
         sys.exit(2)

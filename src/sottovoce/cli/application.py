@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 from sottovoce import __version__
 from sottovoce.cli import (
     audit,
-    check,
     compare,
     datasets,
     draft,
@@ -50,7 +49,7 @@ app = typer.Typer(
 quickstart.register(app)
 runs.register(app)
 draft.register(app)
-check.register(app)
+datasets.register(app)
 audit.register(app)
 compare.register(app)
 models.register(app)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.check import lines
+from sottovoce.cli.datasets import lines
 from sottovoce.cli.display import as_json, feature_progress, out
 from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, complete_setting
 from sottovoce.cli.runs import plan_of

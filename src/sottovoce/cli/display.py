@@ -85,6 +85,8 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
             + " (stays here)",
         },
     )
+    for line in answer["uncovered"]:
+        out.print(f"[dark_orange]•[/] {escape(visible(line))}", soft_wrap=True, highlight=False)
     if "home" in answer:
         finished(answer["home"])
 

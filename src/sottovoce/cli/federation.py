@@ -118,8 +118,8 @@ def federate(
     else:
         agreement = agree(chosen, parties=parties)
     agreed = data.description.of(agreement.facts.source or agreement.facts)
-    for what in [] if agreed is None else agreed.looked_up:
-        note(f"records.toml: {what}: {data.description.UNCOVERED}; nodes refuse it unless owners agree")
+    for line in [] if agreed is None else agreed.uncovered:
+        note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal)
     options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
@@ -163,7 +163,7 @@ def node(
 
     It may be started before the server, and again at any time: it waits, and says for what once a minute.
     """
-    from sottovoce.federation.flower.joining import Connection, supernode
+    from sottovoce.federation.flower.joining import Connection, check_port, supernode
 
     if (authority is None) != insecure:
         raise SottovoceError(
@@ -187,6 +187,7 @@ def node(
     said |= {"epsilon": epsilon, "delta": delta, "model": model, "features": features}
     config |= {name: value for name, value in said.items() if value is not None}
     config |= {"finish": True} if finish else {}
+    check_port(port)
     command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
     signal.signal(signal.SIGTERM, _interrupt)
     with suppress(KeyboardInterrupt):
@@ -198,7 +199,7 @@ def _interrupt(*_: object) -> None:
 
 
 def serve(
-    run: Path = typer.Argument(help="Directory of a finished run."),
+    run: Path = typer.Argument(help="Directory of a finished run.", readable=False),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8444, help="Port to listen on; nginx passes its port 8443 on to it."),
     behind_proxy: bool = typer.Option(False, help="Listen beyond this machine: a proxy there does the TLS."),

@@ -87,7 +87,7 @@ def predict(
 
     The model's file says all that is needed. Nothing is released. Unusable records get empty cells.
     """
-    from sottovoce.modelfile import PersonalModel
+    from sottovoce.personal import PersonalModel
     from sottovoce.prediction import Layout
     from sottovoce.prediction import predict as predict_records
 

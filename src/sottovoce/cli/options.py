@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer
 
 from sottovoce.plan import CHOICES, keys
-from sottovoce.presets import FOLDERS, TUNED
+from sottovoce.plan.presets import FOLDERS, TUNED
 
 FLAGS = [name for name, default, _ in keys() if default in ("true", "false")]
 VALUES = {**CHOICES, **dict.fromkeys(FLAGS, ("true", "false")), "dataset": (*TUNED, *FOLDERS)}

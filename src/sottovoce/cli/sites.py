@@ -87,7 +87,9 @@ def agreement(
 
 @helper.command(epilog="Example: sottovoce helper status helper/")
 def status(
-    directory: Path = typer.Argument(help="The helper's directory, as its node config names it."),
+    directory: Path = typer.Argument(
+        help="The helper's directory, as its node config names it.", readable=False
+    ),
     json: bool = JSON,
 ) -> None:
     """Show which rounds a helper has answered or given up, in each run, and which it has a key for.
@@ -103,7 +105,7 @@ def status(
         + (f"waits for round {run['round']}" if run["round"] else "nothing more to answer")
         for run in runs
     ]
-    answer(runs, "\n".join(lines) or f"no run in {directory} so far", json=json)
+    answer(runs, "\n".join(lines) or f"no round was asked for in {directory} so far", json=json)
 
 
 def _make(file: Path, name: str, *, json: bool) -> None:

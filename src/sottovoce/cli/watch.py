@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from sottovoce.federation.contact import NodeStatus
     from sottovoce.run.status import Status
 
-RUN = typer.Argument(help="Directory of a run, of a federation's server, or of one of its clients.")
+RUN = typer.Argument(
+    help="Directory of a run, of a federation's server, or of one of its clients.", readable=False
+)
+"""Whether it can be read is seen when it is: in one line, or in the state of the object."""
 
 
 KNOWN = ("finished", "failed", "running", "waiting")

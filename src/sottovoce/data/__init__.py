@@ -28,16 +28,15 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.facts import Facts
 from sottovoce.data.folder import client_files, described, read_client, read_folder, read_one
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.presets import FOLDERS
+from sottovoce.plan.presets import FOLDERS
 
 __all__ = [
     "NAMES",

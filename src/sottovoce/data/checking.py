@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data import folder
-from sottovoce.data.description import UNCOVERED, Description
+from sottovoce.data.description import Description
 from sottovoce.data.encoding import read_site
 from sottovoce.data.findings import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.own import DataError
@@ -24,6 +24,8 @@ class Check:
     agreed: Description
     sites: list[Findings]
     unread: list[str]
+    alike: list[str]
+    """Which sites share many records, a line each."""
 
     @property
     def problems(self) -> list[str]:
@@ -33,8 +35,8 @@ class Check:
     @property
     def suspicions(self) -> list[str]:
         """What can be used and looks wrong, a line each."""
-        looked_up = [f"records.toml: {what}: {UNCOVERED}" for what in self.agreed.looked_up]
-        return [*looked_up, *(line for site in self.sites for line in suspicions(site, self.agreed))]
+        found = (line for site in self.sites for line in suspicions(site, self.agreed))
+        return [*self.agreed.uncovered, *self.alike, *found]
 
     def fields(self) -> dict[str, Any]:
         """For another program of the owner's."""
@@ -53,6 +55,7 @@ class Check:
                 for site in self.sites
             ],
             "unread": self.unread,
+            "alike": self.alike,
             "looked_up": self.agreed.looked_up,
         }
 
@@ -71,7 +74,8 @@ def check(path: str | Path, progress: Callable[[str, int], None] = lambda client
     for name, file in files.items():
         progress(name, len(files))
         sites.append(_findings(name, file, agreed, copies))
-    return Check(agreed, sites, folder.unread_files(path) if path.is_dir() else [])
+    unread = folder.unread_files(path) if path.is_dir() else []
+    return Check(agreed, sites, unread, copies.suspicions())
 
 
 def _findings(name: str, path: Path, agreed: Description, copies: folder.Copies) -> Findings:

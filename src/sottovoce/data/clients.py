@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from sottovoce import catalog
-from sottovoce.data.dataset import Dataset, Records
-from sottovoce.data.facts import Facts
+from sottovoce.cores import derived_seed
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan, PlanError
-from sottovoce.seeding import derived_seed
 
 # A quarter of this machine's memory, so that rounds do not normalize (or unpack) the same clients again.
 CACHE_BYTES = max(512 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
@@ -161,7 +160,8 @@ def divide(dataset: Dataset, plan: Plan, index: list[Tensor] | None = None) -> F
     seen = Clients(dataset, index[:first], split_participant, wanted, seeds[:first], turns[:first])
     context = plan.context_records or (training_size(min(seen.sizes)) if plan.releases_context else 0)
     unseen = Clients(dataset, index[first:], split_future, context, seeds[first:], turns[first:])
-    check_sizes(context, min(seen.sizes), min(unseen.sizes, default=None))
+    least = min(range(first), key=lambda i: seen.sizes[i])
+    check_sizes(context, seen.sizes[least], min(unseen.sizes, default=None), names[least])
     return FederatedDataset(seen, unseen, dataset.facts, tuple(names[:first]), tuple(names[first:]))
 
 
@@ -290,11 +290,15 @@ def delta_doubt(delta: float, records: int) -> list[str]:
     ]
 
 
-def check_sizes(context_records: int, participant: int, future: int | None) -> None:
-    """Refuses a context that the smallest participant or future client cannot give, by numbers of records."""
+def check_sizes(context_records: int, participant: int, future: int | None, name: str = "") -> None:
+    """Refuses a context that the smallest participant or future client cannot give, by numbers of records.
+
+    `name` is what the smallest participant is called.
+    """
     if training_size(participant) < 1:
         raise SottovoceError(
-            f"the smallest participant has {participant} record: it needs 2 to train on one and hold one out"
+            f"the smallest participant{name and f', {name},'} has {participant} record: it needs 2 to train "
+            "on one and hold one out"
         )
     _check_context(
         context_records, training_size(participant), "training records of the smallest participant"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sottovoce.catalog import TASKS
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Facts
 from sottovoce.data.kinds import Column, column, looked_up
 from sottovoce.data.names import Names
 from sottovoce.data.section import DescriptionError, Section, document, text_of
@@ -26,6 +26,8 @@ from sottovoce.data.section import DescriptionError, Section, document, text_of
 NAME = "records.toml"
 UNUSABLE = 0.05
 """Share of records that a client may be unable to use, where the agreement does not say."""
+FEW = 4
+"""Tables that a line names."""
 UNCOVERED = "looked up in records, which everybody who reads the agreement learns and no ε covers"
 MOST_COLUMNS, MOST_ENCODED, MOST_TOKENS = 10_000, 100_000, 2**31
 
@@ -155,6 +157,13 @@ class Description:
         A date counts as often as it has parts.
         """
         return math.sqrt(max(1, sum(column.width for column in self.columns.values())))
+
+    @property
+    def uncovered(self) -> list[str]:
+        """What it means that constants were looked up, in one line; none where none were."""
+        found = self.looked_up
+        more = [f"{len(found) - FEW} more"] if len(found) > FEW else []
+        return [f"records.toml: {'; '.join([*found[:FEW], *more])}: {UNCOVERED}"] if found else []
 
     @property
     def looked_up(self) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sottovoce.data.columns import ABSENT, Texts, canonical
 from sottovoce.data.description import NAME, written
+from sottovoce.data.folder import HIDDEN
 from sottovoce.data.kinds import KINDS, Date
 from sottovoce.data.own import DataError
 from sottovoce.data.section import BLANK
@@ -90,7 +91,7 @@ def site_of(path: Path) -> Path | None:
     if not path.is_dir():
         return path
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and file.is_file())
-    return next((file for file in files if not file.name.startswith(".")), None)
+    return next((file for file in files if not HIDDEN.match(file.name)), None)
 
 
 def place_of(path: Path) -> Path:

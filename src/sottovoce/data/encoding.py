@@ -18,18 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sottovoce.data.arrays import Values, encode_array, whole_records, without_unusable
 from sottovoce.data.cells import (
     EXAMPLES,
+    Values,
+    encode_array,
     encode_category,
     encode_date,
     encode_number,
     encode_text,
     found_in,
     unknown_in,
+    whole_records,
+    without_unusable,
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
-from sottovoce.data.description import Array, Description
+from sottovoce.data.description import NAME, Array, Description
 from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile, target_hint, useless
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Category, Date, Number
@@ -121,7 +124,8 @@ class Reader:
         units, identity = self._units(columns, agreed.unit) if unit and agreed.unit else (None, None)
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
-            if self._limited and found.unreadable and found.missing + found.unreadable == columns.records:
+            nothing = found.missing + found.unreadable == columns.records
+            if self._limited and nothing and found.unreadable > agreed.unusable * columns.records:
                 self._problem(f"column '{name}' {useless(agreed, name, found)}")
         if x is None or findings.problems:
             return None
@@ -172,9 +176,15 @@ class Reader:
         self._named(columns, [*inputs, *sources])
         return columns
 
-    def _named(
-        self, columns: Columns, names: list[str], remedy: str = "add it, or change records.toml"
-    ) -> None:
+    def _named(self, columns: Columns, names: list[str], remedy: str = "") -> None:
+        beside = self._given is not None or (self._path.parent / NAME).exists()
+        remedy = remedy or ("add it, or change records.toml" if beside else "add it: the agreement names it")
+        if len(columns.names) == 1 and not {*names} & {*columns.names}:
+            self._problem(
+                f"has one column, '{next(iter(columns.names))[:40]}': part the names in the first line, and "
+                "all records, by commas, semicolons or tabs (.tsv: tabs)"
+            )
+            return
         for name in names:
             if name not in columns.names:
                 close = difflib.get_close_matches(name, columns.names, n=1)

@@ -119,10 +119,13 @@ def target_hint(findings: Findings, agreed: Description) -> str:
     found = findings.columns.get(target.column, ColumnFindings())
     if found.commas and found.commas == found.unreadable:
         return f" (it has decimal commas: {COMMA})"
-    numbers = found.examples and all(text.lstrip("+-").isdecimal() for text in found.examples)
-    if target.values and numbers and found.unknown + found.missing == findings.records:
+    if not target.values or not found.examples or found.unknown + found.missing < findings.records:
+        return ""
+    numbers = all(text.lstrip("+-").isdecimal() for text in found.examples)
+    meant = "…"
+    if numbers:
         place = int(found.examples[0])
         meant = target.values[place if 0 <= place < len(target.values) else 0]
-        example = f'"{found.examples[0]}" = "{meant}"'
-        return f" (it holds numbers and records.toml names: add aliases = {{ {example}, … }} to [target])"
-    return ""
+    holds = "numbers" if numbers else "other words"
+    example = f'"{found.examples[0]}" = "{meant}"'
+    return f" (it holds {holds} and records.toml names: add aliases = {{ {example}, … }} to [target])"

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import description
-from sottovoce.data.arrays import without_unusable
+from sottovoce.data.cells import without_unusable
 from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import Dataset, Records
+from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.facts import Facts
-from sottovoce.data.identity import fingerprint, of_records
+from sottovoce.data.identity import fingerprints, of_records
 from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
 from sottovoce.data.tables import FORMATS, column_names
 from sottovoce.errors import visible
@@ -38,6 +37,10 @@ APART = re.compile(
     re.IGNORECASE,
 )
 """Files beside those of clients that nobody takes for one: the agreement, ledgers, models, words."""
+HIDDEN = re.compile(r"\.|~\$")
+"""How names of hidden files begin; Excel leaves one beside a workbook that is open."""
+FEW = 10
+"""Different records of a site below which it is not compared with others."""
 SAVE = {".xls": "save it as .xlsx or .csv", ".gz": "unpack it", ".zip": "unpack it"}
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
@@ -74,7 +77,7 @@ def client_files(folder: Path) -> dict[str, Path]:
         raise DataError(f"cannot read {folder} ({error.strerror}): check the path") from None
     clients: dict[str, Path] = {}
     for path in entries:
-        if path.suffix.lower() not in FORMATS or path.name.startswith(".") or path.is_dir():
+        if path.suffix.lower() not in FORMATS or HIDDEN.match(path.name) or path.is_dir():
             continue
         name = client_name(path)
         if name in clients:
@@ -87,14 +90,18 @@ def client_files(folder: Path) -> dict[str, Path]:
 
 
 def unread_files(folder: Path) -> list[str]:
-    """Refusals of files that no run reads and that may be somebody's records, a line each."""
-    left = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    otherwise = f"save it as one of {', '.join(FORMATS)}"
-    return [
-        f"{path} is not read: {SAVE.get(path.suffix.lower(), otherwise)}, or move it out of this folder"
-        for path in left
-        if path.suffix.lower() not in FORMATS and not APART.fullmatch(path.name)
-    ]
+    """Refusals of files that no run reads and that may be somebody's records, a line each.
+
+    A folder that is called like a file of records, as other programs write Parquet, is one of them.
+    """
+    refused = []
+    for path in sorted(folder.iterdir()):
+        kind, remedy = path.suffix.lower(), f"save it as one of {', '.join(FORMATS)}"
+        if HIDDEN.match(path.name) or path.is_dir() != (kind in FORMATS) or APART.fullmatch(path.name):
+            continue
+        remedy = "make one file of the folder" if path.is_dir() else SAVE.get(kind, remedy)
+        refused.append(f"{path} is not read: {remedy}, or move it out of this folder")
+    return refused
 
 
 class Copies:
@@ -104,17 +111,43 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+        self._seen: dict[bytes, str] = {}
+        self._records: dict[str, npt.NDArray[np.uint64]] = {}
 
     def problem(self, name: str, site: Site) -> str | None:
         """Why this site is refused, if its records are another's."""
-        first = self._seen.setdefault(fingerprint(site.x, site.y), name)
+        records = fingerprints(site.x, site.y)
+        first = self._seen.setdefault(records.tobytes(), name)
         if first == name:
+            self._records[name] = records
             return None
         return (
             f"{name} holds the same records as {first}: two accounts would spend their privacy, and neither "
             "would know; remove one of the files"
         )
+
+    def suspicions(self) -> list[str]:
+        """Says which two sites have half of the records of one in common, as of a file that was continued.
+
+        Only where hardly any record occurs twice in a site: where records say little, sites share some.
+        """
+        once = {name: np.unique(records) for name, records in self._records.items()}
+        telling = [name for name, own in once.items() if len(own) >= max(FEW, 0.9 * len(self._records[name]))]
+        if len(telling) < 2:
+            return []
+        owner = np.repeat(np.arange(len(telling)), [len(once[name]) for name in telling])
+        records = np.concatenate([once[name] for name in telling])
+        order = np.argsort(records, kind="stable")
+        again = np.flatnonzero(records[order][1:] == records[order][:-1])
+        pairs = np.stack([owner[order][again], owner[order][again + 1]], axis=1)
+        found = zip(*np.unique(pairs, axis=0, return_counts=True), strict=True)
+        told = [(telling[one], telling[other], int(count)) for (one, other), count in found]
+        return [
+            f"{other} has {count} records that {one} has too: if one was copied from the other, two accounts "
+            "spend their privacy; keep each record in one file"
+            for one, other, count in told
+            if 2 * count > min(len(once[one]), len(once[other]))
+        ]
 
 
 def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.data.arrays import Values
+from sottovoce.data.cells import Values
 from sottovoce.data.columns import ArrayColumns, canonical
 from sottovoce.data.description import Description
 from sottovoce.data.encoding import Reader, kinds_of

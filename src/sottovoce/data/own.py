@@ -24,8 +24,7 @@ from numpy.lib import format as format_
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from sottovoce.data.dataset import Dataset
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Dataset, Facts
 from sottovoce.errors import SottovoceError
 
 Array = npt.NDArray[Any]

@@ -30,7 +30,7 @@ def partition(
     for all); `client` gives `clients` of the natural owners all they have, and wants `records=0`. `alpha`
     matters for `dirichlet` only, and `classes`, how many of them a client has, for `classes`.
 
-    >>> from sottovoce.data.facts import Facts
+    >>> from sottovoce.data.dataset import Facts
     >>> data = Dataset("toy", torch.zeros(100, 1), torch.arange(100) % 4, Facts((1,), classes=4))
     >>> parts = partition(data, kind="dirichlet", clients=5, records=20, alpha=0.5, seed=0)
     >>> [len(part) for part in parts], len(torch.cat(parts).unique())

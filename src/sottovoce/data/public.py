@@ -32,7 +32,7 @@ import numpy as np
 
 from sottovoce import files
 from sottovoce.data import formats
-from sottovoce.data.facts import Facts
+from sottovoce.data.dataset import Facts
 from sottovoce.data.formats import Bytes
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import FileError, write_atomically

@@ -10,7 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from sottovoce.data.facts import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
+from sottovoce.data.dataset import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
 from sottovoce.data.own import DataError
 from sottovoce.errors import nearest
 

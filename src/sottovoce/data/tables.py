@@ -226,6 +226,8 @@ def _problem(path: Path, message: str) -> str:
     if path.suffix.lower() == ".parquet":
         return "is not a Parquet file or is damaged: save it again"
     cells = re.search(r"Expected (\d+) columns, got (\d+)", message)
+    if cells and cells[1] == "1":
+        return f"has one name in its first line and {cells[2]} cells below: begin with the line of all names"
     if cells:
         return f"has a line with {cells[2]} cells instead of {cells[1]}: put texts with commas into quotes"
     if "UTF8" in message:

@@ -114,8 +114,8 @@ def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None
     `local` is the name of a map of this machine's owner, which the plan may name too; nothing else is
     imported.
     """
-    if facts.source is not None:
-        return None  # they are features already
+    if plan.features == "none" or facts.source is not None:
+        return None  # the model sees records themselves, or they are features already
     size, mirror = plan.feature_size, plan.mirror
     if ":" not in plan.features:
         return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)

@@ -112,10 +112,8 @@ def open_features(
     mirror: bool = False,
     seed: int = 0,
     device: str = "cpu",
-) -> FeatureMap | None:
-    """The map `name` for records of `shape`; None for `none`: the model sees the record itself.
-
-    Pictures have the shape (C, H, W), series (T, F), tokens (L,).
+) -> FeatureMap:
+    """The map `name` for records of `shape`: (C, H, W) of pictures, (T, F) of series, (L,) of tokens.
 
     `size` > 0 projects to so many numbers (the public `seed` says how); `mirror` averages the features of a
     picture and of its mirror image, for things that a mirror does not change (no digits).
@@ -125,8 +123,6 @@ def open_features(
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    if name == "none":
-        return None
     described, axes = entry("features", name, DESCRIBED)
     if len(shape) != axes:
         raise SottovoceError(f"features={name} describes {described}, not records of shape {shape}: use none")
@@ -154,12 +150,6 @@ def open_features(
         projection=Projection.drawn(full, size, seed) if size else None,
         device=device,
     )
-
-
-def map_size(name: str, shape: tuple[int, ...]) -> int:
-    """Returns how many numbers the map `name` has for records of `shape`, before any projection."""
-    opened = open_features(name, shape)
-    return 0 if opened is None else opened.size
 
 
 def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.keys import EnrolmentError
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.files import write_atomically
 
 log = logging.getLogger("sottovoce.federation")

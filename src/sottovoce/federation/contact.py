@@ -21,7 +21,7 @@ from sottovoce.federation.client_directory import Enrolment
 from sottovoce.federation.status import is_federation, read_federation, read_object
 from sottovoce.files import FileError, write_atomically
 from sottovoce.plan import Plan
-from sottovoce.privacy.charge import Budget
+from sottovoce.privacy.accounting import Budget
 from sottovoce.privacy.ledger import ACCOUNTING, DELTA, EPSILON
 from sottovoce.run.status import EXIT_CODES, Status, is_locked, read_status, reading, unreadable
 

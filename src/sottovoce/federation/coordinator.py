@@ -19,15 +19,13 @@ import numpy as np
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.exchange import Decoder, Implausible, ModelDelivery
 from sottovoce.federation.helping import MASKS
-from sottovoce.federation.keys import public_key
 from sottovoce.federation.masks import terms_of
-from sottovoce.federation.roster import Roster
-from sottovoce.federation.sealing import MODEL
+from sottovoce.federation.roster import Decoder, Implausible, ModelDelivery, Roster
+from sottovoce.federation.sealing import MODEL, public_key
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import Sums
-from sottovoce.phases import ONCE, Phase
+from sottovoce.plan import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
 from sottovoce.run.directory import round_line
@@ -259,6 +257,9 @@ class Coordinator:
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
             raise SottovoceError(f"{participant_name(participant)} sent something other than a release")
+        if isinstance(body, bytes) and (kind, round_number) in self._store.received(participant):
+            log.info("%s of %s came twice: dropped", kind, participant_name(participant))
+            return
         if self.done or round_number != self._round_of(kind):
             raise SottovoceError(
                 f"{participant_name(participant)} sent a release of round {shown(round_number)}, which is "
@@ -273,9 +274,6 @@ class Coordinator:
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
         self._decoder.check_size(participant, kind, body)
-        if (kind, round_number) in self._store.received(participant):
-            log.info("%s of %s came twice: dropped", kind, participant_name(participant))
-            return
         decoded = self._decoder.decode(participant, kind, round_number, body)
         try:
             self._decoder.check_plausible(participant, kind, decoded)

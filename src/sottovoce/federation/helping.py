@@ -17,9 +17,9 @@ from typing import Any, Literal
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog
-from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.masks import terms_of
 from sottovoce.federation.parties import SiteKey
+from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.files import locked, private_folder
 from sottovoce.foreign import foreign_name
 from sottovoce.helper import Helper
@@ -27,6 +27,7 @@ from sottovoce.masking import KIND
 
 MASKS: Literal["masks"] = "masks"
 """The purpose of requests to helpers, and of their answers."""
+LOG = "helper.log"
 
 
 class HelperNode:
@@ -39,7 +40,7 @@ class HelperNode:
         self._agreement = agreement
         self._key = key
         self._number = agreement.parties.helper(key)
-        self._log = ClientLog(self._directory / "helper.log")
+        self._log = ClientLog(self._directory / LOG)
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this helper's place, and a proof that it has its key."""
@@ -111,12 +112,19 @@ class HelperNode:
 
 def answered(directory: Path) -> list[dict[str, Any]]:
     """What a helper has done in each run of its directory, as its stores say; they stay as they are."""
-    found = []
-    for path in sorted(directory.glob("masks-*.sqlite")):
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
-            [(rounds,)] = store.execute("SELECT COUNT(*) FROM answer").fetchall()
-            [(empty,)] = store.execute("SELECT COUNT(*) FROM answer WHERE masks = x''").fetchall()
-            key = store.execute("SELECT round FROM key").fetchone()
+    found, stores = [], sorted(directory.glob("masks-*.sqlite"))
+    if not stores and not (directory / LOG).exists():
+        raise SottovoceError(f"{directory} is not that of a helper: name the directory of its node config")
+    for path in stores:
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
+                [(rounds,)] = store.execute("SELECT COUNT(*) FROM answer").fetchall()
+                [(empty,)] = store.execute("SELECT COUNT(*) FROM answer WHERE masks = x''").fetchall()
+                key = store.execute("SELECT round FROM key").fetchone()
+        except sqlite3.Error as error:
+            raise SottovoceError(
+                f"{path} cannot be read ({error}): look as its owner, with the version that made it"
+            ) from None
         run = path.stem.removeprefix("masks-")
         said = {"run": run, "answered": rounds - empty, "given_up": empty, "round": key[0] if key else 0}
         found.append(said)

@@ -13,8 +13,8 @@ from typing import Any
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Seal, unsealed
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.parties import SiteKey, fingerprint
+from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.masking import MaskingError, MaskTerms, RoundKey, covering
 from sottovoce.privacy.terms import Terms
 

@@ -33,7 +33,11 @@ from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment
 from sottovoce.federation.contact import note_contact
-from sottovoce.federation.keys import (
+from sottovoce.federation.masks import check_consent, held, helper_names, masks_for
+from sottovoce.federation.parties import SiteKey
+from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
+from sottovoce.federation.sealing import (
+    MODEL,
     Declined,
     EnrolmentError,
     agreed_secret,
@@ -41,22 +45,21 @@ from sottovoce.federation.keys import (
     new_key,
     proof,
     public_key,
+    seal,
+    sealed_for,
+    unseal_downward,
 )
-from sottovoce.federation.masks import check_consent, held, helper_names, masks_for
-from sottovoce.federation.parties import SiteKey
-from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
-from sottovoce.federation.sealing import MODEL, seal, sealed_for, unseal_downward
 from sottovoce.files import PRIVATE, locked
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import personal_model
 from sottovoce.models import MODELS
+from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
-from sottovoce.run.dry_run import dry_client
+from sottovoce.run.session import dry_client
 
 
 class NotReady(EnrolmentError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection
@@ -20,15 +21,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Open
 from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
 from sottovoce.federation.store import Store
 from sottovoce.files import FileError, write_atomically
-from sottovoce.phases import phases
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, phases
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.charge import Kind
 from sottovoce.release import spending
 from sottovoce.run.status import Status
 
@@ -39,7 +39,7 @@ ABOUT = {key.name for key in fields(Plan)} & {field.name for field in fields(Sta
 
 
 class LastErrors(logging.Handler):
-    """The last warnings and errors of a log, with the minutes in which they came."""
+    """The last warnings and errors of a log, each with the minute in which it last came."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -47,7 +47,10 @@ class LastErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         # To the minute: when a single client's answer came is nobody's business.
-        self.lines.append({"time": record.created // 60 * 60, "text": record.getMessage()})
+        line = {"time": record.created // 60 * 60, "text": record.getMessage()}
+        for same in [one for one in self.lines if one["text"] == line["text"]]:
+            self.lines.remove(same)
+        self.lines.append(line)
 
 
 class Progress:
@@ -146,7 +149,7 @@ class Progress:
             "epsilon": self._epsilon(plan),
             "history": self._history,
             "refusals": self._refusals,
-            "errors": list(self.errors.lines),
+            "errors": [{**line, "text": _named(line["text"], names)} for line in self.errors.lines],
         }
 
     def _epsilon(self, plan: Plan) -> dict[str, float | None]:
@@ -183,6 +186,15 @@ def phase_word(opened: Open) -> str:
 def _words(plan: Plan) -> list[str]:
     """The phases of participants, in words and in order."""
     return list(dict.fromkeys(phase_word(phase) for phase in phases(plan) if phase.by != "future"))
+
+
+def _named(text: str, names: list[str]) -> str:
+    """A line of the log with the names of clients; the log itself has their numbers."""
+    return re.sub(
+        r"\bparticipant-(\d{1,9})\b",
+        lambda found: names[int(found[1])] if int(found[1]) < len(names) else found[0],
+        text,
+    )
 
 
 def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) -> str | None:

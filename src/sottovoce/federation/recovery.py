@@ -21,7 +21,7 @@ from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_directory import ClientLog
-from sottovoce.phases import ONCE
+from sottovoce.plan import ONCE
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger, Total
 from sottovoce.privacy.rollback import Memory
 

@@ -4,9 +4,8 @@
 the per-record reference; none of them lets a record contribute more than `clip` in norm, measured in float64.
 """
 
-from sottovoce.gradients.clipping import sensitivity
+from sottovoce.gradients.clipping import check_outputs, check_recordwise, recordwise_logits, sensitivity
 from sottovoce.gradients.mean import clipped_mean, clipped_means
-from sottovoce.gradients.recordwise import check_outputs, check_recordwise, recordwise_logits
 
 __all__ = [
     "check_outputs",

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sottovoce.gradients import gpu
 from sottovoce.gradients.clipping import blank, clip_scales
-from sottovoce.gradients.layers import Convolution, Linear, Parameters, by_client
-from sottovoce.gradients.stack import Capture
+from sottovoce.gradients.layers import Capture, Convolution, Linear, Parameters, by_client
 
 _IN_CACHE = 160 * 2**11
 """Numbers of a block: so many in float64 are read again from a CPU's caches."""

@@ -8,12 +8,15 @@ every sum is fixed.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sottovoce.gradients.patches import Window
+if TYPE_CHECKING:
+    from sottovoce.gradients.gpu import Window
 
 
 def group_sums(

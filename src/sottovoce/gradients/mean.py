@@ -23,8 +23,7 @@ from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import gpu, identity, vmap
 from sottovoce.gradients.clipping import refuse_unclippable, sum_clipped, sum_squared
-from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain
-from sottovoce.gradients.stack import capture, stack
+from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
 from sottovoce.gradients.structured import Structured
 from sottovoce.gradients.unstructured import Unstructured
 from sottovoce.gradients.vmap import record_gradients

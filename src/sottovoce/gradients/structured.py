@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.gradients.clipping import Sums
-from sottovoce.gradients.layers import Convolution, record_last
-from sottovoce.gradients.stack import Capture
+from sottovoce.gradients.layers import Capture, Convolution, record_last
 from sottovoce.models import places
 from sottovoce.subspace import Share, StructuredPartition
 

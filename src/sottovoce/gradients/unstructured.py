@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from sottovoce.gradients import gpu
 from sottovoce.gradients.clipping import Sums
-from sottovoce.gradients.layers import Convolution, Linear, Parametric, Plain, record_last
-from sottovoce.gradients.stack import Capture, stack
+from sottovoce.gradients.layers import Capture, Convolution, Linear, Parametric, Plain, record_last, stack
 from sottovoce.models import places, trainable
 from sottovoce.subspace import SignedPartition
 

@@ -6,11 +6,17 @@ they have (`account`), under a lock, with noise from the operating system even w
 seeded simulation. The budget is the client's own, and the price is stated at its own δ, whatever the server's
 plan says. A ledger that was restored from a backup is charged for what it has lost first. Asking again
 resends the stored context and costs nothing new.
+
+Its keys are kept beside its ledger, one for each run: a stored context was made for its key. Each encoding
+has a key of its own, so that no stream is used twice. A key is a draft until its context is charged, and is
+kept before that context may leave, together with its price: whoever opens the account is told by it of a
+context that the ledger has lost (`account`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,26 +24,88 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sottovoce.account import Account
+from sottovoce.account import PRICE, Account, charge_kept, kept_keys, onboarding_entry
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Client
-from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
+from sottovoce.cores import derived_seed
+from sottovoce.data import ClientRecords, Facts, Records, description, read_client, split_future
 from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
-from sottovoce.federation.keys import agreed_secret, new_key
+from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key
+from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import personal_model
-from sottovoce.onboarding.keys import Keys
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
-from sottovoce.privacy.ledger import Overspent
+from sottovoce.personal import personal_model
+from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.privacy.terms import Price, Terms
-from sottovoce.release import spending
-from sottovoce.seeding import derived_seed
+from sottovoce.release import Release, spending
 from sottovoce.tasks import open_task
+
+
+class Keys:
+    """The files of one run's key; used under a lock."""
+
+    def __init__(self, account: Account, run: str, server_key: bytes) -> None:
+        self._ledger = account.path
+        self._account = account.name
+        self._client = account.name if account.shared else ""
+        self._run = run
+        self._server_key = server_key
+        whose = ".".join(part for part in (account.path.name, run, self._client) if part)
+        self._kept = account.path.with_name(f"{whose}.key")
+        self._draft = account.path.with_name(f"{whose}.key.draft")
+
+    def entry(self, ledger: Ledger) -> str:
+        """The name of this run in the ledger, which may hold releases of the run's training too."""
+        old = self._kept.exists() and self._kept.stat().st_size <= 2 * KEY_BYTES  # kept by version 0.1
+        known = old and ledger.releases(self._account, run=self._run)
+        return self._run if known else onboarding_entry(self._run)
+
+    def reconcile(self, ledger: Ledger, release: Release | None) -> None:
+        """Charges contexts of any run whose keys are kept here and which the ledger does not know."""
+        charge_kept(ledger, [self._account])
+        for key in kept_keys(self._ledger, [self._account]):
+            if key.lost(ledger):  # kept by version 0.1, without its price
+                if key.run != self._run or release is None:
+                    raise SottovoceError(
+                        f"a context of run {key.run} left with a key beside {self._ledger}, which does not "
+                        "know it: restore the ledger's newest backup"
+                    )
+                ledger.recover([release.charge(key.entry, self._account, 0)], key.run)
+
+    def renew(self, release: Release) -> None:
+        """Drafts a key for a context to be made."""
+        price = PRICE.pack(release.mu_squared)
+        write_atomically(self._draft, new_key() + self._server_key + price, mode=PRIVATE)
+
+    def private(self) -> bytes:
+        """The key of the context that is stored or about to be."""
+        for path in (self._draft, self._kept):
+            if path.exists():
+                content = path.read_bytes()
+                made_for = content[KEY_BYTES : 2 * KEY_BYTES]
+                if made_for in (self._server_key, b""):  # nothing: kept by version 0.1
+                    return content[:KEY_BYTES]
+                raise SottovoceError(
+                    f"the context in {self._ledger} was made for another key of this run, with which the "
+                    "run was not served: give another ledger and add up what both have spent",
+                    "ledger",
+                )
+        raise SottovoceError(
+            f"the context in {self._ledger} has lost its key {self._kept}: restore the key, or give another "
+            "ledger and add up what both have spent",
+            "ledger",
+        )
+
+    def keep(self) -> None:
+        """Keeps the draft, durably: its context is charged, and leaves after this."""
+        if self._draft.exists():
+            write_atomically(self._kept, self._draft.read_bytes(), mode=PRIVATE)
+            os.unlink(self._draft)
 
 
 class Reached(Protocol):
@@ -97,7 +165,8 @@ def obtain_model(
 
     The context is made of m_c records of the file (or units), drawn by what they are and not by their place;
     where there are more and they have labels, the model's accuracy on the others is returned too. It stays
-    with the client.
+    with the client. So is what the run's agreement had looked up in somebody's records (`uncovered`): it was
+    published when the agreement was, before this client came, so there is nothing left to agree to.
     """
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
@@ -105,6 +174,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.uses_future_labels
+    agreed = description.of(blueprint.facts.source or blueprint.facts)
     model, records = server.context_model(), future_records(source, blueprint, features)
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
@@ -160,6 +230,7 @@ def obtain_model(
         "uses_labels": uses_labels,
         "metric": open_task(blueprint.facts).metric,
         "accuracy": _accuracy(judged, blueprint, coefficients),
+        "uncovered": [] if agreed is None else agreed.uncovered,
     }
 
 

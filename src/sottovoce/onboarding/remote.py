@@ -24,8 +24,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.keys import public_key
-from sottovoce.federation.sealing import pad
+from sottovoce.federation.sealing import pad, public_key
 from sottovoce.foreign import MOST_TEXT
 from sottovoce.onboarding.future_client import finished_too, obtain_model
 from sottovoce.onboarding.specification import BUCKET, VERSION, Specification

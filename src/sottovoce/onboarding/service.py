@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sottovoce import __version__
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.keys import KEY_BYTES
+from sottovoce.federation.sealing import KEY_BYTES
 from sottovoce.onboarding import server as finished
 from sottovoce.onboarding.server import Answer, Onboarding, SecondContext
 from sottovoce.onboarding.specification import VERSION

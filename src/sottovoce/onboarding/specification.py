@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.blueprint import Blueprint
+from sottovoce.cores import derived_seed
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.keys import KEY_BYTES
+from sottovoce.federation.sealing import KEY_BYTES
 from sottovoce.foreign import foreign_name
-from sottovoce.seeding import derived_seed
 
 VERSION = 2
 NAME = "future client"

@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.charge import Budget, Charge, Client, Entry, Kind, Place, Total
+from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, Place, Total, epsilon
 from sottovoce.privacy.ledger_file import (
     CLIENT,
     OWN_RECORDS,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.charge import Budget, Charge, Client, Total
+from sottovoce.privacy.accounting import Budget, Charge, Client, Total
 from sottovoce.privacy.ledger_file import OWN_RECORDS, LedgerError, LedgerFile
 from sottovoce.privacy.rollback import Memory
 

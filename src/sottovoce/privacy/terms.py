@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.privacy.charge import Budget
+from sottovoce.privacy.accounting import Budget
 
 
 @dataclass(frozen=True)

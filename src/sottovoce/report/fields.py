@@ -19,6 +19,10 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if not any((path.parent / name).exists() for name in ("plan.toml", "result.json")):
+            raise SottovoceError(
+                f"{path.parent} holds no run: give the folder that a training wrote"
+            ) from None
         raise SottovoceError(
             f"{path} does not exist: give the directory of a finished run, or resume the training in "
             f"{path.parent}",

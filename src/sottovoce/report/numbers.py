@@ -149,10 +149,10 @@ def data_size(count: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """
-    >>> [duration(x).replace(THIN, " ") for x in (0.034, 41.26, 200, 7260)]
-    ['0.03 s', '41.3 s', '3 min 20 s', '2 h 1 min']
+    >>> [duration(x).replace(THIN, " ") for x in (0, 0.034, 41.26, 200, 7260)]
+    ['0 s', '0.03 s', '41.3 s', '3 min 20 s', '2 h 1 min']
     """
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds:.2f}{THIN}s"
     if seconds < 60:
         return f"{number(seconds)}{THIN}s"

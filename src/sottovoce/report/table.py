@@ -147,6 +147,8 @@ class Table:
         grid.pad_edge, grid.padding = False, (0, 1, 0, 0)
         if not self.head:
             grid.show_header, grid.box, grid.padding = False, None, (0, 2)
+            for _ in self.rows[0] if self.rows else ():
+                grid.add_column(overflow="fold")  # a path is never cut
         for i, name in enumerate(self.head):
             # Words break, so that figures need not.
             width = None if i >= self.words else 10 if i else 20

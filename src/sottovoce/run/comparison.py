@@ -36,10 +36,10 @@ from sottovoce.finishing import finished_outputs
 from sottovoce.given import Clients, Held, given
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.run.directory import Updates
 from sottovoce.run.prepare import Prepared, Shared, about, prepare
 from sottovoce.run.result import Result, description, site_rows
 from sottovoce.run.rounds import Simulation
-from sottovoce.run.updates import Updates
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
 
@@ -133,7 +133,7 @@ def _compare(
     try:
         private_folder(folder)
     except OSError as error:
-        raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
+        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
     splits, future, spent, curves = list[Split](), list[dict[str, Any]](), list[dict[str, Any]](), Curves()
     told: dict[str, Any] = {}
     for repeat in range(repeats):

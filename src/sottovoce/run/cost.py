@@ -96,8 +96,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
     if plan.participants == 1:
         said.append(ALONE)
     agreed = data.description.of(blueprint.facts.source or blueprint.facts)
-    for what in [] if agreed is None else agreed.looked_up:
-        said.append(f"records.toml: {what}: {data.description.UNCOVERED}")
+    said += [] if agreed is None else agreed.uncovered
     if not plan.private:
         return said
     said += data.delta_doubt(plan.delta, min(blueprint.sizes))

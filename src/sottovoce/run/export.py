@@ -22,7 +22,8 @@ from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
 from sottovoce.modelcard import write_model
-from sottovoce.modelfile import GeneratorFile, personal_model
+from sottovoce.modelfile import GeneratorFile
+from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
 from sottovoce.run.directory import RunDirectory
 from sottovoce.server import Server
@@ -114,7 +115,7 @@ def write_models(
     try:
         private_folder(folder)
     except OSError as error:
-        raise SottovoceError(f"cannot create {folder}: {error.strerror}") from None
+        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
     written = []
     for participant, name in enumerate(names):
         if clients and name not in clients:

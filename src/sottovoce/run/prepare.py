@@ -23,7 +23,7 @@ from sottovoce.blueprint import Blueprint, draw
 from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.features.kept import Progress, described, described_facts
-from sottovoce.features.maps import map_size
+from sottovoce.features.maps import open_features
 from sottovoce.models import given_name
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import accounting
@@ -249,7 +249,8 @@ def _with_features(plan: Plan, facts: Facts) -> Plan:
         name = "scattering+patterns"
     elif len(shape) == 2 and shape[0] >= 8:
         name = "spectrum"
-    return plan.replace(features=name, feature_size=min(plan.feature_size, map_size(name, shape)))
+    size = 0 if name == "none" else min(plan.feature_size, open_features(name, shape).size)
+    return plan.replace(features=name, feature_size=size)
 
 
 def _with_task(plan: Plan, facts: Facts) -> Plan:

@@ -22,11 +22,10 @@ from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Evaluation, mean_accuracy
-from sottovoce.phases import Phase
+from sottovoce.plan import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
-from sottovoce.run.directory import round_line
-from sottovoce.run.updates import Updates
+from sottovoce.run.directory import Updates, round_line
 from sottovoce.server import Server
 
 if TYPE_CHECKING:

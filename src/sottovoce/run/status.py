@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.run.directory import RunDirectory
 
@@ -115,7 +115,7 @@ def _status(directory: RunDirectory) -> Status:
     if not directory.plan_file.exists():
         return Status(str(directory.path), "unknown", _no_run(directory))
     held = is_locked(directory.lock_file)  # before the result is looked for: it may be written meanwhile
-    plan, lines = directory.plan(), directory.rounds()
+    plan, lines = _plan(directory), directory.rounds()
     done, of, spent = len(lines), plan.rounds, None
     if held:
         phase = "rounds" if 0 < done < of else "finishing" if done else "preparing"
@@ -159,10 +159,20 @@ def _status(directory: RunDirectory) -> Status:
     )
 
 
+def _plan(directory: RunDirectory) -> Plan:
+    try:
+        return directory.plan()
+    except PlanError as error:
+        what = str(error).partition(":")[0]
+        raise SottovoceError(
+            f"{directory.plan_file} is of another version, or changed by hand ({what}): look with that one"
+        ) from None
+
+
 def _no_run(directory: RunDirectory) -> str:
     if not directory.path.is_dir():
         return f"{directory.path} is not a directory: name that of a run"
-    return f"{directory.path} holds no run: it has no plan.toml"
+    return f"{directory.path} holds no run (no plan.toml): name the folder of one"
 
 
 def is_locked(path: Path) -> bool:

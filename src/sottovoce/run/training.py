@@ -2,31 +2,78 @@
 
 plan = Plan.load(overrides={"dataset": "mnist-small", "epsilon": 8})
 result = train(plan, "runs/first")
+
+Callbacks follow a run: they are told what its files have, as it goes on. A callback gets copies, so it cannot
+change anything; whatever it raises is logged in one line and it is not called again, because a run that has
+spent privacy must not end for a tracker that is out of reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import Progress
 from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Own, check_own
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.run.callbacks import Callbacks
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.result import Result, accuracies, measured
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
 from sottovoce.server import Server
+
+log = logging.getLogger(__name__)
+MOMENTS = ("on_plan", "on_round", "on_result")
+
+
+class Callback(Protocol):
+    """Whatever follows a run; a class may have any of these methods."""
+
+    def on_plan(self, plan: Mapping[str, Any]) -> None:
+        """Called when the run begins or goes on, with what plan.toml has."""
+
+    def on_round(self, line: Mapping[str, Any]) -> None:
+        """Called after each round, with its line of rounds.jsonl."""
+
+    def on_result(self, result: Mapping[str, Any]) -> None:
+        """Called at the end, with what result.json has."""
+
+
+class Callbacks:
+    """Several callbacks as one."""
+
+    def __init__(self, callbacks: Iterable[object] = ()) -> None:
+        self._following = list(callbacks)
+        for one in self._following:
+            if not any(callable(getattr(one, moment, None)) for moment in MOMENTS):
+                raise SottovoceError(
+                    f"{type(one).__name__} is no callback: give objects with on_plan, on_round or on_result"
+                )
+
+    def tell(self, moment: str, said: Mapping[str, Any]) -> None:
+        """Calls `moment`, one of `MOMENTS`, of all that have it."""
+        for one in list(self._following):
+            method = getattr(one, moment, None)
+            if method is None:
+                continue
+            try:
+                method(copy.deepcopy(dict(said)))
+            except Exception as error:
+                name, reason = type(one).__name__, shown(f"{type(error).__name__}: {error}")
+                log.warning("%s.%s failed and is not called again: %s", name, moment, reason)
+                self._following.remove(one)
+
 
 OnRound = Callable[[dict[str, Any]], None]
 

@@ -45,7 +45,7 @@ def document(found: Status | NodeStatus) -> Html:
     seeded = isinstance(found, Status) and found.seeded
     return page.page(
         _title(found),
-        page.header(Path(found.directory).name, facts, "Sottovoce, live"),
+        page.header(_name(found), facts, "Sottovoce, live"),
         tag("p", LOST, id="lost", class_="alert", role="alert", hidden=True),
         Html() if not seeded else tag("p", "A seeded simulation protects nobody.", class_="alert"),
         tag("div", shown["state"], id="state", class_="state", role="status"),
@@ -56,7 +56,12 @@ def document(found: Status | NodeStatus) -> Html:
 
 def _title(found: Status | NodeStatus) -> str:
     rounds = f" {found.round} of {found.rounds}" if found.rounds else ""
-    return f"{found.state}{rounds} · {Path(found.directory).name}"
+    return f"{found.state}{rounds} · {_name(found)}"
+
+
+def _name(found: Status | NodeStatus) -> str:
+    """What a page is called: a client by its name, everything else by its directory."""
+    return (isinstance(found, NodeStatus) and found.client) or Path(found.directory).name
 
 
 def _facts(found: Status) -> list[str]:
@@ -95,9 +100,7 @@ def _cards(found: Status) -> list[Html]:
 
 def _privacy(found: Status) -> Html:
     kinds = [
-        f"{kind} alone {number(value)}"
-        for kind, value in found.epsilon.items()
-        if kind not in ("target", "spent")
+        f"{kind} {number(value)}" for kind, value in found.epsilon.items() if kind not in ("target", "spent")
     ]
     target, spent = found.epsilon.get("target"), found.epsilon.get("spent")
     if target is None:
@@ -108,7 +111,7 @@ def _privacy(found: Status) -> Html:
         equals("ε", spent),
         spent,
         f"of {number(target)} at {equals('δ', found.delta)}, by who spent most in this run",
-        ", ".join(kinds) if len(kinds) > 1 else "",
+        f"alone: {', '.join(kinds)}" if len(kinds) > 1 else "",
     )
 
 
@@ -197,17 +200,17 @@ def _errors(lines: Sequence[str]) -> Html:
 
 def _node_facts(found: NodeStatus) -> list[str]:
     noise = f"noise at the {found.noise}" if found.noise != "shared" else "noise shared by clients"
-    return ["a client of a federation", *([found.client, noise] if found.client else [])]
+    return ["a client of a federation", *([noise] if found.client else [])]
 
 
 def _node_cards(found: NodeStatus) -> list[Html]:
     since = found.seconds_since_contact
     spent = found.epsilon.get("spent")
-    planned = (
-        f"this run will spend {number(found.epsilon['run'])}, together {number(found.epsilon['together'])}"
-        if "run" in found.epsilon
-        else ""
-    )
+    run, planned = found.epsilon.get("run"), ""
+    if run is not None and found.state == "finished":
+        planned = f"this run has spent {number(run)}"
+    elif run is not None:
+        planned = f"this run will spend {number(run)}, together {number(found.epsilon['together'])}"
     budget = f"of {number(found.epsilon.get('budget'))} at {equals('δ', found.delta)}, in all runs"
     return [
         page.card("epsilon", "Privacy spent", equals("ε", spent), spent, budget, planned),

@@ -12,8 +12,7 @@ from scipy import integrate, stats
 from sottovoce.channel import SeededRandomness
 from sottovoce.channel.polar import states
 from sottovoce.channel.polar.folding import state_ratio
-from sottovoce.channel.polar.model import model, scale_number
-from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
+from sottovoce.channel.polar.model import guess, log_ratio, model, reduced_squares, scale_number, screen
 from sottovoce.channel.polar.states import RAW, chosen_words, select, uniforms
 from sottovoce.channel.randomness import SharedRandomness
 from sottovoce.channel.wire import Envelope

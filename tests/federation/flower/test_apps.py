@@ -22,7 +22,7 @@ from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train
 from tests.federation.world import World, same
 
@@ -180,6 +180,32 @@ def test_nodes_slower_than_a_retry_are_not_buried_in_requests(
     assert network.now <= 40.0 * 4 * wanted / 3
 
 
+class LeavingNetwork(SlowNetwork):
+    """Node 100 goes away with the first release that it is asked for, and is back after a minute."""
+
+    _away = False
+    _back = float("inf")
+
+    def answer(self, message: Message) -> Message:
+        asked, node = message.metadata.message_type, message.metadata.dst_node_id
+        if (asked, node, self._away) == ("train.release", 100, False):
+            self._away, self._back = True, self.now + 60.0
+            return Message(Error(code=5, reason="Node Unavailable"), reply_to=message)
+        return super().answer(message)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self._configs if node != 100 or not self._away or self.now >= self._back]
+
+
+def test_a_node_that_comes_back_is_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, rounds=2, clients_per_round=3)
+    network = LeavingNetwork(world, seconds=1.0)
+    monkeypatch.setattr(server_app, "time", network)
+    monkeypatch.setattr(server_app, "POLL_SECONDS", 1.0)
+    Driver(network, world.coordinator, retry=600.0).drive()
+    assert 60.0 < network.now < 120.0
+
+
 def test_a_node_that_is_refused_hears_why_and_the_others_train(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +296,28 @@ def test_a_refusal_of_what_the_budget_does_not_cover_tells_the_server_that_and_n
     assert network.told == [{"error": "refused"}]
     log = (tmp_path / "clients" / "client-0" / "client.log").read_text()
     assert "beyond the budget of 0.001" in log
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_keeps_a_client_from_answering_stays_with_it_in_one_line_unless_it_is_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ours: bool
+) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+
+    def broken(*_: object) -> None:
+        raise LedgerError("free some space") if ours else RuntimeError("free some space")
+
+    monkeypatch.setattr(Node, "release", broken)
+    network = Network(world, 1)
+    request = world.coordinator.request(0, "context")
+    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    network._deliver(message)
+    assert network.told == [{"error": "this client cannot answer: its own log says why"}]
+    [said] = [record for record in caplog.records if "cannot answer" in record.getMessage()]
+    assert said.getMessage() == "cannot answer: free some space"
+    assert (said.exc_info is None) == ours
 
 
 def test_a_written_app_is_complete_and_never_overwritten(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.federation.flower import joining
-from sottovoce.federation.flower.joining import Connection, supernode
+from sottovoce.federation.flower.joining import Connection, check_port, supernode
 from sottovoce.federation.flower.running import RunFailed
 
 TURNED_AWAY = "print('Failed to initialize: [code: 3] this node is not registered'); raise SystemExit(1)"
@@ -75,6 +77,14 @@ def test_a_server_that_does_not_answer_is_waited_for_until_told_to_give_up(tmp_p
         connection.keep(give_up=0.0)
 
 
+def test_a_server_that_is_gone_again_is_told_in_one_line_and_no_connection(tmp_path: Path) -> None:
+    lost = f"print('SuperNode ID: 7', flush=True)\n{NOBODY_THERE}"
+    said: list[str] = []
+    with pytest.raises(RunFailed, match="without a connection"):
+        Connection([sys.executable, "-c", lost], "server:1", tmp_path, said.append).keep(give_up=2.0)
+    assert said.count("waiting: server:1 does not answer") == 1
+
+
 def alive(mark: str) -> bool:
     """Whether a process that is not a zombie has this on its command line."""
     for folder in Path("/proc").iterdir():
@@ -104,6 +114,15 @@ def test_the_supernode_ends_with_the_command_that_keeps_it(tmp_path: Path, how: 
         while alive(mark):
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_port_that_is_taken_is_refused_and_one_that_becomes_free_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RunFailed, match=f"cannot listen on port {port}, it is in use: give another"):
+            check_port(port, patience=0.0)
+        threading.Timer(0.3, taken.close).start()
+        check_port(port, patience=60.0)
 
 
 def test_the_command_of_a_supernode_says_what_its_owner_said(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ class Polar(Channel):
     """Channel simulation with polar codes; see docs/channel.md."""
 
     def __init__(self, name: str, size: int, sigma: float) -> None:
-        super().__init__(name, "polar", size, sigma)
+        super().__init__(name, size, sigma)
         self._padded = 1 << (self.size - 1).bit_length()
 
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:

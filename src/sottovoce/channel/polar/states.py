@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
 from sottovoce.channel.polar.folding import fold
-from sottovoce.channel.polar.model import Law
-from sottovoce.channel.polar.screen import guess, log_ratio, reduced_squares, screen
+from sottovoce.channel.polar.model import Law, guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
 from sottovoce.channel.randomness import BELOW_ONE, PrivateRandomness, SharedRandomness
 

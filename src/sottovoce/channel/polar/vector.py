@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel.kernel import kernel
-from sottovoce.channel.reproducible import log_mantissa
+from sottovoce.channel.randomness import log_mantissa
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -17,11 +17,12 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.helping import HelperNode
-from sottovoce.federation.keys import Declined, EnrolmentError
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, accepted
+from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
@@ -195,7 +196,8 @@ def _answered(message: Message, context: Context, what: str, handle: Handler) ->
         log.error("refused: %s", error)
         fields, refused = {"error": "refused"}, str(error)
     except Exception as error:  # Flower would tell the server all of it
-        log.error("cannot answer", exc_info=error)
+        ours = isinstance(error, SottovoceError)
+        log.error("cannot answer: %s", error, exc_info=None if ours else error)
         refused = "this client cannot answer: its own log says why"
         fields = {"error": refused}
     if isinstance(node, Node):

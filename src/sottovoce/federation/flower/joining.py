@@ -8,10 +8,12 @@ started in any order, and each may be started again at any time.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -60,6 +62,25 @@ def supernode(
         "--node-config",
         said,
     ]
+
+
+def check_port(port: int, patience: float = 5.0) -> None:
+    """Refuses a port that is taken: a SuperNode would end with it again and again.
+
+    One that was just ended may hold it for a moment.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+                raise RunFailed(
+                    f"cannot listen on port {port}, {reason}: give another port", "port"
+                ) from None
+        time.sleep(0.2)
 
 
 class Connection:
@@ -115,7 +136,7 @@ class Connection:
         """Says what is waited for, and returns whether there is no connection."""
         if self._unanswered:
             self._minutely.say(f"waiting: {self._server} does not answer")
-        if not self._connected:
+        if self._unanswered or not self._connected:
             return True
         found = read_node(self._directory) if self._directory.is_dir() else None
         if found is None:

@@ -22,10 +22,9 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.helping import MASKS
-from sottovoce.federation.keys import EnrolmentError
 from sottovoce.federation.progress import Progress
 from sottovoce.federation.result import write_run
-from sottovoce.federation.sealing import MODEL
+from sottovoce.federation.sealing import MODEL, EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder
 
@@ -154,7 +153,10 @@ class Driver:
     def _look_for_nodes(self) -> None:
         now = time.monotonic()
         if now - self._looked >= NODES_SECONDS:
-            self._online, self._looked = set(self._grid.get_node_ids()), now
+            online = set(self._grid.get_node_ids())
+            for node in online - self._online:  # what it was asked before it went away is lost
+                self._pauses.pop(node, None)
+            self._online, self._looked = online, now
 
     def _ask(self) -> None:
         """One message to each node that has something to answer and is not being waited for."""

@@ -137,7 +137,7 @@ def test_every_key_explains_itself() -> None:
 
 
 def test_the_documentation_lists_the_keys_as_they_are() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | `{default}` | {text} |" for name, default, text in keys()]
 

@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce.catalog import CONTEXTS
 from sottovoce.data import Facts
-from sottovoce.phases import ONCE, Phase, phases
+from sottovoce.plan import ONCE, phases
 from tests.small import drawn, small_plan
 
 BLEND = {"method": "blend", "learning_rate": 0.5}
@@ -79,4 +79,3 @@ def test_what_is_paid_by_a_share_costs_that_share() -> None:
 
 def test_every_kind_but_the_gradient_is_released_once() -> None:
     assert ONCE == ("context", "confusion", "calibration")
-    assert Phase("gradient", "called", 3, "own").share == 0.0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sottovoce.data import Description, read_site
+from sottovoce.data.cells import hashed
 from sottovoce.data.section import DescriptionError
-from sottovoce.data.texts import hashed
 
 AGREED = """
 task = "classes"

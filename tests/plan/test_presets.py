@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from sottovoce.plan import Plan
-from sottovoce.presets import PRESETS, TUNED
+from sottovoce.plan.presets import PRESETS, TUNED
 
 
 @pytest.mark.parametrize("dataset", TUNED)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.data.facts import Facts, FactsError
+from sottovoce.data.dataset import Facts, FactsError
 
 CIFAR = Facts((3, 32, 32), 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 

@@ -1,0 +1,285 @@
+"""The plan: the frozen description of a run, everything that can change its privacy or its result.
+
+Sampling, clipping, noise and accounting are decided here together, before any record is seen; nothing
+that only changes speed (device, threads, progress) is part of a plan, so no such flag can change what
+is promised. A plan is a flat TOML table; every key can be overridden as `key=value`.
+
+A run has phases: participants release contexts before some round, gradients in every round to which the
+schedule calls them, and the rest after the last one; future clients release a context when the model behind
+it is known. Simulator, coordinator and onboarding walk these phases, and prices are those of what is released
+in them: a new kind of release is an entry here, a statistic (`release`) and what the server makes of it
+(`server`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sottovoce import catalog
+from sottovoce.catalog import CONTEXTS, METHODS, Kind
+from sottovoce.errors import nearest
+from sottovoce.plan.keys import SHAPES, Keys, key
+from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
+from sottovoce.plan.rules import PlanError, check, coerce, read_toml, split, told_apart, toml
+
+__all__ = [
+    "CHOICES",
+    "LARGEST",
+    "ONCE",
+    "SHAPES",
+    "Phase",
+    "Plan",
+    "PlanError",
+    "key",
+    "keys",
+    "phases",
+    "split",
+]
+
+PAPERS_PRESET = "tuned"
+"""Where a plan names one of the paper's methods and no preset."""
+
+
+RETIRED = {"replay_gains": ""}
+"""Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
+
+
+@dataclass(frozen=True)
+class Plan(Keys):
+    """One run, completely described. `Plan.load` resolves preset, file and overrides, in that order.
+
+    >>> plan = Plan.load(overrides=["preset=paper", "dataset=mnist", "epsilon=16", "seed=41"])
+    >>> plan.coefficients, plan.accounting, plan.learning_rate
+    (16384, 'rdp', 0.1)
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            # 8 and 8.0 are one ε: equal plans must have equal digests.
+            value = coerce(field.name, getattr(self, field.name), type(field.default))
+            object.__setattr__(self, field.name, value)
+        check(self)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that somebody has set, rather than a preset or a default."""
+        said: dict[str, Any] | None = self.__dict__.get("_given")
+        if said is not None:
+            return dict(said)
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+
+    def _saying(self, given: Mapping[str, Any]) -> Plan:
+        object.__setattr__(self, "_given", dict(given))
+        return self
+
+    def about(self, dataset: str, *, clients: bool) -> Plan:
+        """The plan for records that are called otherwise: what somebody has set, and their own preset.
+
+        Nothing stays that a preset chose for another dataset. `clients` says that the records name theirs.
+        """
+        if dataset == self.dataset:
+            return self
+        own = FOLDER if clients and "partition" not in self.given else {}
+        return Plan.load(overrides={"preset": self.preset, **own, **self.given, "dataset": dataset})
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
+        """Preset values, then the file's, then the overrides (`key=value` strings or a mapping).
+
+        Where no preset is named it is `best`, or for one of the paper's methods on other records than a
+        folder's `tuned`.
+        """
+        given = dict(read_toml(Path(path))) if path is not None else {}
+        given |= told_apart(given)
+        pairs = overrides.items() if isinstance(overrides, Mapping) else map(split, overrides)
+        typed = told_apart(dict(pairs))
+        if typed.get("colluding") == "0":
+            raise PlanError("every participant knows its own noise: set colluding to 1 or more")
+        given |= typed
+        given = {name: value for name, value in given.items() if (name, value) not in RETIRED.items()}
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in fields:
+                raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
+        given = {name: coerce(name, value, type(fields[name].default)) for name, value in given.items()}
+        dataset = given.get("dataset", cls.dataset)
+        folder = dataset in FOLDERS or Path(dataset).is_dir()
+        method = METHODS.get(given.get("method", ""))
+        papers = method is not None and not method.individual and not folder
+        preset = given.get("preset", PAPERS_PRESET if papers else cls.preset)
+        if preset not in PRESETS:
+            raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
+        values = preset_values(preset, dataset, given.get("context"), folder=folder)
+        values.update(given)
+        if not values.get("clients_per_round", cls.clients_per_round):
+            values["clients_per_round"] = values.get("participants", cls.participants)
+        method = METHODS.get(values.get("method", cls.method))
+        if method is not None and method.context == "never" and not {"context", "prior"} & given.keys():
+            values["context"] = "public"
+        context = CONTEXTS.get(values.get("context", cls.context))
+        if context is not None and not context.class_shares and "prior" not in given:
+            values["prior"] = "none"
+        if context is not None and not context.released and "context_share" not in given:
+            values["context_share"] = 0.0
+        if given.get("model", "linear") != "linear" and "features" not in given:
+            values["features"] = "none"  # another model sees records themselves
+        whole = not values.get("coefficients", cls.coefficients) and ":" not in values.get("model", cls.model)
+        paid = values.get("context_share") or (context is not None and not context.released)
+        if not (whole and paid) and "calibration" not in given:
+            values["calibration"] = 0.0  # a last layer has to adapt as a whole, and shares to pay for all
+        if values.get("noise") in ("server", "shared") and "weighting" not in given:
+            values["weighting"] = 1.0
+        if values.get("noise") == "shared":
+            values |= {name: value for name, value in ALONE.items() if name not in given}
+        return cls(**values)._saying(given)
+
+    def replace(self, **changes: Any) -> Plan:
+        """The same plan with some keys changed, validated again."""
+        return dataclasses.replace(self, **changes)._saying({**self.given, **changes})
+
+    def to_toml(self) -> str:
+        """The complete plan as TOML; `Plan.load` of it gives the same plan back."""
+        lines = [f"{name} = {toml(value)}" for name, value in dataclasses.asdict(self).items()]
+        return "\n".join(lines) + "\n"
+
+    def digest(self) -> str:
+        """A short fingerprint: equal plans and only equal plans share it."""
+        import hashlib  # loads OpenSSL, which a plan on the command line does without
+
+        text = json.dumps(self.digested(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def digested(self) -> dict[str, Any]:
+        """The values by key that a digest is made of: a key that version 0.1 lacked counts when it is set."""
+        return RETIRED | {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
+        }
+
+    def shaping(self, *shapes: str) -> dict[str, Any]:
+        """The values by key that shape one of these things: where they are equal, so is it.
+
+        >>> Plan().shaping("features")
+        {'features': 'none', 'feature_size': 0, 'mirror': False, 'shift': 'none'}
+        """
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.metadata["shapes"].isdisjoint(shapes)
+        }
+
+    @property
+    def private(self) -> bool:
+        """False for the noise-free ablation `epsilon=inf`."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def place(self) -> catalog.Place:
+        """Where the noise of gradients is added."""
+        return catalog.PLACES[self.noise]
+
+    @property
+    def in_every_sum(self) -> int:
+        """Clients of a round that must be in its sum, where they share its noise."""
+        return self.threshold or max(2, 9 * self.clients_per_round // 10)
+
+    @property
+    def may_collude(self) -> int:
+        """Those of them that may tell others their noise; every participant knows its own, so never 0."""
+        return self.colluding or max(1, -(-self.clients_per_round // 10))
+
+    @property
+    def releases_context(self) -> bool:
+        """Whether clients release a context at all."""
+        return self.context_traits.released
+
+    @property
+    def traits(self) -> catalog.Method:
+        """What the method is capable of."""
+        return METHODS[self.method]
+
+    @property
+    def uses_future_labels(self) -> bool:
+        """Whether future clients need labels."""
+        return self.context_traits.future_uses_labels
+
+    @property
+    def future_uses_model(self) -> bool:
+        """Whether the context of a future client is made with the run's model."""
+        return self.context_traits.future_uses_model
+
+    @property
+    def context_traits(self) -> catalog.Context:
+        """What the context is capable of."""
+        return CONTEXTS[self.context]
+
+
+CHOICES: dict[str, Collection[str]] = {
+    field.name: field.metadata["among"] for field in dataclasses.fields(Plan) if field.metadata["among"]
+}
+"""The names that a key may have for its value."""
+LARGEST: dict[str, int] = {
+    field.name: field.metadata["most"]
+    for field in dataclasses.fields(Plan)
+    if field.metadata["most"] is not None
+}
+"""The most that a plan of another party may say."""
+
+
+def keys() -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every key, in the order of the file."""
+    return [(f.name, toml(f.default), f.metadata["help"]) for f in dataclasses.fields(Plan)]
+
+
+ONCE: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "gradient")
+"""What a client releases once in a run."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Releases of one kind that clients make at one time: all of a role once, or those called to a round."""
+
+    kind: Kind
+    by: Literal["participants", "called", "future"]
+    after: int
+    """Rounds that are made before it."""
+    model: Literal["none", "shared", "own"]
+    """What the release is made with: records alone, the coefficients of a client of whom nothing is known, as
+    they are when the phase begins, or the client's own ones."""
+    share: float = 0.0
+    """Its part of a participant's μ²; 0: it is paid as the gradients are."""
+
+
+def phases(plan: Plan) -> tuple[Phase, ...]:
+    """All phases of a run, in order.
+
+    >>> shares = Plan(context="shares", context_share=0.05, method="blend", rounds=1)
+    >>> [(phase.kind, phase.by, phase.model) for phase in phases(shares)]  # doctest: +NORMALIZE_WHITESPACE
+    [('context', 'participants', 'none'), ('gradient', 'called', 'own'),
+     ('confusion', 'participants', 'shared'), ('context', 'future', 'shared')]
+    """
+    context, end = plan.context_traits, plan.rounds
+    found = [Phase("gradient", "called", number, "own") for number in range(end)]
+    if context.released:
+        after = plan.context_round - 1 if context.uses_model else 0
+        model: Literal["none", "shared"] = "shared" if context.uses_model else "none"
+        found.append(Phase("context", "participants", after, model, plan.context_share))
+        if not context.predicted_for_future:
+            found.append(Phase("context", "future", after, model))
+    if plan.calibration:
+        found.append(Phase("calibration", "participants", end, "own", plan.calibration))
+    if context.predicted_for_future:
+        found.append(Phase("confusion", "participants", end, "shared", plan.confusion_share))
+        found.append(Phase("context", "future", end, "shared"))
+    return tuple(sorted(found, key=lambda phase: (phase.after, phase.kind == "gradient")))
