@@ -97,7 +97,8 @@ class Derivatives(Statistic):
         """u·g, (m, 1), of outputs z and gradients g (m, outputs)."""
         u = (z - z.mean(dim=1, keepdim=True) if self.classes else z) / _LONGER
         u = u * (0.5**0.5 / u.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
-        return (u * gradient).sum(dim=1, keepdim=True)
+        product: Tensor = (u * gradient).sum(dim=1, keepdim=True)
+        return product
 
     def probabilities(self, z: Tensor) -> Tensor:
         """What outputs say, (m, outputs)."""
