@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import draw
-from sottovoce.calibration import EXPECTED, REACH, SLOPE, Derivatives, LastLayer, Scaling
+from sottovoce.calibration import REACH, SHIFTED, SLOPES, Derivatives, LastLayer, Scaling
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import GeneratorFile
@@ -49,23 +49,27 @@ def test_no_two_records_are_further_apart_than_is_charged(classes: int, task: st
     vectors = statistic.per_record(z, y, z)
     assert vectors.isfinite().all()
     furthest = float(torch.cdist(vectors, vectors).max())
-    assert furthest <= statistic.spread
-    assert float(vectors.norm(dim=1).max()) <= statistic.radius
+    assert furthest <= statistic.spread * (1 + 1e-12)
+    assert float(vectors.norm(dim=1).max()) <= statistic.radius * (1 + 1e-12)
+    parts = [part for one in vectors.split(classes + 1, dim=1) for part in (one[:, :1], one[:, 1:])]
+    apart = sum(float(torch.cdist(part, part).max()) ** 2 for part in parts)
+    assert apart <= statistic.spread**2 * (1 + 1e-12)  # bounded one by one, whichever records reach them
     if task == "classes" and classes == 2:
         assert furthest > 0.85 * statistic.spread  # and not many times less
 
 
 @pytest.mark.parametrize("task", ["classes", "labels"])
-def test_a_record_gives_the_derivatives_that_autograd_finds_in_a_vector_of_their_norm(task: str) -> None:
+def test_a_record_gives_the_derivatives_that_autograd_finds_at_every_slope(task: str) -> None:
     statistic, generator = derivatives(3, task), torch.Generator().manual_seed(3)
-    z = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    z = 0.4 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
     z = z - z.mean(dim=1, keepdim=True)  # a softmax does not see it
+    assert float(z.norm(dim=1).max()) < REACH
     y = torch.randint(3, (20,), generator=generator)
     if task == "labels":
         y = torch.randint(2, (20, 3), generator=generator).double()
-    first, second = statistic.unpacked(statistic.per_record(z, y, z))
-    across = torch.tensor([SLOPE / (math.sqrt(2.0) * REACH), 1.0, 1.0, 1.0], dtype=torch.float64)
-    for record, target, gradient, hessian in zip(z, y, first, second, strict=True):
+    found = statistic.per_record(z, y, z).view(20, len(SLOPES), 4)
+    across = torch.tensor([1.0 / (math.sqrt(2.0) * REACH), SHIFTED, SHIFTED, SHIFTED], dtype=torch.float64)
+    for record, target, gradients in zip(z, y, found, strict=True):
 
         def loss(at: Tensor, record: Tensor = record, target: Tensor = target) -> Tensor:
             outputs = at[0] * record + at[1:]
@@ -74,13 +78,9 @@ def test_a_record_gives_the_derivatives_that_autograd_finds_in_a_vector_of_their
             both = nn.functional.binary_cross_entropy_with_logits(outputs, target, reduction="sum")
             return both / math.sqrt(3.0)
 
-        start = torch.tensor([SLOPE, 0.0, 0.0, 0.0], dtype=torch.float64)
-        assert torch.allclose(gradient, across * torch.func.grad(loss)(start), atol=1e-9)
-        wanted = across[:, None] * torch.func.hessian(loss)(start) * across
-        assert torch.allclose(hessian, wanted, atol=1e-9)
-        assert float((gradient.square().sum() + hessian.square().sum()).sqrt()) <= statistic.radius
-    norms = (first.square().sum(dim=1) + second.square().sum(dim=(1, 2))).sqrt()
-    assert torch.allclose(statistic.per_record(z, y, z).norm(dim=1), norms)
+        for slope, gradient in zip(SLOPES, gradients, strict=True):
+            start = torch.tensor([slope, 0.0, 0.0, 0.0], dtype=torch.float64)
+            assert torch.allclose(gradient, across * torch.func.grad(loss)(start), atol=1e-9)
 
 
 def test_a_record_or_model_that_is_not_finite_contributes_nothing_and_the_denominator_stays() -> None:
@@ -110,10 +110,12 @@ def scaling(z: Tensor, y: Tensor, noise: float = 1e-3) -> Scaling:
     return Scaling.of(derivatives(2), released(z, y, noise), torch.full((len(z),), noise), counts)
 
 
-@pytest.mark.parametrize("sure", [0.7, 1.0, 1.5, 2.5])
-def test_a_model_that_is_too_sure_or_not_sure_enough_is_set_right(sure: float) -> None:
+@pytest.mark.parametrize(
+    ("sure", "off"), [(0.35, 0.2), (0.5, 0.2), (0.7, 0.4), (1.0, 0.4), (1.5, 0.4), (2.5, 0.4)]
+)
+def test_a_model_that_is_too_sure_or_not_sure_enough_is_set_right(sure: float, off: float) -> None:
     z, y = drawn(6, 2000, torch.zeros(6, 2))
-    biased = sure * z + torch.tensor([0.4, -0.4])
+    biased = sure * z + torch.tensor([off, -off])
     found = scaling(biased, y)
     right = found.slope * biased + found.shift
     loss = torch.nn.functional.cross_entropy
@@ -121,14 +123,14 @@ def test_a_model_that_is_too_sure_or_not_sure_enough_is_set_right(sure: float) -
     best, before = float(loss(z.flatten(0, 1), flat[1])), float(loss(*flat))
     after = float(loss(right.flatten(0, 1).float(), flat[1]))
     assert after - best < 0.25 * (before - best) + 0.002
-    assert (found.slope < 1) == (sure > 1.2) or sure in (0.7, 1.0)
+    assert found.slope > 1.3 if sure <= 0.5 else found.slope < 1.0
 
 
 def test_where_there_is_only_noise_slopes_are_as_expected_and_nobody_gets_a_shift_of_their_own() -> None:
     z, y = drawn(5, 40, torch.zeros(5, 2))
     moved = [scaling(z, y, noise=30.0) for _ in range(3)]
     for found in moved:
-        assert found.slope == pytest.approx(EXPECTED, abs=0.1)
+        assert found.slope == pytest.approx(0.86, abs=0.05)  # the harmonic mean of what is likely before
         assert float(found.shift.abs().max()) < 0.1
         assert torch.allclose(found.shifts, found.shift.expand(5, -1))
 
@@ -203,10 +205,10 @@ def test_who_sets_nothing_has_it_for_tables_and_not_for_pictures_methods_or_modu
     def share(**given: object) -> float:
         return Plan.load(overrides={"dataset": "mine.npz", **given}).calibration
 
-    assert share() == share(preset="central") == share(preset="shared") == 0.02
+    assert share() == share(preset="central") == share(preset="shared") == 0.1
     assert share(dataset="cifar10") == share(dataset="mnist-small") == share(preset="paper") == 0.0
     assert share(coefficients=64) == share(model="mine:net") == share(context="moments") == 0.0
-    assert share(context="moments", context_share=0.1) == share(model="mlp") == 0.02
+    assert share(context="moments", context_share=0.1) == share(model="mlp") == 0.1
     assert share(calibration=0) == 0.0
     for bad in ({"calibration": 1.0}, {"calibration": -0.1}, {"context": "moments", "calibration": 0.1}):
         with pytest.raises(PlanError):

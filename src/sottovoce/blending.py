@@ -52,6 +52,9 @@ class Recipe:
     """The largest, and everybody's with noise in a sum."""
     clips: tuple[float, float]
     """The least and the largest clip bound."""
+    luck: float = 0.0
+    """How far each number of one record's gradient lies from its mean: which records a site happens to
+    have is noise to its own part, too."""
 
 
 def recipe(plan: Plan, facts: Facts) -> Recipe:
@@ -69,8 +72,8 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
-    drifts = (1.5 * task.reach, 0.25 * task.reach, 1.0 * task.reach)
-    return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip))
+    drifts = (task.drift, 0.25 * task.reach, 1.0 * task.reach)
+    return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip), task.luck)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -142,7 +145,8 @@ def blending(
 ) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
-    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share.
+    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. On tables the
+    luck of which records a site has counts in N_i², too.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
     see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
     parts get shorter steps.
@@ -155,7 +159,7 @@ def blending(
     """
     counts = np.asarray(sizes, dtype=np.float64)
     weights = counts**plan.weighting / np.sum(counts**plan.weighting)
-    noise = np.asarray(sigmas) / math.sqrt(releases)
+    noise, luck = np.asarray(sigmas) / math.sqrt(releases), recipe.luck / np.sqrt(counts)
     shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
     largest = recipe.largest_step
     if summed is not None:
@@ -169,14 +173,14 @@ def blending(
     elif summed is not None:
         individual = np.full(len(counts), recipe.own_share * (1 - plan.generated))
     else:
-        wanted = recipe.own_drift / np.maximum(releases * far * noise, 1e-300)
+        wanted = recipe.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
         individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)
     own = np.full(len(counts), step)
     if plan.individual == 1 and not plan.learning_rate:
         alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]
         own = slower * np.array(alone)
     elif summed is not None:
-        seen = releases * np.sqrt(individual) * noise
+        seen = releases * np.sqrt(individual) * np.hypot(noise, np.sqrt(individual) * luck)
         own = np.minimum(step, [slower * _bounded(recipe.own_drift, value, largest) for value in seen])
     return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 

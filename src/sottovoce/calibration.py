@@ -1,18 +1,19 @@
 """Calibration: probabilities that mean what they say, from one small release of each participant.
 
-Noise and clipping leave a model too sure of itself, or of the wrong class. After training each participant
-releases the mean of the first and second derivatives of its records' losses in one slope and one shift for
-each output, with outputs s·z + t at a public slope s₀ and t = 0. From decoded releases alone the server takes
-one Newton step, damped by the noise that it knows: one slope and shift for everybody, newcomers included; and
-where models have no own parts, for each participant a shift of its own, as far as participants differ by more
-than their noise. Slope and
-shift are multiplied into a model's last layer, so that nothing but parameters has to travel.
+Noise and clipping leave a model too sure of itself, not sure enough, or sure of the wrong class. After
+training each participant releases the mean of its records' first derivatives of the loss in one slope and one
+shift for each output, with outputs s·z at a few public slopes s: where the derivative in the slope passes
+zero, the model is as sure as it should be. From decoded releases alone the server finds one slope and shift
+for everybody, newcomers included; and where models have no own parts, for each participant a shift of its
+own, as far as participants differ by more than their noise. Slope and shift are multiplied into a model's
+last layer, so that nothing but parameters has to travel.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -24,35 +25,40 @@ from sottovoce.data.description import random_records
 from sottovoce.errors import SottovoceError
 from sottovoce.models import flat_parameters, logits, places
 from sottovoce.subspace import Basis
-from sottovoce.tasks import Task
+from sottovoce.tasks import Task, open_task
 
-SLOPE = 0.6
-"""s₀: the loss is convex in the slope and flat where a model is too sure, so that a step from below does not
-pass the minimum."""
-EXPECTED, SLOPE_SPREAD, SHIFT_SPREAD = 0.9, 0.3, 0.2
-"""What slopes and shifts are taken to be where noise hides them: mean, and standard deviations."""
-REACH = 3.0
+SLOPES = (0.4, 1.0, 2.5)
+"""Those at which derivatives are taken."""
+REACH = 2.0
 """Outputs count in the derivative of the slope up to this norm. They do not depend on the target, so that a
 calibrated model stays as it is whatever the bound."""
-CURVATURE_SPREAD, FACTOR = 0.05, 4.0
-"""How far second derivatives may lie from those of typical outputs: as a deviation, and as a factor."""
-TYPICAL = 2.0
-"""The spread of outputs that are typical before any is seen."""
-SLOPES, MOST_SHIFT = (0.25, 4.0), 3.0
+SHIFTED = 0.25
+"""What the derivatives in shifts are multiplied by: one slope matters more than all shifts."""
+SLOPE_SPREAD, SHIFT_SPREAD = 0.6, 0.2
+"""What slopes and shifts are taken to be where noise hides them, 1 and 0 but for these standard deviations:
+of a slope's logarithm, of a shift."""
+TYPICAL, TYPICAL_SPREAD = 2.0, 0.8
+"""The spread of outputs, and the deviation of its logarithm, that are typical before any is seen."""
+MISFIT = 0.005
+"""How far derivatives may lie from those of typical outputs."""
+LEAST, MOST, MOST_SHIFT = 0.2, 4.0, 3.0
+POINTS, DRAWS = 25, 500
+"""Of the grid of slopes and spreads; and the outputs drawn for each."""
 ERRORS, MOST_SPREAD = 3.0, 1.0
 """Participants differ by what is beyond so many standard errors of noise, by this variance at most."""
 _LONGER = math.sqrt(2.0) * REACH
 
 
 class Derivatives(Statistic):
-    """First and second derivatives of a record's loss in slope and shifts, bounded.
+    """First derivatives of a record's loss in slope and shifts, at a few slopes, bounded.
 
-    With g the gradient of the loss in the outputs s₀z, H its Hessian, and u = s₀z/(√2·REACH), cut to norm
-    1/√2, a record gives (u·g, g) and the symmetric matrix [u, I]ᵀ H [u, I], as a vector of the same norm.
+    With g the gradient of the loss in the outputs s·z, and u = z/(√2·REACH), cut to norm 1/√2, a record gives
+    (u·g, SHIFTED·g) for each slope s.
 
-    Classes: ‖g‖ ≤ √2 and −log K/(√2·REACH) ≤ u·g ≤ 1, for Σ p_k z_k − z_y ≥ −entropy of p; ‖H‖_F ≤ ½, for
-    ‖H‖_F² = Σp² − 2Σp³ + (Σp²)² ≤ Σp² − Σp³ ≤ ¼; so the matrix is at most ¾, and two of them, none of which
-    has a negative eigenvalue, are at most √2·¾ apart. Labels, with g and H times √K: ‖g‖ ≤ 1 and ‖H‖_F ≤ ¼.
+    Classes: ‖g‖ ≤ √2 and −w/(√2·REACH·s) ≤ u·g ≤ 1 with w eʷ = (K − 1)/e. For with d_k = s(z_y − z_k) and
+    q_k = exp(−d_k), s(z_y − Σ p_k z_k) is −Σ q_k log q_k/(1 + Σ q_k) over k ≠ y; for a given Σ q_k it is
+    largest where all q_k are the same, and there d(K − 1)/(eᵈ + K − 1) is at most w. Labels, with g times
+    1/√K: ‖g‖ ≤ 1, and |u·g| ≤ 1/√2.
     """
 
     def __init__(self, task: Task) -> None:
@@ -61,62 +67,80 @@ class Derivatives(Statistic):
                 "calibration is about probabilities, and a number has none: set calibration=0"
             )
         self.outputs = outputs = task.facts.classes
-        self.size = outputs + 1 + (outputs + 1) * (outputs + 2) // 2
-        self._classes = task.name == "classes"
-        apart, along, longest = 4.0, 2.0, 1.5
-        if self._classes:
-            apart, along, longest = 8.0, (1.0 + math.log(outputs) / _LONGER) ** 2, 3.0
-        self.spread = math.sqrt(apart + along + 2 * 0.75**2)
-        self.radius = math.sqrt(longest + 0.75**2)
+        self.size = len(SLOPES) * (outputs + 1)
+        self.classes = task.name == "classes"
+        apart, longest, along = 4.0 * SHIFTED**2, 0.5 + SHIFTED**2, [2.0] * len(SLOPES)
+        if self.classes:
+            apart, longest = 8.0 * SHIFTED**2, 1.0 + 2.0 * SHIFTED**2
+            along = [(1.0 + _lowest(outputs) / (_LONGER * slope)) ** 2 for slope in SLOPES]
+        self.spread = math.sqrt(sum(along) + len(SLOPES) * apart)
+        self.radius = math.sqrt(len(SLOPES) * longest)
 
     @property
     def centred(self) -> Tensor:
         """The projection (outputs, outputs) on shifts that change anything: classes have one too many."""
         eye = torch.eye(self.outputs, dtype=torch.float64)
-        return eye - 1.0 / self.outputs if self._classes else eye
+        return eye - 1.0 / self.outputs if self.classes else eye
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         if logits is None:
             raise SottovoceError("a calibration needs its client's model: give its coefficients")
-        z = SLOPE * logits.double()
-        if not self._classes:
-            p, scale = torch.sigmoid(z), self.outputs**-0.5
-            gradient = scale * (p - y.double().clamp(0.0, 1.0))
-            hessian = torch.diag_embed(scale * p * (1 - p))
-        else:
-            p = torch.softmax(z, dim=1)
-            z = z - z.mean(dim=1, keepdim=True)
-            gradient = p - F.one_hot(y, self.outputs)
-            hessian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-        u = z / _LONGER
+        z = logits.double()
+        right = F.one_hot(y, self.outputs).double() if self.classes else y.double().clamp(0.0, 1.0)
+        return torch.cat([self._part(z, self.probabilities(s * z) - right) for s in SLOPES], dim=1)
+
+    def _part(self, z: Tensor, gradient: Tensor) -> Tensor:
+        gradient = gradient if self.classes else gradient * self.outputs**-0.5
+        return torch.cat([self.along(z, gradient), SHIFTED * gradient], dim=1)
+
+    def along(self, z: Tensor, gradient: Tensor) -> Tensor:
+        """u·g, (m, 1), of outputs z and gradients g (m, outputs)."""
+        u = (z - z.mean(dim=1, keepdim=True) if self.classes else z) / _LONGER
         u = u * (0.5**0.5 / u.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
-        frame = torch.cat([u[:, :, None], torch.eye(self.outputs).to(u).expand(len(u), -1, -1)], dim=2)
-        first = (gradient[:, None, :] @ frame)[:, 0]
-        return torch.cat([first, self._packed(frame.mT @ hessian @ frame)], dim=1)
+        product: Tensor = (u * gradient).sum(dim=1, keepdim=True)
+        return product
 
-    def unpacked(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """First derivatives (n, outputs + 1) and second ones (n, outputs + 1, outputs + 1)."""
-        side = self.outputs + 1
-        matrix = vectors.new_zeros(len(vectors), side, side)
-        row, column = torch.triu_indices(side, side)
-        matrix[:, row, column] = vectors[:, side:] / self._weights(row, column)
-        matrix = matrix + matrix.triu(1).mT
-        return vectors[:, :side], matrix
+    def probabilities(self, z: Tensor) -> Tensor:
+        """What outputs say, (m, outputs)."""
+        return torch.softmax(z, dim=1) if self.classes else torch.sigmoid(z)
 
-    def _packed(self, matrices: Tensor) -> Tensor:
-        row, column = torch.triu_indices(self.outputs + 1, self.outputs + 1)
-        return matrices[:, row, column] * self._weights(row, column).to(matrices)
 
-    @staticmethod
-    def _weights(row: Tensor, column: Tensor) -> Tensor:
-        return torch.where(row == column, 1.0, math.sqrt(2.0)).double()
+def _lowest(outputs: int) -> float:
+    """w with w eʷ = (outputs − 1)/e, by Newton's method from above.
 
-    def typical(self) -> Tensor:
-        """Second derivatives that outputs of a typical spread would have: public."""
-        generator = torch.Generator().manual_seed(0)
-        z = TYPICAL * torch.randn(1000, self.outputs, generator=generator)
-        y = torch.zeros(1000).long() if self._classes else torch.zeros(1000, self.outputs)
-        return self.unpacked(self.per_record(z, y, z))[1].mean(dim=0)
+    >>> round(_lowest(2), 6)
+    0.278465
+    """
+    found = math.log(outputs)
+    for _ in range(50):
+        found -= (found - (outputs - 1) / math.exp(1.0 + found)) / (1.0 + found)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _typical(outputs: int, classes: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What models of typical outputs release: public.
+
+    For a grid of right slopes and of spreads of outputs: the logarithms of both, (points,) and (points,); the
+    derivatives in the slope at each of `SLOPES`, (points, points, slopes), and in last place the second
+    derivative in a shift at the right slope.
+    """
+    statistic = Derivatives(open_task(Facts((1,), outputs, task="classes" if classes else "labels")))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(DRAWS, outputs, generator=generator, dtype=torch.float64)
+    right = torch.linspace(math.log(LEAST), math.log(MOST), POINTS, dtype=torch.float64)
+    spreads = math.log(TYPICAL) + 2.5 * TYPICAL_SPREAD * torch.linspace(-1, 1, POINTS, dtype=torch.float64)
+    found = torch.zeros(POINTS, POINTS, len(SLOPES) + 1, dtype=torch.float64)
+    scale = 1.0 if classes else outputs**-0.5
+    for column, spread in enumerate(spreads.exp()):
+        z = spread * drawn
+        told = [statistic.probabilities(slope * z) for slope in SLOPES]
+        for row, slope in enumerate(right.exp()):
+            true = statistic.probabilities(slope * z)
+            along = [float(statistic.along(z, scale * (p - true)).mean()) for p in told]
+            curvature = float((true * (1.0 - true)).sum(dim=1).mean()) * scale
+            found[row, column] = torch.tensor([*along, curvature / float(statistic.centred.trace())])
+    return right, spreads, found
 
 
 @dataclass(frozen=True)
@@ -137,53 +161,56 @@ class Scaling:
         A participant with 0 records has released nothing, and gets the shift of everybody; so do all where
         their models have `own` parts already.
         """
-        released, sigmas, records = released.double().cpu(), sigmas.double().cpu(), records.double().cpu()
+        sigmas, records = sigmas.double().cpu(), records.double().cpu()
         share = records / records.sum()
-        first, second = statistic.unpacked(released)
-        noise = float((share * sigmas).square().sum())
-        mean, curvature = share @ first, torch.einsum("n,nij->ij", share, second)
-        jacobian = _plausible(curvature, statistic.typical(), noise)
-        jacobian[:, 0] *= _LONGER
-        side = statistic.outputs + 1
-        prior = torch.zeros(side, side, dtype=torch.float64)
-        prior[0, 0] = (SLOPE_SPREAD / SLOPE) ** 2
-        prior[1:, 1:] = SHIFT_SPREAD**2 * statistic.centred
-        expected = torch.zeros(side, dtype=torch.float64)
-        expected[0] = EXPECTED / SLOPE - 1.0
-        gain = prior @ jacobian.T
-        covariance = jacobian @ gain + (noise + 1e-6) * torch.eye(side, dtype=torch.float64)
-        found = expected - gain @ torch.linalg.solve(covariance, mean + jacobian @ expected)
-        least, most = SLOPES
-        slope = min(max(SLOPE * (1.0 + float(found[0])), least), most)
-        shift = found[1:].clamp(-MOST_SHIFT, MOST_SHIFT)
+        parts = released.double().cpu().view(len(released), len(SLOPES), -1)
+        mean, noise = torch.einsum("n,nsj->sj", share, parts), float((share * sigmas).square().sum())
+        slope, curvature = _likely(statistic, mean[:, 0], noise)
+        at = _between(slope)
+        gradients = (at @ parts[:, :, 1:]) / SHIFTED @ statistic.centred
+        gradient, blur = share @ gradients, at.norm() / SHIFTED
+        kept = SHIFT_SPREAD**2 * curvature
+        shift = -kept / (kept * curvature + float(blur) ** 2 * noise + 1e-9) * gradient
+        shift = shift.clamp(-MOST_SHIFT, MOST_SHIFT)
         differing = torch.zeros(len(records), statistic.outputs, dtype=torch.float64)
         if own:
-            differing = _own_shifts(statistic, first[:, 1:] - mean[1:], jacobian[1:, 1:], sigmas, records)
+            differing = _own_shifts(statistic, gradients - gradient, curvature, blur * sigmas, records)
         return cls(slope, shift, (shift + differing).clamp(-MOST_SHIFT, MOST_SHIFT))
 
 
-def _plausible(curvature: Tensor, typical: Tensor, noise: float) -> Tensor:
-    """Released second derivatives, drawn to typical ones by their noise and kept within a factor of them."""
-    kept = CURVATURE_SPREAD**2 / (CURVATURE_SPREAD**2 + noise)
-    mixed = kept * curvature + (1.0 - kept) * typical
-    values, vectors = torch.linalg.eigh(typical + 1e-6 * torch.eye(len(typical), dtype=torch.float64))
-    root = vectors * values.clamp_min(1e-9).sqrt()
-    inverse = (vectors / values.clamp_min(1e-9).sqrt()).T
-    ratios, directions = torch.linalg.eigh(inverse @ mixed @ inverse.T)
-    side = root @ directions
-    plausible: Tensor = (side * ratios.clamp(1.0 / FACTOR, FACTOR)) @ side.T
-    return plausible
+def _likely(statistic: Derivatives, along: Tensor, noise: float) -> tuple[float, float]:
+    """The slope, and the second derivative in shifts there, from derivatives in the slope (slopes,).
+
+    Slopes are weighed by how likely these derivatives are for models of typical outputs. Of all likely ones
+    the harmonic mean is taken: a model that is too sure costs more than one that is not sure enough.
+    """
+    right, spreads, typical = _typical(statistic.outputs, statistic.classes)
+    apart = (along - typical[:, :, :-1]).square().sum(dim=2) / (noise + MISFIT**2)
+    before = (right / SLOPE_SPREAD).square()[:, None]
+    before = before + ((spreads - math.log(TYPICAL)) / TYPICAL_SPREAD).square()
+    weight = torch.softmax(-0.5 * (apart + before).flatten(), dim=0).view(POINTS, POINTS)
+    slope = 1.0 / float((weight.sum(dim=1) / right.exp()).sum())
+    return slope, max(1e-3, float((weight * typical[:, :, -1]).sum()))
+
+
+def _between(slope: float) -> Tensor:
+    """How much each of `SLOPES` counts for what is between them (slopes,)."""
+    known = torch.tensor(SLOPES, dtype=torch.float64).log()
+    place = min(max(math.log(slope), float(known[0])), float(known[-1]))
+    before = min(int((known <= place).sum()), len(known) - 1) - 1
+    weight = torch.zeros(len(known), dtype=torch.float64)
+    weight[before + 1] = (place - known[before]) / (known[before + 1] - known[before])
+    weight[before] = 1.0 - weight[before + 1]
+    return weight
 
 
 def _own_shifts(
-    statistic: Derivatives, differences: Tensor, hessian: Tensor, sigmas: Tensor, records: Tensor
+    statistic: Derivatives, differences: Tensor, curvature: float, sigmas: Tensor, records: Tensor
 ) -> Tensor:
     """What each participant's shift (n, outputs) differs by, as far as noise alone does not explain it."""
-    inverse = torch.linalg.pinv(statistic.centred @ hessian @ statistic.centred)
-    steps = -differences @ inverse.T
-    freedom = float(statistic.centred.trace())
-    noise = sigmas.square() * float(inverse.square().sum()) / freedom
-    noise = noise + float(inverse.trace()) / freedom / records.clamp_min(1.0)  # which records there are
+    steps, freedom = -differences / curvature, float(statistic.centred.trace())
+    noise = (sigmas / curvature).square()
+    noise = noise + 1.0 / curvature / records.clamp_min(1.0)  # which records there are
     sure = torch.where(records > 0, 1.0 / (noise + 0.3).square(), 0.0)
     found = steps.square().sum(dim=1) / freedom - noise
     by_chance = ERRORS * math.sqrt(2.0 / freedom) * (sure * noise).norm()  # if nobody differs

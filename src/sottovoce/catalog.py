@@ -215,6 +215,10 @@ class Task:
     curvature: float = 0.0
     """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
     input. 0: there is no recipe for its tables (`blending`)."""
+    drift: float = 1.2
+    """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
+    luck: float = 0.15
+    """On tables: how far each number of one record's gradient lies from its mean."""
     clip: float = 1.0
     """The least clip bound on tables: as long as a gradient is before training, or a usual residual's."""
 
@@ -222,7 +226,7 @@ class Task:
 TASKS = {
     "classes": Task("accuracy", class_shares=True, curvature=1.0),
     "labels": Task("accuracy"),
-    "number": Task("r2", reach=0.1, largest_step=10.0, curvature=2.0, clip=0.25),
+    "number": Task("r2", reach=0.1, largest_step=10.0, curvature=2.0, drift=0.15, luck=0.05, clip=0.25),
 }
 
 

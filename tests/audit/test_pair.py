@@ -43,8 +43,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-LEAST = {"calibration": 0.86}
-"""Its charge bounds two derivatives one by one, and no record reaches both bounds at once."""
+LEAST = {"calibration": 0.45}
+"""Two records that are both taken for what they are not, the worst pair of all other releases, tell as much
+of a slope: they differ in shifts alone. `tests/test_calibration.py` has pairs that come near its bound."""
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -58,6 +58,7 @@ def test_a_supervised_federation_without_a_server_waits_for_what_federate_waits_
     with locked((tmp_path / SUPERVISOR).with_suffix(".lock")):
         found = seen(tmp_path)
     assert (found.state, found.why) == ("waiting", "sottovoce federate waits: the SuperLink does not answer")
+    assert found.waiting == []  # nobody is asked while there is no server
 
 
 def test_looking_writes_nothing_and_does_not_open_the_store(tmp_path: Path) -> None:

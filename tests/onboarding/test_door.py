@@ -142,8 +142,8 @@ def test_one_address_holds_at_most_128_requests_and_takes_no_place_of_another(
     ):
         assert documented in configuration
         configuration = configuration.replace(documented, ours)
-    superlink = rf"listen 127.0.0.1:(?!{port} )\d+"
-    configuration = re.sub(superlink, f"listen 127.0.0.1:{free_port()}", configuration)
+    superlink = rf"listen 127.0.0.1:(?!{port} )\d+"  # and the live page
+    configuration = re.sub(superlink, lambda _: f"listen 127.0.0.1:{free_port()}", configuration)
     (door.processes.folder / "loose.conf").write_text(configuration)
     (tmp_path / "loose").mkdir()
     door.processes.start(

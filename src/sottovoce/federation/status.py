@@ -73,7 +73,7 @@ def _federation(path: Path) -> Status:
         return replace(about, state="finished", why=why, phase="finished", waiting=[], seconds_left=None)
     if supervised:
         waits = read_object(path / SUPERVISOR).get("waits", "the server is about to start")
-        return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}")
+        return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}", waiting=[])
     why = "nobody works on it, and it has no result: continue with 'sottovoce federate --app APP --on NAME'"
     return replace(about, state="failed", why=why, phase=None, waiting=[], seconds_left=None)
 

@@ -91,7 +91,8 @@ def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
     said: list[str] = []
     held = [True, True, True, False]
     monkeypatch.setattr(running, "is_locked", lambda _: held.pop(0))
-    monkeypatch.setattr(running, "read_federation", lambda _: replace(status(2), state="waiting", why="late"))
+    waits = replace(status(2), state="waiting", why="late", waiting=[{"name": "site-0", "why": "is late"}])
+    monkeypatch.setattr(running, "read_federation", lambda _: waits)
     answers += [SUBMITTED, listed("finished:completed")]
     run_app(app, "here", say=said.append)
     assert held == []

@@ -128,7 +128,7 @@ class Supervisor:
         seen = (found.round, found.phase or "", found.counted("enrolled"))
         if seen != self._seen:
             self._seen, self._progress = seen, time.monotonic()
-        if found.state == "waiting" and found.clients:
+        if found.state == "waiting" and found.waiting:
             self._wait(found.why, told=True)
 
     def _wait(self, what: str, *, told: bool = False) -> None:
