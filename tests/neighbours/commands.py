@@ -11,8 +11,10 @@ from random import Random
 
 from sottovoce.audit.leaving import Leaving
 from sottovoce.audit.neighbours import Table, family
+from sottovoce.finishing import finish
 from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
+from sottovoce.run.export import write_models
 from tests.onboarding.live import live
 
 from . import spy
@@ -37,20 +39,32 @@ def process(notes: Path, command: list[str]) -> str:
 
 
 def through(
-    world: World, command: str, at: Path, random: Random, count: int, launch: Launch = process
+    world: World,
+    command: str,
+    at: Path,
+    random: Random,
+    count: int,
+    launch: Launch = process,
+    *,
+    finished: bool = False,
 ) -> Iterator[Leaving | str]:
-    """What a command lets out of `count` files that differ in one unit."""
+    """What a command lets out of `count` files that differ in one unit.
+
+    With `finished`, each has been finished at home before: a home model of its own lies beside it.
+    """
     at.mkdir()
     client = "west" if command in ("personalize", "onboard") else "north"
     file = world.file(client)
     settings = [f"{key}={value}" for key, value in world.case.plan.items()]
     with ExitStack() as stack:
         place = ""
-        if command in ("personalize", "onboard"):
+        if finished or command in ("personalize", "onboard"):
             shutil.copytree(world.source, at / "sites")
             trained = ["train", f"dataset={at / 'sites'}", *settings, "future_clients=0"]
             assert not launch(at / "notes.npz", [*trained, "--out", str(at / "run")])
             place = str(at / "run")
+            if finished:
+                write_models(at / "run", at / "models", clients=["north"])
             if command == "onboard":
                 place = stack.enter_context(live(create_service(at / "run", open_to_all=True)))
         for number, variant in enumerate(family(Table.read(file), world.agreed, random, count)):
@@ -70,6 +84,9 @@ def through(
                     plan = Plan.load(overrides={**fields, "participants": 3, "clients_per_round": 3})
                     (folder / "plan.toml").write_text(plan.to_toml(), encoding="utf-8")
                     words = ["federation", str(folder), out]
+            if finished:
+                mine = (folder if command in ("train", "federation") else here) / file.name
+                finish(at / "models" / "north.safetensors", mine, mine.with_suffix(".home.safetensors"))
             refused = launch(here / "notes.npz", words)
             yield refused or Notes.read(here / "notes.npz").leaving(command)
             shutil.rmtree(here)

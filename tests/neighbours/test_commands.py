@@ -56,3 +56,19 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     if not later:
         assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {case.noise}
     assert kinds == ({"context"} if later else {"context", "gradient", "confusion", "calibration"})
+
+
+SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in ("personalize", "federation")]
+
+
+@pytest.mark.parametrize("command", ["train", *SLOW])
+def test_a_home_model_of_the_same_records_beside_them_lets_nothing_more_out(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One unit moves every prediction of a home model: what saw it would move beyond its charge."""
+    monkeypatch.setattr("sys.argv", [])
+    seen = Largest()
+    pairs = through(world(TABLE, tmp_path), command, tmp_path / "runs", Random(5), 2, here, finished=True)
+    seen.compare(list(pairs))
+    assert seen.faults == []
+    assert seen.pairs > 0
