@@ -154,7 +154,7 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
 def table(lines: Sequence[Figures]) -> str:
     """The figures as Markdown: ours for each ε, then everybody at the main one."""
     text = [
-        "| replace-one ε | noise at each school | one model for all | noise at the server | one model for all |",
+        "| replace-one ε | noise at each school | one for all | noise at the server | one for all |",
         "|---|---|---|---|---|",
     ]
     by_part = {(line["part"], line["epsilon"]): line for line in lines}
