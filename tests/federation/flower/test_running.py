@@ -54,6 +54,27 @@ def test_a_superlink_that_is_not_there_yet_or_goes_away_is_waited_for(
     assert any("ended as finished:failed: continuing" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ('{"success": false, "error-message": "Connection to the SuperLink is unavailable."}', None),
+        ("no JSON at all", None),
+        (
+            '{"success": false, "error-message": "no such app"}',
+            {"success": False, "error-message": "no such app"},
+        ),
+    ],
+)
+def test_a_superlink_that_is_not_reached_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, answer: dict[str, Any] | None
+) -> None:
+    flwr = tmp_path / "flwr"
+    flwr.write_text(f"#!/bin/sh\necho '{told}'\n")
+    flwr.chmod(0o700)
+    monkeypatch.setattr(running, "program", lambda _: str(flwr))
+    assert running._flwr("ls", "here") == answer
+
+
 def test_it_gives_up_when_told_and_leaves_its_place_to_another(
     app: Path, answers: list[dict[str, Any] | None]
 ) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
 from sottovoce.files import FileError, locked, private_folder, write_atomically
 from sottovoce.run.status import Status, is_locked
@@ -28,6 +28,7 @@ WATCH_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SILENT = "the SuperLink does not answer"
+_UNREACHED = "SuperLink is unavailable"
 
 
 class RunFailed(SottovoceError):
@@ -81,7 +82,8 @@ class Supervisor:
             self._watch_another()
             submitted = _flwr("run", self._app, self._superlink)
             if submitted is None or not submitted.get("success"):
-                self._wait(SILENT if submitted is None else f"the SuperLink refused the app: {submitted}")
+                said = shown(" ".join(str((submitted or {}).get("error-message", submitted)).split()))
+                self._wait(SILENT if submitted is None else f"the SuperLink refused the app: {said}")
                 time.sleep(WATCH_SECONDS)
                 continue
             run, began = str(submitted["run-id"]), time.monotonic()
@@ -202,7 +204,7 @@ def _flwr(*arguments: str) -> dict[str, Any] | None:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         return None
-    return answer
+    return None if _UNREACHED in str(answer.get("error-message")) else answer
 
 
 def program(name: str) -> str:
