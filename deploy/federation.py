@@ -146,7 +146,7 @@ def prepare(folder: Path, server: str, data: str, port: int, *, shared: bool) ->
         keys = ("--keys", "keys.toml")
     write(home / "plan.toml", plan)
     shutil.copy(hospitals / "records.toml", home)
-    app = ("--plan", "plan.toml", "--records", "records.toml", *keys, "--out", "app", "--retry", "20")
+    app = ("--plan", "plan.toml", "--records", "records.toml", *keys, "--out", "app")
     program("sottovoce", "federate", *app, "--run-directory", f"{data}/run", cwd=home)
     agreement = home / "app" / "sottovoce_app" / "agreement.toml"
     shutil.copy(secrets / "ca.crt", home)

@@ -170,7 +170,7 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
         assert (found.state, found.gradients) == ("finished", 3)
         assert found.epsilon["spent"] == pytest.approx(found.epsilon["together"])
         assert PersonalModel.read(folder / site / "personal.safetensors").origin.client == site
-    assert nothing_left(folder), "nothing outlives the demonstration"
+    until(lambda: nothing_left(folder))  # what Flower has started ends when its parent has
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_the_hospitals_share_the_noise_and_helpers_open_every_sum(tmp_path: Path
         found = look(folder / site / "state")
         assert isinstance(found, NodeStatus)
         assert (found.state, found.noise, found.gradients) == ("finished", "shared", 3)
-    assert nothing_left(folder)
+    until(lambda: nothing_left(folder))
 
 
 def until(true: Callable[[], bool], seconds: float = 600.0) -> None:
