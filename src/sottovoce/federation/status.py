@@ -71,11 +71,13 @@ def _federation(path: Path) -> Status:
         late = [client["name"] for client in about.clients if client["late"]]
         why = "it has a result" + (f"; {_names(late)} get their models when it runs again" if late else "")
         return replace(about, state="finished", why=why, phase="finished", waiting=[], seconds_left=None)
+    alone = [{**client, "connected": False, "late": False} for client in about.clients]
+    about = replace(about, clients=alone, waiting=[])  # there is no server to be connected to
     if supervised:
         waits = read_object(path / SUPERVISOR).get("waits", "the server is about to start")
-        return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}", waiting=[])
+        return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}")
     why = "nobody works on it, and it has no result: continue with 'sottovoce federate --app APP --on NAME'"
-    return replace(about, state="failed", why=why, phase=None, waiting=[], seconds_left=None)
+    return replace(about, state="failed", why=why, phase=None, seconds_left=None)
 
 
 def _working(about: Status, told: Mapping[str, Any]) -> dict[str, Any]:
