@@ -28,7 +28,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not network"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile -m "not slow and not network"
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
@@ -39,7 +39,7 @@ test-federation: .venv/installed
 	@PATH="$$PATH:/usr/sbin"; for program in nginx openssl ssh-keygen; do \
 	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
-	$(BIN)/pytest --timeout=1200 tests/federation tests/onboarding
+	$(BIN)/pytest tests/federation tests/onboarding
 
 # Pairs of files that differ in one unit, and everything that would leave of both: minutes. Prints the tables of
 # docs/privacy.md.

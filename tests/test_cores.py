@@ -23,7 +23,7 @@ def three_cores() -> Iterator[None]:
 
 
 def test_items_are_worked_on_at_once_and_come_back_in_order() -> None:
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=600)
 
     def work(item: int) -> int:
         together.wait()  # breaks unless three are here
@@ -54,7 +54,7 @@ def test_operations_within_have_one_core_and_items_all_of_them() -> None:
         assert (torch.get_num_threads(), available()) == (1, 3)
         with one_core():
             assert available() == 3
-        together = threading.Barrier(3, timeout=20)
+        together = threading.Barrier(3, timeout=600)
         assert len(set(side_by_side(lambda _: together.wait(), range(3)))) == 3
     assert torch.get_num_threads() == available() == 3
 
@@ -101,7 +101,7 @@ def test_threads_that_evaluate_one_module_at_other_parameters_do_not_disturb_eac
             together.wait()  # all threads are within the module now
             return x * (first + self.layer.weight.sum())
 
-    module, together = Slow(), threading.Barrier(3, timeout=20)
+    module, together = Slow(), threading.Barrier(3, timeout=600)
     thetas = [torch.full((4,), float(i)) for i in range(6)]
     found = side_by_side(lambda theta: float(logits(module, theta, torch.ones(1)).detach()), thetas)
     assert found == [8.0 * i for i in range(6)]

@@ -312,5 +312,5 @@ def test_for_every_strategy_nothing_but_one_sum_of_enough_honest_clients_opens(t
 
 def test_a_helper_needs_no_torch() -> None:
     script = "import sys; import sottovoce.helper; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
     assert module.Answer is Answer

@@ -58,12 +58,12 @@ def test_watch_serves_the_page_until_ctrl_c_and_says_where(run: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
         for _ in range(600):
-            with suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
+            with suppress(OSError), urllib.request.urlopen(url, timeout=600) as answer:
                 assert b"Sottovoce, live" in answer.read()
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=600) == 0
 
 
 def test_watch_refuses_in_one_line(run: Path, tmp_path: Path, failing: Failing) -> None:

@@ -89,3 +89,10 @@ def test_what_is_no_workbook_of_a_site_is_refused_in_a_line(
     monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
     with pytest.raises(SottovoceError, match=r"sottovoce\[excel\]"):
         read_site(tmp_path / "none.xlsx", AGREEMENT)
+
+
+@pytest.mark.parametrize("name", ["north.csv", "north.tsv", "north.xlsx", "north.parquet"])
+def test_a_table_without_an_agreement_is_no_array(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"no .*records\.toml: write one"):
+        load(tmp_path / name)

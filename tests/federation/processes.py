@@ -289,7 +289,7 @@ class Processes:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=False,
         )
         if check and done.returncode:
@@ -304,7 +304,7 @@ class Processes:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -156,9 +156,9 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
         trusted = ssl.create_default_context(cafile=folder / "secrets" / "ca.crt")
         outside = f"https://127.0.0.1:{federation.ports['8446']}/"
         asked = urllib.request.Request(outside, headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
+        with urllib.request.urlopen(asked, context=trusted, timeout=600) as answer:
             assert b"3 of 3" in answer.read()
-        with urllib.request.urlopen(f"{page}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{page}/metrics", timeout=600) as answer:
             assert b"sottovoce_run_round 3.0" in answer.read()
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
         said = federation.log("server")

@@ -19,7 +19,7 @@ SIGNING = (sys.executable, str(DEPLOY / "sign_app.py"))
 
 
 def tool(folder: Path, *command: str) -> str:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def answer(processes: Processes, name: str) -> bytes:

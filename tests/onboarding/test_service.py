@@ -66,7 +66,7 @@ def test_a_body_without_a_stated_length_is_read_no_further_than_a_context_is_lon
     with live(create_service(run, open_to_all=True)) as url:
         lines = ["POST /v1/onboard HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked"]
         lines += [f"{name}: {value}" for name, value in headers(url, "").items()]
-        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as endless:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=600) as endless:
             endless.sendall("\r\n".join([*lines, "", "2000", "x" * 0x2000, ""]).encode())  # and never ends
             assert b" 413 " in endless.recv(4096)
 
@@ -120,7 +120,7 @@ def test_no_metric_is_about_a_client(run: Path, records: Path) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", ""])
 def test_under_another_name_than_this_machines_nothing_is_answered(run: Path, host: str) -> None:
     with live(create_service(run, open_to_all=True)) as url:
-        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as stranger:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=600) as stranger:
             stranger.sendall(f"GET /v1/specification HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             assert b" 400 " in stranger.recv(4096)
         assert get(f"{url.replace('127.0.0.1', 'localhost')}/v1/specification")

@@ -51,7 +51,7 @@ def access(url: str, token: str) -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         request = urllib.request.Request(f"{url}/v1/access", headers=headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -13,14 +13,14 @@ from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 def post(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
     request = urllib.request.Request(f"{url}/v1/onboard", data=body, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
 
 
 def get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=600) as answer:
         body: bytes = answer.read()
         return body
 

@@ -53,7 +53,7 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         self._call("DELETE", "")
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=600)
 
     def open(self, page: Path | str, *, width: int, height: int, dark: bool) -> None:
         """Loads a file or a URL with a viewport of CSS pixels and a color scheme; forgets the console."""
@@ -87,5 +87,5 @@ class Browser:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._root + path, data, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as reply:
             return json.load(reply)["value"]

@@ -60,7 +60,7 @@ def watched(run: Path, *, behind_proxy: bool = False) -> Iterator[str]:
 
 def seen(browser: Browser, what: str, wanted: Callable[[Any], bool]) -> Any:
     """What a script returns once it is as wanted; the limit is for hangs."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not wanted(found := browser.script(f"return {what}")):
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
@@ -146,7 +146,7 @@ def test_a_page_whose_server_has_ended_says_so(browser: Browser, run: Path) -> N
 def asked(url: str, path: str, host: str) -> tuple[int, str, bytes]:
     request = urllib.request.Request(url + path, headers={"Host": host})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return answer.status, answer.headers["Content-Type"], answer.readline()
     except urllib.error.HTTPError as error:
         return error.code, "", b""
@@ -165,7 +165,7 @@ def test_events_bring_what_changes_and_nothing_of_a_single_client(run: Path) -> 
         status, kind, line = asked(url, "/events", "localhost")
         assert (status, kind) == (200, "text/event-stream; charset=utf-8")
         shown = json.loads(line.removeprefix(b"data: "))
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=600) as answer:
             assert answer.headers["Cache-Control"] == "no-store"
             whole = answer.read().decode()
     assert set(shown) == {"title", "state", "figures", "charts", "clients"}
@@ -174,7 +174,7 @@ def test_events_bring_what_changes_and_nothing_of_a_single_client(run: Path) -> 
 
 def test_a_server_with_a_page_open_ends_without_a_word(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with watched(run) as url:
-        listening = urllib.request.urlopen(f"{url}/events", timeout=60)
+        listening = urllib.request.urlopen(f"{url}/events", timeout=600)
         assert listening.readline()
     listening.close()
     assert capfd.readouterr() == ("", "")

@@ -35,6 +35,7 @@ from sottovoce.data.folder import client_files, described, read_client, read_fol
 from sottovoce.data.own import DataError, from_torch, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
+from sottovoce.data.tables import FORMATS
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
 
@@ -81,6 +82,7 @@ __all__ = [
 ]
 
 NAMES = ("mnist-small", *FOLDERS, *PUBLIC)
+TABLES = [kind for kind in FORMATS if kind != ".npz"]
 SHIPPED = Path(__file__).parent / "shipped"
 """What comes with the package: digits, and a folder of four hospitals."""
 
@@ -104,7 +106,7 @@ def load(name_or_path: str | Path) -> Dataset:
     path = Path(name).expanduser()
     if path.is_dir():
         return read_folder(path)
-    if described(path) or path.suffix.lower() in (".csv", ".parquet"):
+    if described(path) or path.suffix.lower() in TABLES:
         return read_one(path)
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)

@@ -109,8 +109,8 @@ def test_the_supernode_ends_with_the_command_that_keeps_it(tmp_path: Path, how: 
         while process.stdout.readline().strip() != "SuperNode":
             pass
         process.send_signal(how)
-        process.wait(timeout=120)
-        deadline = time.monotonic() + 120
+        process.wait(timeout=600)
+        deadline = time.monotonic() + 600
         while alive(mark):
             assert time.monotonic() < deadline
             time.sleep(0.1)
