@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Federation(folder.absolute(), fixed=given.ports == "fixed", shared=given.shared) as federation:
         print(f"preparing {folder}: certificates, keys, plan, app, two hospitals")
         federation.prepare()
-        for service in federation.order:
+        for service in reversed(federation.order):
             federation.start(service)
         token = (folder / "secrets" / "watch.token").read_text().strip()
         page, opened = f"http://127.0.0.1:{federation.ports['8445']}", False
@@ -221,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 opened = True
                 show(page)
         for site in ("longbeach", "budapest"):
-            print(federation.sottovoce("status", str(folder / site / "state"), check=False).stdout.rstrip())
+            state = look(folder / site / "state")
+            assert isinstance(state, NodeStatus)
+            print(f"{site}: {state.why}; {state.headroom}")
         print(f"cleveland has its model: {federation.onboard()}")
     print(f"done in {time.monotonic() - began:.0f} s; what they wrote is in {folder}")
 
