@@ -254,12 +254,19 @@ def _with_features(plan: Plan, facts: Facts) -> Plan:
 
 
 def _with_task(plan: Plan, facts: Facts) -> Plan:
-    """The plan without a calibration that nobody has set, where a number is predicted: it has no probability.
+    """The plan without a calibration that nobody has set, but for classes and labels of tables.
 
     A squared error is not made worse by being sure: on tables of numbers, slope and shift from a release of
-    2 % of the budget cost more than they gave at every ε tried.
+    2 % of the budget cost more than they gave at every ε tried. Models of features are nearly right as they
+    are: on series of nine classes (studies/series.py) a calibration took what features had gained.
+
+    >>> plan = Plan.load(overrides={"dataset": "mine.npz"})
+    >>> [_with_task(plan, Facts(shape, 2)).calibration > 0 for shape in ((3, 32, 32), (64, 3), (20,))]
+    [False, False, True]
     """
-    if facts.task != "number" or not plan.calibration or "calibration" in plan.given:
+    records = facts.source or facts
+    table = len(records.shape) == 1 and not data.tokens(records)
+    if (table and facts.task != "number") or not plan.calibration or "calibration" in plan.given:
         return plan
     return plan.replace(calibration=0.0)
 
