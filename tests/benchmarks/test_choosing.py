@@ -40,7 +40,8 @@ def test_the_page_states_what_was_measured() -> None:
         *(accuracy(sweep="individual", epsilon=8.0, individual=0.1), rounds[2]),
         accuracy(sweep="individual", epsilon=2.0, individual=0.3),
     ]
-    stated = [float(figure) for figure in re.findall(r"([\d.]+) %(?! more)", PAGE)]
+    settings, _, _ = PAGE.partition("\n## ")[2].partition("\n## The recipe")
+    stated = [float(figure) for figure in re.findall(r"([\d.]+) %(?! more)", settings)]
     assert stated == pytest.approx([*ways, *rounds, *shares], abs=0.06)
 
 
