@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,13 @@ class Network(Grid):
 
     def send_and_receive(self, *unused: Any, **options: Any) -> Iterable[Message]:
         raise NotImplementedError
+
+
+def sent(fields: Mapping[str, Any], kind: str) -> Message:
+    """A message to the first node, with the name that a network would give it."""
+    message = Message(RecordDict({RECORD: ConfigRecord(dict(fields))}), 100, kind)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
 
 
 @pytest.fixture(autouse=True)
@@ -230,8 +237,7 @@ def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_p
     }
     # What the server sends along must not turn a real node into a simulated one.
     config = {"threads": 1, "simulated-clients": str(clients)}
-    message = Message(RecordDict({RECORD: ConfigRecord(world.coordinator.offer())}), 100, "query.enrol")
-    message.metadata.__dict__["_message_id"] = message.object_id
+    message = sent(world.coordinator.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, node, RecordDict(), config, 1))
     assert "error" in reply.content.config_records[RECORD]
     assert not (clients / "client-0").exists()
@@ -239,8 +245,7 @@ def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_p
 
 def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> None:
     world = World(tmp_path)
-    message = Message(RecordDict({RECORD: ConfigRecord(world.coordinator.offer())}), 100, "query.enrol")
-    message.metadata.__dict__["_message_id"] = message.object_id
+    message = sent(world.coordinator.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
     assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
 
@@ -267,10 +272,7 @@ def test_records_that_became_unusable_tell_the_server_nothing(
 
         monkeypatch.setattr(Node, "_records", broken)
     network = Network(world, 1)
-    request = world.coordinator.request(0, "context")
-    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
-    message.metadata.__dict__["_message_id"] = message.object_id
-    network._deliver(message)
+    network._deliver(sent(world.coordinator.request(0, "context"), "train.release"))
     [told] = network.told
     assert {name: told[name] for name in ("kind", "round")} == {"kind": "context", "round": 0}
     assert len(told["release"]) == len(world.answer(1)["release"])
@@ -289,10 +291,7 @@ def test_a_refusal_of_what_the_budget_does_not_cover_tells_the_server_that_and_n
     with Ledger.open(tmp_path / "clients" / "client-0" / "ledger.sqlite", scope=None) as ledger:
         ledger.willing(0.001)
     network = Network(world, 1)
-    request = world.coordinator.request(0, "context")
-    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
-    message.metadata.__dict__["_message_id"] = message.object_id
-    network._deliver(message)
+    network._deliver(sent(world.coordinator.request(0, "context"), "train.release"))
     assert network.told == [{"error": "refused"}]
     log = (tmp_path / "clients" / "client-0" / "client.log").read_text()
     assert "beyond the budget of 0.001" in log
@@ -310,10 +309,7 @@ def test_what_keeps_a_client_from_answering_stays_with_it_in_one_line_unless_it_
 
     monkeypatch.setattr(Node, "release", broken)
     network = Network(world, 1)
-    request = world.coordinator.request(0, "context")
-    message = Message(RecordDict({RECORD: ConfigRecord(request)}), 100, "train.release")
-    message.metadata.__dict__["_message_id"] = message.object_id
-    network._deliver(message)
+    network._deliver(sent(world.coordinator.request(0, "context"), "train.release"))
     assert network.told == [{"error": "this client cannot answer: its own log says why"}]
     [said] = [record for record in caplog.records if "cannot answer" in record.getMessage()]
     assert said.getMessage() == "cannot answer: free some space"
