@@ -345,7 +345,7 @@ class OtherTask(Tables):
 
     def __init__(self, folder: Path, task: str) -> None:
         self.folder, self._options = folder, None
-        sizes = {"north": 400, "001": 250, "3": 300, "west": 200}  # many: the noise of 8 rounds decides little
+        sizes = {"north": 400, "001": 250, "3": 300, "west": 200}  # so many that noise decides little
         self.sites, self.names = sites(folder / "sites", task, sizes=sizes), ["001", "north", "west"]
         told = ["--records", self.sites / "records.toml", "--out", folder / "app"]
         plan = ["preset=best", "participants=3", "future_clients=0", "rounds=8", "channel=direct"]
