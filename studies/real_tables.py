@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
-from sottovoce.catalog import TASKS
 from sottovoce.channel.randomness import SeededRandomness
 from sottovoce.data import Dataset
 from sottovoce.evaluation import constant
@@ -42,9 +41,11 @@ from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_tables.json"
 PRESETS = {"client": "best", "server": "central"}
-EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(61, 68)), 40
+EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(81, 88)), 40
 CHOOSING = (51, 52, 53)
 """Seeds on which `picked` is picked."""
+DRAWS = 4
+"""Of noise for every division of records: on small tables one draw says little."""
 ROWS = ("constant", "alone", "published", "finished")
 FITTED = ("alone", "finished")
 
@@ -67,18 +68,30 @@ def clipped_means(prepared: Prepared, held: Sequence[Tensor], coefficients: Tens
     return torch.cat([means[:, :, :-1].flatten(1), means[:, :, -1]], dim=1).numpy()
 
 
-def trained(prepared: Prepared) -> Server:
-    """What a run ended with."""
+class ByColumn(SeededRandomness):
+    """Noise of a sum (k, columns) whose first column is the same however many there are: runs with own parts
+    and without are compared under the same noise."""
+
+    def __init__(self, seed: bytes, k: int) -> None:
+        super().__init__(seed)
+        self._k = k
+
+    def normal(self, count: int) -> np.ndarray:
+        return np.stack([super(ByColumn, self).normal(self._k) for _ in range(count // self._k)], 1).ravel()
+
+
+def trained(prepared: Prepared, draw: int = 0) -> Server:
+    """What a run ended with; each `draw` has noise of its own."""
     plan, blueprint = prepared.plan, prepared.blueprint
     everyone = list(range(plan.participants))
     server, held = Server(blueprint), padded([mine.train for mine in prepared.federation.participants])
     sigmas = np.array([blueprint.releases_of(i)["gradient"].channel.sigma for i in everyone])
-    noise = np.random.default_rng(plan.seed)
+    noise = np.random.default_rng([plan.seed, draw] if draw else plan.seed)
     for number in range(plan.rounds):
         means = clipped_means(prepared, held, server.coefficients(everyone))
         released = dict(enumerate(means + sigmas[:, None] * noise.standard_normal(means.shape)))
         if plan.place.summed:
-            randomness = SeededRandomness(f"{plan.seed}:{number}".encode().ljust(32))
+            randomness = ByColumn(f"{plan.seed}:{number}:{draw}".encode(), means.shape[1])
             server.receive_update(server.add_up(released, randomness))
         else:
             server.receive_round(released)
@@ -91,10 +104,11 @@ def trained(prepared: Prepared) -> Server:
     return server
 
 
-def published(prepared: Prepared) -> tuple[list[Tensor], list[tuple[float, float]]]:
+def published(prepared: Prepared, draw: int = 0) -> tuple[list[Tensor], list[tuple[float, float]]]:
     """Each site's published parameters, and loss and score of its model on what it holds out."""
     blueprint, sites = prepared.blueprint, prepared.federation.participants
-    task, coefficients = open_task(blueprint.facts), trained(prepared).coefficients(list(range(len(sites))))
+    task = open_task(blueprint.facts)
+    coefficients = trained(prepared, draw).coefficients(list(range(len(sites))))
     thetas = [blueprint.theta(one).detach() for one in coefficients]
     outputs = [
         logits(blueprint.module, theta, mine.held_out.x) for theta, mine in zip(thetas, sites, strict=True)
@@ -104,7 +118,10 @@ def published(prepared: Prepared) -> tuple[list[Tensor], list[tuple[float, float
 
 
 def measured(records: Dataset, place: str, epsilon: float, seed: int) -> Figures:
-    """One run: mean losses and scores of all rows, and of one shared model (`individual=0`)."""
+    """One division: mean losses and scores of all rows, and of one shared model (`individual=0`).
+
+    Those of published models are means over draws of noise; finished are those of the first.
+    """
     prepared = prepare(prepared_plan(records.name, PRESETS[place], epsilon, seed), records)
     task, module = open_task(records.facts), prepared.blueprint.module
     thetas, judged = published(prepared)
@@ -117,26 +134,33 @@ def measured(records: Dataset, place: str, epsilon: float, seed: int) -> Figures
         for row, found in outputs.items():
             rows.setdefault(row, []).append(_judged(task, found, mine.held_out.y))
     shared = prepare(prepared_plan(records.name, PRESETS[place], epsilon, seed, individual=0.0), records)
-    without = np.mean(published(shared)[1], axis=0)
+    drawn = [judged, *(published(prepared, draw)[1] for draw in range(1, DRAWS))]
+    loss, score = np.mean(drawn, axis=(0, 1)).tolist()
+    without = np.mean([published(shared, draw)[1] for draw in range(DRAWS)], axis=(0, 1))
     return {
         "table": records.name,
         "place": place,
         "epsilon": epsilon,
         "seed": seed,
         "clip": prepared.plan.clip,
-        "loss": {row: float(np.mean([loss for loss, _ in found])) for row, found in rows.items()},
-        "score": {row: float(np.mean([score for _, score in found])) for row, found in rows.items()},
+        "loss": {row: float(np.mean([one for one, _ in found])) for row, found in rows.items()}
+        | {"published": loss},
+        "score": {row: float(np.mean([one for _, one in found])) for row, found in rows.items()}
+        | {"published": score},
         "without_own": dict(zip(("loss", "score"), without.tolist(), strict=True)),
-        "first": float(np.mean([loss for loss, _ in rows["constant"][:FINISHED]])),
+        "first": float(np.mean([one for one, _ in rows["constant"][:FINISHED]])),
     }
 
 
 def tried(records: Dataset, place: str, epsilon: float, seed: int, device: str = "cpu") -> Figures:
     """The losses of the whole grid on the records of one run."""
     prepared = prepare(prepared_plan(records.name, PRESETS[place], epsilon, seed), records)
-    grid = list(settings(TASKS[records.facts.task].clip, prepared.plan.place.summed))
+    grid = list(settings(records.facts.task, prepared.plan.place.summed))
     found = Tried(prepared, device)
-    losses = [found.losses(grid, rounds, momentum, seed) for rounds, momentum in ROUNDS]
+    losses = [
+        np.mean([found.losses(grid, *how, seed + 1000 * draw) for draw in range(DRAWS)], axis=0).tolist()
+        for how in ROUNDS
+    ]
     return {"table": records.name, "place": place, "epsilon": epsilon, "seed": seed, "grid": losses}
 
 
@@ -178,6 +202,8 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
         }
         gain = losses["finished"] - losses["alone"]
         without = np.array([one["without_own"]["loss"] for one in mine]) / scale
+        over = losses["published"] / losses["constant"]
+        own = np.array([one["score"]["published"] - one["without_own"]["score"] for one in mine])
         grid = [grids[(*cell, one["seed"])] for one in mine if (*cell, one["seed"]) in grids]
         before = [grids[(*cell, seed)] for seed in CHOOSING if (*cell, seed) in grids]
         others = [one["pooled"] for one in figures if "pooled" in one and one["table"] == cell[0]]
@@ -186,6 +212,9 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
             "clip": round(mine[0]["clip"], 3),
             "loss": {row: round(float(values.mean()), 4) for row, values in losses.items()},
             "published_error": _error(losses["published"]),
+            "over_constant_error": _error(over),
+            "own": round(float(own.mean()), 2),
+            "own_error": _error(own),
             "gain": round(float(gain.mean()), 4),
             "gain_error": _error(gain),
             "without_own": round(float(without.mean()), 4),

@@ -26,7 +26,8 @@ from sottovoce.privacy import accounting
 from sottovoce.run.prepare import Prepared
 
 AVERAGED = 0.3
-CLIPS, SHARED, OWN = (0.5, 1.0, 2.0), (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0), (0.0, 1.0, 3.0, 10.0)
+CLIPS = {"classes": (0.25, 0.5, 1.0, 2.0), "number": (0.125, 0.25, 0.5)}
+SHARED, OWN = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0), (0.0, 1.0, 3.0, 10.0)
 ROUNDS = ((40, 0.9), (100, 0.9), (100, 0.0))
 MOST_NUMBERS = 2e8
 """Outputs held at a time."""
@@ -42,10 +43,10 @@ class Setting:
     share: float
 
 
-def settings(least: float, summed: bool) -> Iterator[Setting]:
-    """The grid: clips are multiples of a task's least one; own parts have a share where noise is in a sum."""
-    for clip, shared, own in itertools.product(CLIPS, SHARED, OWN):
-        yield Setting(least * clip, shared, own, 0.3 if own and summed else 0.0)
+def settings(task: str, summed: bool) -> Iterator[Setting]:
+    """The grid of a task; own parts have a share where noise is in a sum."""
+    for clip, shared, own in itertools.product(CLIPS[task], SHARED, OWN):
+        yield Setting(clip, shared, own, 0.3 if own and summed else 0.0)
 
 
 class Tried:

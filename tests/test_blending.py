@@ -211,7 +211,7 @@ def table_plan(**changes: object) -> Plan:
 
 def test_tables_have_a_recipe_of_their_own_and_nothing_else_has() -> None:
     found = recipe(table_plan(), table())
-    assert found.drift < FEATURES.drift
+    assert found.largest_step < FEATURES.largest_step
     assert recipe(table_plan(), table("number")).drift < found.drift
     array = Description.parse(
         'task = "classes"\n[target]\ncolumn = "y"\nvalues = ["a", "b"]\n[array]\nshape = [6]'
@@ -237,7 +237,7 @@ def test_without_noise_no_step_on_a_table_is_longer_than_the_curvature_bears(
 
 def test_the_clip_bound_of_a_table_grows_as_noise_falls_and_what_is_set_stays() -> None:
     clips = [resolve(table_plan(epsilon=epsilon), [400] * 3, table()).clip for epsilon in (1, 8, 16, 64)]
-    assert clips[0] == 1.0
+    assert clips[0] == 0.25
     assert sorted(clips) == clips
     assert clips[-1] == 2.0
     assert resolve(table_plan(epsilon=1), [400] * 3, table("number")).clip == 0.25
@@ -257,8 +257,18 @@ def test_own_parts_of_few_records_stay_small_on_tables_however_little_noise_ther
     found = blending(plan, sizes, quiet, 40, summed, recipe(plan, table("number")))
     moved = found.individual * found.own_steps
     assert moved[0] > moved[1] > moved[2]
-    none = replace(recipe(plan, table("number")), luck=0.0)
-    assert blending(plan, sizes, quiet, 40, summed, none).individual.tolist() == [0.15] * 3
+    none = blending(plan, sizes, quiet, 40, summed, replace(recipe(plan, table("number")), luck=0.0))
+    assert none.individual.tolist() == [0.15 if summed is None else 0.3] * 3
+
+
+def test_own_shares_of_tables_fall_with_the_steps_that_noise_in_a_sum_leaves_the_shared_part() -> None:
+    plan, shares = table_plan(noise="server", weighting=1.0), []
+    for summed in (1e-6, 0.03, 0.3):
+        sigmas = [summed * sum(SIZES) / size for size in SIZES]
+        found = blending(plan, SIZES, sigmas, 40, summed, recipe(plan, table()))
+        assert found.individual[0] == pytest.approx(0.3 * found.step / 1.9)
+        shares.append(found.individual[0])
+    assert shares[0] == 0.3 > shares[1] > shares[2] > 0
 
 
 def test_keys_that_somebody_sets_win_over_the_recipe() -> None:

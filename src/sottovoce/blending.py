@@ -4,9 +4,10 @@ Method `blend` gives client i the coefficients a_i = √s_i·shared + √g·W φ
 s_i + g + v_i = 1. All parts move by the same release. Everything here follows from public numbers, sizes and
 noise: N_i = σ_i/√T is the noise of client i's mean release over the whole run, N_0 that of the weighted mean.
 
-There are two recipes. On features, which say much and which a clip keeps from diverging, noise may move a
-logit far. On tables (`records.toml` with columns, a linear model) probabilities are wanted: noise may move a
-logit less, and where there is little of it no step is longer than the curvature of the loss allows.
+There are two recipes. Features say much, and a clip keeps them from diverging. On tables (`records.toml` with
+columns, a linear model) the clip bound follows the noise: where there is much, gradients are cut short, and a
+calibration mends what that does to probabilities; where there is little, none is cut, and no step is longer
+than the curvature of the loss allows.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ LARGEST_COUNT = 10
 """Times the median client: for more records nobody counts, unless the plan says for how many."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
-CLIP_NOISE, LONGEST_CLIP = 0.002, 2.0
-"""On tables: N_0 at the clip bound, which grows by this factor at most where there is less noise."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,14 @@ class Recipe:
     summed_step: float
     """With noise in a sum."""
     own_share: float
-    """The largest, and everybody's with noise in a sum."""
+    """The largest."""
+    summed_shares: tuple[float, float]
+    """With noise in a sum everybody has the same: the least, and what it is where no noise shortens the
+    shared part's steps. Where noise does, it is less, because own parts take from what all learn together."""
     clips: tuple[float, float]
     """The least and the largest clip bound."""
+    clip_noise: float = 0.0
+    """N_0 at a clip bound between the two."""
     luck: float = 0.0
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
@@ -68,12 +72,12 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     if not task.curvature or agreed is None or agreed.array is not None:
         drifts = (DRIFT * task.reach, OWN_DRIFT * task.reach, ALONE_DRIFT * task.reach)
         step = task.largest_step
-        return Recipe(*drifts, step, min(SUMMED_STEP, step), 0.5, (0.5, 0.5))
+        return Recipe(*drifts, step, min(SUMMED_STEP, step), 0.5, (0.5, 0.5), (0.5, 0.5))
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
     drifts = (task.drift, 0.25 * task.reach, 1.0 * task.reach)
-    return Recipe(*drifts, step, step, 0.15, (task.clip, LONGEST_CLIP * task.clip), task.luck)
+    return Recipe(*drifts, step, step, 0.15, (0.0, 0.3), task.clips, task.clip_noise, task.luck)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -85,9 +89,9 @@ def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> fl
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
-    >>> table = Recipe(1.5, 0.25, 1.0, 19.0, 19.0, 0.15, (1.0, 2.0))
-    >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.1, 0.4, 1.0)]
-    [1.0, 1.39, 2.0]
+    >>> table = Recipe(2.5, 0.25, 1.0, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), 0.0015)
+    >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.01, 0.4, 1.0)]
+    [0.25, 1.04, 2.0]
     """
     counts = np.asarray(counted_sizes(plan, sizes), dtype=np.float64)
     if plan.place.summed:
@@ -96,7 +100,7 @@ def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> fl
         weights = counts**plan.weighting / np.sum(counts**plan.weighting)
         noise = 2.0 / mu * math.sqrt(float(np.sum((weights / np.asarray(sizes)) ** 2)))
     least, most = found.clips
-    return min(most, max(least, least * CLIP_NOISE / noise)) if noise > 0 else most
+    return min(most, max(least, found.clip_noise / noise)) if noise > 0 else most
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,8 @@ def blending(
     if plan.individual >= 0:
         individual = np.full(len(counts), plan.individual)
     elif summed is not None:
-        individual = np.full(len(counts), recipe.own_share * (1 - plan.generated))
+        least, most = recipe.summed_shares
+        individual = np.full(len(counts), max(least, most * far / largest) * (1 - plan.generated))
     else:
         wanted = recipe.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
         individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)

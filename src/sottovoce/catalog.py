@@ -215,18 +215,30 @@ class Task:
     curvature: float = 0.0
     """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
     input. 0: there is no recipe for its tables (`blending`)."""
-    drift: float = 1.2
+    drift: float = 2.5
     """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
-    luck: float = 0.15
+    luck: float = 0.3
     """On tables: how far each number of one record's gradient lies from its mean."""
-    clip: float = 1.0
-    """The least clip bound on tables: as long as a gradient is before training, or a usual residual's."""
+    clips: tuple[float, float] = (0.25, 2.0)
+    """The least and the largest clip bound on tables: below the least all gradients have the same length, the
+    largest cuts none."""
+    clip_noise: float = 0.0015
+    """On tables: the noise in the mean of all releases that a clip bound between the two leaves."""
 
 
 TASKS = {
     "classes": Task("accuracy", class_shares=True, curvature=1.0),
     "labels": Task("accuracy"),
-    "number": Task("r2", reach=0.1, largest_step=10.0, curvature=2.0, drift=0.15, luck=0.05, clip=0.25),
+    "number": Task(
+        "r2",
+        reach=0.1,
+        largest_step=10.0,
+        curvature=2.0,
+        drift=0.15,
+        luck=0.05,
+        clips=(0.25, 0.5),
+        clip_noise=0.0005,
+    ),
 }
 
 
