@@ -157,10 +157,8 @@ def tried(records: Dataset, place: str, epsilon: float, seed: int, device: str =
     prepared = prepare(prepared_plan(records.name, PRESETS[place], epsilon, seed), records)
     grid = list(settings(records.facts.task, prepared.plan.place.summed))
     found = Tried(prepared, device)
-    losses = [
-        np.mean([found.losses(grid, *how, seed + 1000 * draw) for draw in range(DRAWS)], axis=0).tolist()
-        for how in ROUNDS
-    ]
+    each = [np.reshape(found.losses(DRAWS * grid, *how, seed), (DRAWS, -1)) for how in ROUNDS]
+    losses = [drawn.mean(axis=0).tolist() for drawn in each]
     return {"table": records.name, "place": place, "epsilon": epsilon, "seed": seed, "grid": losses}
 
 
