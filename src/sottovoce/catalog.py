@@ -215,7 +215,7 @@ class Task:
     curvature: float = 0.0
     """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
     input. 0: there is no recipe for its tables (`blending`)."""
-    drift: float = 2.5
+    drift: float = 2.0
     """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
     luck: float = 0.3
     """On tables: how far each number of one record's gradient lies from its mean."""
