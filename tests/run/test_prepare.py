@@ -186,7 +186,7 @@ ONLY = {
     ("data", "divide"): {"src/sottovoce/run/prepare.py"},
     ("kept", "described"): {
         "src/sottovoce/run/prepare.py",
-        "src/sottovoce/audit/ratios.py",  # one record, of a plan that is complete
+        "src/sottovoce/audit/leaving.py",  # one record, of a plan that is complete
     },
     ("prepare", "resolve"): {"src/sottovoce/federation/agreement.py"},
     ("blueprint", "draw"): {

@@ -57,7 +57,7 @@ def audit(
         found["ledger"] = recount(run)
         found["faults"] += found["ledger"]["faults"]
     if run is None or runs:
-        from sottovoce.audit.auditing import audit as audit_plan
+        from sottovoce.audit import audit as audit_plan
 
         named = [str(run / "plan.toml")] if run is not None else settings
         with feature_progress("auditing") as auditing, feature_progress() as describing:
