@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.base import Channel
+from sottovoce.channel import Channel
 from sottovoce.channel.randomness import SeededRandomness
 
 Reals = NDArray[np.float64]

@@ -12,9 +12,9 @@ SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
     "audit/test_guessing.py": "game",
-    "channel/test_channel.py": "base direct elias lrsuq",
+    "channel/test_channel.py": "direct lrsuq",
     "channel/polar/test_codec.py": "model surprises vector",
-    "gradients/test_mean.py": "identity layers structured unstructured vmap",
+    "gradients/test_mean.py": "identity layers partitions vmap",
     "gradients/test_gpu.py": "kernels",
     "federation/flower/test_apps.py": "client_app server_app template",
     "report/test_run.py": "fields figures page",

@@ -19,7 +19,7 @@ from studies.exactness import STATISTICS, collect
 from torch import Tensor, nn
 
 from sottovoce import catalog, channel, context, data, generator, models
-from sottovoce.channel.base import Channel
+from sottovoce.channel import Channel
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.context import Statistic
 from sottovoce.data import Facts, public

@@ -50,7 +50,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): ("client", "release"),
     ("run/test_prepare.py",): ("run/prepare",),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/randomness", "channel/wire"),
-    ("channel/test_channel.py",): ("channel/base",),
+    ("channel/test_channel.py",): ("channel/__init__",),
     ("channel/test_integers.py",): ("channel/integers",),
     ("test_calibration.py",): ("calibration",),
     ("test_shared.py", "test_masking.py", "test_helper.py"): ("shared", "masking", "helper"),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.base import Channel
+from sottovoce.channel import Channel
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.wire import ChannelError
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.base import Channel
+from sottovoce.channel import Channel
 from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
 from sottovoce.channel.wire import ChannelError
 

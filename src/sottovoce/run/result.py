@@ -14,7 +14,7 @@ from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import SottovoceError
 from sottovoce.evaluation import Curves, Evaluation, mean_accuracy, mean_known
-from sottovoce.features.local import pretrained
+from sottovoce.features import pretrained
 from sottovoce.metrics import NoMeasures, Own, own_metrics
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger

@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.channel import rangecoder
 from sottovoce.channel.kernel import load_tables
-from sottovoce.channel.polar.codec import (
+from sottovoce.channel.polar import (
     STEP,
     offsets,
     put_offsets,
