@@ -26,9 +26,8 @@ THROUGH = {
     "test_modelfile.py": "personal",
     "cli/test_application.py": "datasets display options",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "columns findings inputs",
+    "data/test_encoding.py": "columns",
     "data/test_description.py": "section",
-    "data/test_kinds.py": "names",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 

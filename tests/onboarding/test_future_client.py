@@ -23,8 +23,8 @@ from sottovoce.account import Account
 from sottovoce.client import Client
 from sottovoce.cores import derived_seed
 from sottovoce.data import Dataset, read_client
+from sottovoce.data.cells import UnusableFile
 from sottovoce.data.description import Description
-from sottovoce.data.findings import UnusableFile
 from sottovoce.data.identity import of_records, order
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import new_key, public_key

@@ -77,7 +77,7 @@ def clean(json: bool = JSON) -> None:
 
 if TYPE_CHECKING:
     from sottovoce.data import Check, Description
-    from sottovoce.data.findings import Findings
+    from sottovoce.data.cells import Findings
 
 MOST_LINES = 20
 
@@ -127,7 +127,7 @@ def _show(checked: Check) -> None:
 
 
 def _row(site: Findings, agreed: Description) -> list[str]:
-    from sottovoce.data.findings import verdict
+    from sottovoce.data.cells import verdict
 
     columns = site.columns.values()
     figures = [
