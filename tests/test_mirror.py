@@ -17,7 +17,7 @@ THROUGH = {
     "gradients/test_mean.py": "identity layers partitions vmap",
     "gradients/test_gpu.py": "kernels",
     "federation/flower/test_apps.py": "client_app server_app template",
-    "report/test_run.py": "fields figures page",
+    "report/test_run.py": "fields figures",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",
     "studies/test_own_splits.py": "heart school",

@@ -30,8 +30,8 @@ from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.optimizers import Optimizer
-from sottovoce.report.numbers import measure
 from sottovoce.report.run import write_report
+from sottovoce.report.table import measure
 from sottovoce.run.cost import outline
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train

@@ -92,23 +92,23 @@ def _run_of(settings: list[str]) -> Path | None:
 def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
     """Writes what was found, for its owner's eyes only; in the directory of a run, into its report."""
     from sottovoce.files import PRIVATE, private_folder, write_atomically
-    from sottovoce.report.audit import curve, picture, render
+    from sottovoce.report.promise import audit_page, audit_picture, curve
     from sottovoce.report.run import write_report
 
     private_folder(folder)
     write_atomically(folder / RESULT, (texts.dumps(found, indent=1) + "\n").encode(), PRIVATE)
     if curve(found).marks:
-        write_atomically(folder / PICTURE, picture(found).encode(), PRIVATE)
+        write_atomically(folder / PICTURE, audit_picture(found).encode(), PRIVATE)
     if alone:
-        write_atomically(folder / PAGE, render(found).encode(), PRIVATE)
+        write_atomically(folder / PAGE, audit_page(found).encode(), PRIVATE)
     else:
         write_report(folder)
 
 
 def show(found: Mapping[str, Any], kept: Path | None) -> None:
     """What was found, on the terminal."""
-    from sottovoce.report.audit import recount_table, releases_table, sentence, verdict
-    from sottovoce.report.numbers import plain
+    from sottovoce.report.promise import recount_table, releases_table, sentence, verdict
+    from sottovoce.report.table import plain
 
     for table in (releases_table(found), recount_table(found)):
         if table is not None:

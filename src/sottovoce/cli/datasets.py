@@ -15,7 +15,7 @@ from sottovoce.cli.display import answer, as_json, err, out, progress_over
 from sottovoce.cli.options import JSON, VALUES
 from sottovoce.errors import SottovoceError
 from sottovoce.plan.presets import FOLDERS
-from sottovoce.report.numbers import UNKNOWN, count, data_size, number
+from sottovoce.report.table import UNKNOWN, count, data_size, number
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sottovoce.errors import SottovoceError, visible
-from sottovoce.report.numbers import count, data_size, label, number, percent
+from sottovoce.report.table import count, data_size, label, number, percent
 
 if TYPE_CHECKING:
     from sottovoce.privacy.terms import Price

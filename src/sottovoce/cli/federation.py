@@ -28,7 +28,7 @@ from sottovoce.cli.options import (
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import count
+from sottovoce.report.table import count
 
 GIVE_UP = typer.Option(
     None, min=0.0, metavar="SECONDS", help="Give up after so long without progress; by default never."

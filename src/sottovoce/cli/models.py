@@ -15,7 +15,7 @@ from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progre
 from sottovoce.cli.display import out as stdout
 from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
 from sottovoce.errors import SottovoceError, visible
-from sottovoce.report.numbers import count, percent
+from sottovoce.report.table import count, percent
 
 EXAMPLES = {
     "models": "models runs/h --out models/",

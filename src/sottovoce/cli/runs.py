@@ -42,7 +42,7 @@ from sottovoce.cli.options import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys, split
-from sottovoce.report.numbers import (
+from sottovoce.report.table import (
     data_size,
     duration,
     number,

@@ -8,7 +8,7 @@ import typer
 
 from sottovoce.cli.display import answer, as_json, out
 from sottovoce.cli.options import JSON, MODEL
-from sottovoce.report.numbers import count
+from sottovoce.report.table import count
 
 site = typer.Typer(help="Keys of a site, and what an agreement on shared noise says.", no_args_is_help=True)
 helper = typer.Typer(

@@ -13,7 +13,7 @@ from sottovoce.cli.display import answer, as_json, facts, note, problem
 from sottovoce.cli.options import JSON
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.files import private_folder
-from sottovoce.report.numbers import data_size, duration, number, percent
+from sottovoce.report.table import data_size, duration, number, percent
 
 if TYPE_CHECKING:
     from sottovoce.federation.contact import NodeStatus
