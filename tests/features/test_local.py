@@ -21,7 +21,7 @@ from sottovoce.features.kept import described
 from sottovoce.foreign import ForeignError, foreign_plan
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.training import evaluate, train
 
 NAME = "tests.features.test_local:halves"

@@ -16,8 +16,8 @@ from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.masking import RoundKey
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.terms import Terms
 
 from .world import SHARED, World, charged, ledger
 

@@ -24,9 +24,9 @@ from sottovoce.federation.result import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Terms
 
 from .world import World
 

@@ -22,8 +22,8 @@ from sottovoce.federation.result import write_run
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import Sums
 from sottovoce.plan import Plan
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.prepare import complete
 from tests.run.test_folder import sites
 

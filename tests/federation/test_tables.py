@@ -28,8 +28,8 @@ from sottovoce.onboarding.specification import Specification
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.privacy.terms import Terms
 from sottovoce.report.run import write_report
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train

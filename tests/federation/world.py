@@ -21,8 +21,8 @@ from sottovoce.federation.sealing import public_key, seal, unseal
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.training import train
 from tests.small import federated_plan

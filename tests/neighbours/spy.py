@@ -32,7 +32,7 @@ from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey, fingerprint
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.prepare import complete
 
 

@@ -35,8 +35,8 @@ from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.service import create_service
 from sottovoce.onboarding.tokens import new_token
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import evaluate, train
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
 from tests.run.test_folder import planned, sites

@@ -52,7 +52,7 @@ def audit(
     found: dict[str, Any] = {"faults": []}
     run = _run_of(settings or [])
     if run is not None:
-        from sottovoce.audit.recount import recount
+        from sottovoce.audit import recount
 
         found["ledger"] = recount(run)
         found["faults"] += found["ledger"]["faults"]

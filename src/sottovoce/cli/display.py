@@ -19,7 +19,7 @@ from sottovoce.errors import SottovoceError, visible
 from sottovoce.report.table import count, data_size, label, number, percent
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.terms import Price
+    from sottovoce.privacy import Price
 
 
 out = Console()

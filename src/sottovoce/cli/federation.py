@@ -263,7 +263,7 @@ def onboard(
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
     from sottovoce.onboarding.remote import onboard as onboard_client
-    from sottovoce.privacy.terms import Terms
+    from sottovoce.privacy import Terms
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))

@@ -200,7 +200,7 @@ def personalize(
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
     from sottovoce.onboarding.future_client import personalize as personalize_client
-    from sottovoce.privacy.terms import Terms
+    from sottovoce.privacy import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
     found = personalize_client(run, data, out, terms=terms, module=model, features=features, finish=finish)

@@ -72,7 +72,7 @@ def watch(
     """
     try:
         from sottovoce.onboarding import tokens
-        from sottovoce.watch.serving import TOKENS_FILE, open_watch
+        from sottovoce.watch import TOKENS_FILE, open_watch
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:

@@ -16,7 +16,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.parties import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.masking import MaskingError, MaskTerms, RoundKey, covering
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 
 
 def check_consent(agreement: Agreement, terms: Terms) -> None:

@@ -54,10 +54,9 @@ from sottovoce.modelcard import write_model
 from sottovoce.models import MODELS
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
-from sottovoce.privacy import schedule
+from sottovoce.privacy import Price, Terms, schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
 from sottovoce.run.session import dry_client
 

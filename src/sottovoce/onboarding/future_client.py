@@ -40,8 +40,8 @@ from sottovoce.modelcard import write_model
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.specification import NAME
 from sottovoce.personal import personal_model
+from sottovoce.privacy import Price, Terms
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import Release, spending
 from sottovoce.tasks import open_task
 

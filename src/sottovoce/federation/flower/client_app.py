@@ -23,8 +23,8 @@ from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.federation.sealing import Declined, EnrolmentError
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import Overspent
-from sottovoce.privacy.terms import Terms
 
 log = logging.getLogger("sottovoce.federation")
 
