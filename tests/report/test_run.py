@@ -14,7 +14,7 @@ from sottovoce.report.run import write_report
 from sottovoce.report.table import THIN
 
 from .example import FUTURE, PARTICIPANTS, example_result, example_rounds, write_example
-from .test_words import PROTECTS_NOBODY, without_noise
+from .test_promise import PROTECTS_NOBODY, without_noise
 
 
 class Outline(HTMLParser):
