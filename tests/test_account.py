@@ -15,7 +15,7 @@ from sottovoce.account import Account, folder_ledger
 from sottovoce.data import load
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.recovery import opened
+from sottovoce.federation.client_directory import opened
 from sottovoce.onboarding.future_client import obtain_model, personalize
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy import Price, Terms

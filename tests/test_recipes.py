@@ -25,7 +25,7 @@ from sottovoce.context import Statistic
 from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize

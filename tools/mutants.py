@@ -43,7 +43,7 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("test_account.py", "federation/test_recovery.py", "federation/test_own_ledger.py"): (
         "account",
-        "federation/recovery",
+        "federation/client_directory",
     ),
     ("test_context.py", "gradients/test_units.py", "test_release.py"): ("context",),
     ("gradients",): tuple(f"gradients/{name}" for name in ("clipping", "identity", "mean", "vmap")),

@@ -14,7 +14,7 @@ import torch
 from sottovoce.data import Description
 from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.flower.template import write_app
+from sottovoce.federation.flower import write_app
 from sottovoce.federation.parties import Parties
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.remote import OnboardingError, onboard

@@ -17,10 +17,10 @@ from sottovoce.blueprint import draw
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.client_directory import LedgerBehind, opened
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.node import Node
-from sottovoce.federation.recovery import LedgerBehind, opened
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize

@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Options
 from sottovoce.federation.node import Node
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors

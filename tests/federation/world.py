@@ -14,10 +14,10 @@ from sottovoce.client import Asked
 from sottovoce.data import Dataset
 from sottovoce.federation.agreement import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey
 from sottovoce.federation.sealing import public_key, seal, unseal
+from sottovoce.federation.sharing import HelperNode
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan

@@ -27,9 +27,9 @@ from sottovoce.client import Asked, Client
 from sottovoce.data import Description
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator
-from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey, fingerprint
+from sottovoce.federation.sharing import HelperNode
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
 from sottovoce.privacy import Terms

@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file
 from sottovoce.channel import ChannelError
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import agreed_secret, new_key, pad, public_key
 from sottovoce.onboarding import remote
 from sottovoce.onboarding.remote import OnboardingError, onboard

@@ -88,8 +88,8 @@ def federate(
     from sottovoce import data
     from sottovoce.federation.agreement import Agreement, agree, write_client_files
     from sottovoce.federation.coordinator import Options
+    from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
-    from sottovoce.federation.flower.template import write_app
     from sottovoce.federation.parties import Parties
     from sottovoce.run.prepare import complete
 

@@ -97,7 +97,7 @@ def status(
     To start one: flower-supernode with the node config helper=true, directory, agreement and key. The
     directory belongs into no backup: a helper that was restored never answers for its run again.
     """
-    from sottovoce.federation.helping import answered
+    from sottovoce.federation.sharing import answered
 
     runs = answered(directory)
     lines = [

@@ -31,11 +31,9 @@ from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_directory import ClientLog, Enrolment
+from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
 from sottovoce.federation.contact import note_contact
-from sottovoce.federation.masks import check_consent, held, helper_names, masks_for
 from sottovoce.federation.parties import SiteKey
-from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import (
     MODEL,
     Declined,
@@ -49,6 +47,7 @@ from sottovoce.federation.sealing import (
     sealed_for,
     unseal_downward,
 )
+from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
 from sottovoce.files import PRIVATE, locked
 from sottovoce.modelcard import write_model
 from sottovoce.models import MODELS

@@ -21,10 +21,9 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
-from sottovoce.federation.helping import MASKS
-from sottovoce.federation.progress import Progress
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import Progress, write_run
 from sottovoce.federation.sealing import MODEL, EnrolmentError
+from sottovoce.federation.sharing import MASKS
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder
 
