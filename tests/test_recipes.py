@@ -32,8 +32,8 @@ from sottovoce.onboarding.future_client import personalize
 from sottovoce.optimizers import Optimizer
 from sottovoce.report.run import write_report
 from sottovoce.report.table import measure
+from sottovoce.run import RunDirectory
 from sottovoce.run.cost import outline
-from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
 from sottovoce.server import Server
 from sottovoce.tasks import Task

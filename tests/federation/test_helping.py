@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sottovoce.federation.agreement import agree
+from sottovoce.federation import agree
 from sottovoce.federation.coordinator import Fields
 from sottovoce.federation.parties import PartyError
 from sottovoce.federation.sealing import Declined, EnrolmentError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, fingerprint

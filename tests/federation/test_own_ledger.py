@@ -16,7 +16,7 @@ from sottovoce.account import Account
 from sottovoce.blueprint import draw
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.client_directory import LedgerBehind, opened
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.node import Node

@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce.data import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Options
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey, fingerprint

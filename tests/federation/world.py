@@ -12,7 +12,7 @@ from torch import Tensor
 from sottovoce.channel.wire import Stream
 from sottovoce.client import Asked
 from sottovoce.data import Dataset
-from sottovoce.federation.agreement import Agreement, agree, write_client_files
+from sottovoce.federation import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey

@@ -25,7 +25,7 @@ from sottovoce.channel.integers import Integers
 from sottovoce.cli import main
 from sottovoce.client import Asked, Client
 from sottovoce.data import Description
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey, fingerprint

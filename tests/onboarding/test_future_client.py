@@ -29,12 +29,11 @@ from sottovoce.data.identity import of_records, order
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import new_key, public_key
 from sottovoce.models import lenet, open_model
-from sottovoce.onboarding import future_client, remote
+from sottovoce.onboarding import future_client, new_token, remote
 from sottovoce.onboarding.future_client import Keys, personalize
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.tokens import new_token
 from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent
 from sottovoce.run.training import evaluate, train

@@ -19,7 +19,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session

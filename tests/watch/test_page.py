@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.status import read_status
 from sottovoce.run.training import train
 from sottovoce.watch import open_watch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.onboarding.tokens import new_token, revoke_token
+from sottovoce.onboarding import new_token, revoke_token
 from sottovoce.run.training import train
 from sottovoce.watch import PROXY, TOKENS_FILE
 from tests.small import small_plan

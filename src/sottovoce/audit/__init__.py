@@ -32,7 +32,7 @@ from sottovoce.features.kept import Progress as OnFeatures
 from sottovoce.plan import Plan
 from sottovoce.privacy import schedule
 from sottovoce.release import spending
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
 
 FAMILIES = 20

@@ -11,14 +11,12 @@ from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import (
-    audit,
-    compare,
     datasets,
-    draft,
     federation,
     ledger,
     models,
     quickstart,
+    rehearsals,
     runs,
     sites,
     studies,
@@ -48,10 +46,8 @@ app = typer.Typer(
 )
 quickstart.register(app)
 runs.register(app)
-draft.register(app)
 datasets.register(app)
-audit.register(app)
-compare.register(app)
+rehearsals.register(app)
 models.register(app)
 watch.register(app)
 federation.register(app)

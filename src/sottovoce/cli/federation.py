@@ -8,8 +8,7 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.display import answer, consent, note, personalized
-from sottovoce.cli.options import (
+from sottovoce.cli.display import (
     CLIENT,
     DATA,
     DELTA,
@@ -24,6 +23,10 @@ from sottovoce.cli.options import (
     OWN_MODEL,
     SETTINGS,
     YES,
+    answer,
+    consent,
+    note,
+    personalized,
 )
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.watch import wait_for
@@ -86,7 +89,7 @@ def federate(
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
     from sottovoce import data
-    from sottovoce.federation.agreement import Agreement, agree, write_client_files
+    from sottovoce.federation import Agreement, agree, write_client_files
     from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
@@ -216,9 +219,9 @@ def serve(
     try:
         import uvicorn
 
+        from sottovoce.onboarding import new_token as make_token
+        from sottovoce.onboarding import revoke_token
         from sottovoce.onboarding.service import configured, create_service
-        from sottovoce.onboarding.tokens import new_token as make_token
-        from sottovoce.onboarding.tokens import revoke_token
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:

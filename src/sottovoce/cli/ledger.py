@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.display import answer, as_json, confirm, err, out
-from sottovoce.cli.options import JSON, YES
+from sottovoce.cli.display import JSON, YES, answer, as_json, confirm, err, out
 
 if TYPE_CHECKING:
     from sottovoce.privacy.ledger import Budget, Ledger

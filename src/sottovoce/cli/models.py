@@ -11,9 +11,20 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progress_over, share_progress
+from sottovoce.cli.display import (
+    FEATURES,
+    FINISH,
+    JSON,
+    MODEL,
+    as_json,
+    epsilon,
+    err,
+    facts,
+    finished,
+    progress_over,
+    share_progress,
+)
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.report.table import count, percent
 

@@ -11,18 +11,6 @@ import typer
 from rich.markup import escape
 
 from sottovoce.cli.display import (
-    answer,
-    as_json,
-    consent,
-    epsilon,
-    err,
-    facts,
-    feature_progress,
-    out,
-    personalized,
-    round_progress,
-)
-from sottovoce.cli.options import (
     CLIENT,
     DATA,
     DELTA,
@@ -37,8 +25,18 @@ from sottovoce.cli.options import (
     OWN_MODEL,
     SETTINGS,
     YES,
+    answer,
+    as_json,
+    consent,
+    epsilon,
+    err,
+    facts,
+    feature_progress,
+    out,
+    personalized,
+    round_progress,
 )
-from sottovoce.cli.options import LEDGER as OWN_LEDGER
+from sottovoce.cli.display import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys, split
@@ -139,7 +137,7 @@ def train(
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
-    from sottovoce.run.directory import RunDirectory
+    from sottovoce.run import RunDirectory
 
     if threads:
         torch.set_num_threads(threads)

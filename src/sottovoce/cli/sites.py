@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.display import answer, as_json, out
-from sottovoce.cli.options import JSON, MODEL
+from sottovoce.cli.display import JSON, MODEL, answer, as_json, out
 from sottovoce.report.table import count
 
 site = typer.Typer(help="Keys of a site, and what an agreement on shared noise says.", no_args_is_help=True)
@@ -52,7 +51,7 @@ def agreement(
     Read the names: everybody whom you do not know must be among those who may collude.
     """
     from sottovoce.errors import SottovoceError
-    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation import Agreement
     from sottovoce.federation.parties import fingerprint
     from sottovoce.report.table import Table
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sottovoce.cli.display import answer, as_json, facts, note, problem
-from sottovoce.cli.options import JSON
+from sottovoce.cli.display import JSON, answer, as_json, facts, note, problem
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.files import private_folder
 from sottovoce.report.table import data_size, duration, number, percent
@@ -71,18 +70,18 @@ def watch(
     is well, and /metrics is for Prometheus.
     """
     try:
-        from sottovoce.onboarding import tokens
+        from sottovoce import onboarding
         from sottovoce.watch import TOKENS_FILE, open_watch
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
         private_folder(run)
-        token = tokens.new_token(run, new_token, TOKENS_FILE)
+        token = onboarding.new_token(run, new_token, TOKENS_FILE)
         text = f"{token}\n(shown once; it is the password of {new_token} at the page)"
         answer({"name": new_token, "token": token}, text, json=json)
         return
     if revoke is not None:
-        tokens.revoke_token(run, revoke, TOKENS_FILE)
+        onboarding.revoke_token(run, revoke, TOKENS_FILE)
         answer({"name": revoke, "revoked": True}, f"the token of {revoke} is revoked", json=json)
         return
     with suppress(KeyboardInterrupt):

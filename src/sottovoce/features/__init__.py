@@ -32,10 +32,9 @@ from torch import Tensor, nn
 from sottovoce.catalog import DESCRIBED, entry
 from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError
+from sottovoce.features.fixed import SIZE, Scattering, mirrored, ngrams, spectrum
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
 from sottovoce.features.patterns import channels as by_channel
-from sottovoce.features.scattering import Scattering, mirrored
-from sottovoce.features.sequences import SIZE, ngrams, spectrum
 from sottovoce.models import imported, reason
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used

@@ -18,7 +18,7 @@ import numpy as np
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.roster import Decoder, Implausible, ModelDelivery, Roster
 from sottovoce.federation.sealing import MODEL, public_key
 from sottovoce.federation.sharing import MASKS, Sums, terms_of
@@ -26,7 +26,7 @@ from sottovoce.federation.store import Store
 from sottovoce.plan import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
-from sottovoce.run.directory import round_line
+from sottovoce.run import round_line
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")

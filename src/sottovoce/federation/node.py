@@ -30,7 +30,7 @@ from sottovoce.data import ClientRecords, description, split_participant, split_
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
 from sottovoce.federation.contact import note_contact
 from sottovoce.federation.parties import SiteKey
@@ -49,7 +49,6 @@ from sottovoce.federation.sealing import (
 )
 from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
 from sottovoce.files import PRIVATE, locked
-from sottovoce.modelcard import write_model
 from sottovoce.models import MODELS
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
@@ -57,6 +56,7 @@ from sottovoce.privacy import Price, Terms, schedule
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
 from sottovoce.release import spending
+from sottovoce.run.export import write_model
 from sottovoce.run.session import dry_client
 
 

@@ -37,7 +37,7 @@ from sottovoce.modelfile import GeneratorFile
 from sottovoce.plan import Plan, phases
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.release import spending
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.result import description, downlink, protected_unit
 from sottovoce.run.status import Status
 

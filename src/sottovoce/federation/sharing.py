@@ -31,7 +31,7 @@ import numpy as np
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Seal, unsealed
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.client_directory import ClientLog
 from sottovoce.federation.parties import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError

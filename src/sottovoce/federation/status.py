@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.status import RECENT, Status, is_locked, unreadable
 
 FILE = "status.json"

@@ -13,9 +13,8 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Curves, Evaluation, mean_accuracy, mean_known
 from sottovoce.features import pretrained
-from sottovoce.metrics import NoMeasures, Own, own_metrics
+from sottovoce.metrics import Curves, Evaluation, NoMeasures, Own, mean_accuracy, mean_known, own_metrics
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task

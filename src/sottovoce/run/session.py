@@ -36,7 +36,7 @@ from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import schedule
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
-from sottovoce.run.directory import RunDirectory, RunError, Updates
+from sottovoce.run import RunDirectory, RunError, Updates
 from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation

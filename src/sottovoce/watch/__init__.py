@@ -33,7 +33,7 @@ from starlette.routing import Route
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.contact import NodeStatus, look
-from sottovoce.onboarding.tokens import Tokens
+from sottovoce.onboarding import Tokens
 from sottovoce.run.status import EXIT_CODES, Status
 from sottovoce.watch.page import document, parts
 

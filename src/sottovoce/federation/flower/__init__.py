@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Options
 from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.models import MODELS

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.federation.sealing import Declined, EnrolmentError

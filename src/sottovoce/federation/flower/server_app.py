@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.progress import Progress, write_run
