@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import Channel
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import SeededRandomness
 
 Reals = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Reals]

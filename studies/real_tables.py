@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sottovoce import data
 from sottovoce.catalog import TASKS
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Dataset
 from sottovoce.finishing import finished_outputs, joined
 from sottovoce.metrics import constant

@@ -13,6 +13,7 @@ SOURCE = CLONE / "src" / "sottovoce"
 THROUGH = {
     "audit/test_guessing.py": "game",
     "channel/test_channel.py": "direct lrsuq",
+    "channel/test_rangecoder.py": "coding",
     "channel/polar/test_codec.py": "model surprises vector",
     "gradients/test_mean.py": "identity layers partitions vmap",
     "gradients/test_gpu.py": "kernels",
@@ -28,6 +29,7 @@ THROUGH = {
     "test_modelfile.py": "personal",
     "cli/test_application.py": "datasets display",
     "cli/test_compare.py": "rehearsals",
+    "cli/test_ledger.py": "keeping",
     "cli/test_runs.py": "outcome",
     "data/test_encoding.py": "columns",
     "data/test_description.py": "section",

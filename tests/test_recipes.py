@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sottovoce import catalog, channel, context, data, generator, models
 from sottovoce.channel import Channel
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
+from sottovoce.channel.wire import PrivateRandomness, SharedRandomness
 from sottovoce.context import Statistic
 from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError

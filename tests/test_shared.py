@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from sottovoce.channel.integers import TAU_SQUARED, draw
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.direct import TAU_SQUARED, draw
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
 from sottovoce.shared import Shares, Sharing, centred, rounded_error, sum_error

@@ -173,7 +173,7 @@ CHANNELS = {
     ),
     "integers": Channel(
         {"integers": 9},
-        opened="sottovoce.channel.integers:Integers",
+        opened="sottovoce.channel.direct:Integers",
         phrase="whole numbers with noise in them",
         private_messages=True,
     ),

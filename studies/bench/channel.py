@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import CHANNELS, Channel, open_channel
-from sottovoce.channel.randomness import SeededRandomness
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.wire import ChannelError, SeededRandomness
 from sottovoce.report.chart import Axis, logarithmic, svg
 from sottovoce.report.figures import line_of, trend
 from sottovoce.report.table import number

@@ -21,8 +21,8 @@ from sottovoce.audit.game import Match
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.pair import worst_pair
 from sottovoce.channel import direct
-from sottovoce.channel.integers import draw
-from sottovoce.channel.randomness import PrivateRandomness
+from sottovoce.channel.direct import draw
+from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.release import Release
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sottovoce.channel import ChannelError
-from sottovoce.channel.kernel import kernel
+from sottovoce.channel.coding import kernel
 
 MESSAGES = """
 import numpy as np

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.channel.randomness import SystemRandomness
+from sottovoce.channel.wire import SystemRandomness
 from sottovoce.data import Dataset, load
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError

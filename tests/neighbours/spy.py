@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sottovoce.audit.leaving import Leaving, What, weight
-from sottovoce.channel.integers import Integers
+from sottovoce.channel.direct import Integers
 from sottovoce.cli import main
 from sottovoce.client import Asked, Client
 from sottovoce.data import Description

@@ -14,7 +14,7 @@ from studies.sweep import Job, run_batch
 
 from sottovoce import data
 from sottovoce.central import noised_sum
-from sottovoce.channel.randomness import SystemRandomness
+from sottovoce.channel.wire import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan

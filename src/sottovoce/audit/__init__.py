@@ -30,7 +30,7 @@ from sottovoce.data import FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress as OnFeatures
 from sottovoce.plan import Plan
-from sottovoce.privacy import schedule
+from sottovoce.privacy import call_counts
 from sottovoce.release import spending
 from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
@@ -57,7 +57,7 @@ def audit(
         raise SottovoceError(f"the game cannot be played {runs} times: give 1, or 100 and more")
     blueprint, federation = opened(plan, on_features)
     plan, who = blueprint.plan, busiest(blueprint)
-    calls = int(schedule.counts(blueprint.schedule, plan.participants)[who])
+    calls = int(call_counts(blueprint.schedule, plan.participants)[who])
     promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
     games = []
     if runs == 1:

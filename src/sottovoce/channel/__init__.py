@@ -27,13 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.catalog import CHANNELS, function
-from sottovoce.channel.randomness import (
+from sottovoce.channel.wire import (
+    ChannelError,
+    Envelope,
     PrivateRandomness,
     SeededRandomness,
     SharedRandomness,
+    Stream,
     SystemRandomness,
 )
-from sottovoce.channel.wire import ChannelError, Envelope, Stream
 from sottovoce.errors import nearest
 
 __all__ = [

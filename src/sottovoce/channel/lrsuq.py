@@ -17,8 +17,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel import Channel, rangecoder
-from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel import Channel, coding
+from sottovoce.channel.coding import (
+    Bytes,
+    Words,
+    kernel,
+    load_tables,
+    peek,
+    put,
+    put_number,
+    take,
+    take_number,
+)
 from sottovoce.channel.lattice import (
     DIMENSION,
     LATTICES,
@@ -32,9 +42,7 @@ from sottovoce.channel.lattice import (
     neighbours,
     unit,
 )
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
-from sottovoce.channel.rangecoder import Bytes, Words, peek, put, put_number, take, take_number
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
 _BYTES_PER_TRY = 128  # more than a decision can cost: H, or an escape, and 8 coordinates below 2⁴⁴
 _QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
@@ -55,23 +63,23 @@ class Lrsuq(Channel):
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
         number = scale_number(blocks)
-        state, out = rangecoder.new_encoder(), np.empty(0, np.uint8)
+        state, out = coding.new_encoder(), np.empty(0, np.uint8)
         dithers = Dithers(shared, self._lattice, len(blocks))
         block = 0
         while block < len(blocks):
             words = dithers.more(len(blocks) - block)
-            out = rangecoder.with_room(state, out, len(words) * _BYTES_PER_TRY)
+            out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
             block = _encode_blocks(
                 self._lattice, blocks, dithers.radii, words, block, scale(number), _accepts(), state, out
             )
-        return bytes([number]) + rangecoder.finish(state, out)
+        return bytes([number]) + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         if not payload:
             raise ChannelError("payload is empty; ask for the message again")
         dimension = DIMENSION[self._lattice]
         y = np.empty((-(-self.size // dimension), dimension))
-        state, data = rangecoder.new_decoder(payload[1:])
+        state, data = coding.new_decoder(payload[1:])
         dithers = Dithers(shared, self._lattice, len(y))
         block = 0
         while block < len(y):
@@ -262,19 +270,19 @@ class LrsuqElias(Lrsuq):
 
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
-        state, out = rangecoder.new_encoder(), np.empty(0, np.uint8)
+        state, out = coding.new_encoder(), np.empty(0, np.uint8)
         dithers = Dithers(shared, self._lattice, len(blocks))
         progress = np.zeros(2, np.int64)
         while progress[0] < len(blocks):
             words = dithers.more(len(blocks) - int(progress[0]))
-            out = rangecoder.with_room(state, out, len(words) * _BYTES_PER_TRY)
+            out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
             _put_blocks(self._lattice, blocks, dithers.radii, words, progress, state, out)
-        return rangecoder.finish(state, out)
+        return coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         dimension = DIMENSION[self._lattice]
         y = np.empty((-(-self.size // dimension), dimension))
-        state, data = rangecoder.new_decoder(payload)
+        state, data = coding.new_decoder(payload)
         dithers = Dithers(shared, self._lattice, len(y))
         progress = np.array([0, -1])
         while progress[0] < len(y):

@@ -10,18 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import (
-    datasets,
-    federation,
-    ledger,
-    models,
-    quickstart,
-    rehearsals,
-    runs,
-    sites,
-    studies,
-    watch,
-)
+from sottovoce.cli import datasets, federation, keeping, models, quickstart, rehearsals, runs, studies, watch
 
 
 class Commands(TyperGroup):
@@ -51,9 +40,9 @@ rehearsals.register(app)
 models.register(app)
 watch.register(app)
 federation.register(app)
-app.add_typer(ledger.app, name="ledger", cls=Commands)
-app.add_typer(sites.site, name="site", cls=Commands)
-app.add_typer(sites.helper, name="helper", cls=Commands)
+app.add_typer(keeping.ledgers, name="ledger", cls=Commands)
+app.add_typer(keeping.site, name="site", cls=Commands)
+app.add_typer(keeping.helper, name="helper", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
 studies.register(app)
 

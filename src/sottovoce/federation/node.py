@@ -52,7 +52,7 @@ from sottovoce.files import PRIVATE, locked
 from sottovoce.models import MODELS
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
-from sottovoce.privacy import Price, Terms, schedule
+from sottovoce.privacy import Price, Terms, call_counts
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
 from sottovoce.release import spending
@@ -408,7 +408,7 @@ class Node:
 
     def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
         """What a whole run costs a participant's records."""
-        calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+        calls = call_counts(blueprint.schedule, blueprint.plan.participants)
         counts = blueprint.participant_counts(int(calls[participant]))
         cost = spending(blueprint.releases_of(participant), counts)
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))

@@ -19,8 +19,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel import Channel, rangecoder
-from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel import Channel, coding
+from sottovoce.channel.coding import (
+    Bytes,
+    Words,
+    kernel,
+    load_tables,
+    put_bit,
+    put_number,
+    take_bit,
+    take_number,
+)
 from sottovoce.channel.polar.folding import (
     branch_bias,
     branch_odds,
@@ -34,9 +43,7 @@ from sottovoce.channel.polar.folding import (
 from sottovoce.channel.polar.model import SCALES, Law, dither_bins, model, scale_number
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
-from sottovoce.channel.rangecoder import Bytes, Words, put_bit, put_number, take_bit, take_number
-from sottovoce.channel.wire import ChannelError, Stream
+from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness, Stream
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -175,20 +182,20 @@ class Polar(Channel):
         number = scale_number(float(v @ v) / v.size)
         law = model(self._padded, number)
         states = select(v, law, shared, private)
-        state = rangecoder.new_encoder()
-        out = rangecoder.with_room(state, np.empty(0, np.uint8), _BYTES_PER_COORDINATE * self._padded + 64)
+        state = coding.new_encoder()
+        out = coding.with_room(state, np.empty(0, np.uint8), _BYTES_PER_COORDINATE * self._padded + 64)
         put_offsets(state, out, steps)
         put_states(state, out, states.x, states.index, states.outlier, law.edges, law.hazards)
         weights = load_tables().surprises
         for (surprises, dithers), classes in zip(planes(v, law, states, shared), law.classes, strict=True):
             put_plane(state, out, surprises, classes, dither_bins(dithers), weights)
-        return bytes([number]) + rangecoder.finish(state, out)
+        return bytes([number]) + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         if not payload or payload[0] >= SCALES:
             raise ChannelError("payload names no scale; ask for the message again")
         law = model(self._padded, payload[0])
-        state, data = rangecoder.new_decoder(payload[1:])
+        state, data = coding.new_decoder(payload[1:])
         steps = np.empty(law.size, np.int64)
         x, outlier = np.empty(law.size), np.zeros(law.size, np.uint8)
         index = np.empty(law.edges.size - 1, np.int64)
