@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.federation.status import NodeStatus, look
 from sottovoce.run.status import Status
 from sottovoce.watch import metrics
 from tests.federation.test_contact import Watched

@@ -15,7 +15,7 @@ from sottovoce.files import private_folder
 from sottovoce.report.table import data_size, duration, number, percent
 
 if TYPE_CHECKING:
-    from sottovoce.federation.contact import NodeStatus
+    from sottovoce.federation.status import NodeStatus
     from sottovoce.run.status import Status
 
 RUN = typer.Argument(
@@ -39,7 +39,7 @@ def status(run: Path = RUN, json: bool = JSON) -> None:
     Exit code: 0 finished, 1 failed (a killed run too), 2 unknown, 3 running, 4 waiting. Nothing is disturbed:
     the command only reads.
     """
-    from sottovoce.federation.contact import NodeStatus, look
+    from sottovoce.federation.status import NodeStatus, look
 
     found = look(run)
     if json:
@@ -97,8 +97,7 @@ def watch(
 
 def wait_for(run: Path, *states: str) -> None:
     """Waits until a run is in one of the states, by default in any that is known; says so once a minute."""
-    from sottovoce.federation.contact import look
-    from sottovoce.federation.status import Minutely
+    from sottovoce.federation.status import Minutely, look
 
     minutely = Minutely(note)
     while (found := look(run)).state not in (states or KNOWN):

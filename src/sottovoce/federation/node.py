@@ -32,7 +32,6 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.federation import Agreement
 from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
-from sottovoce.federation.contact import note_contact
 from sottovoce.federation.parties import SiteKey
 from sottovoce.federation.sealing import (
     MODEL,
@@ -48,6 +47,7 @@ from sottovoce.federation.sealing import (
     unseal_downward,
 )
 from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
+from sottovoce.federation.status import note_contact
 from sottovoce.files import PRIVATE, locked
 from sottovoce.models import MODELS
 from sottovoce.personal import personal_model

@@ -32,7 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.federation.status import NodeStatus, look
 from sottovoce.onboarding import Tokens
 from sottovoce.run.status import EXIT_CODES, Status
 from sottovoce.watch.page import document, parts

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sottovoce import report
-from sottovoce.federation.contact import NodeStatus
+from sottovoce.federation.status import NodeStatus
 from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
 from sottovoce.report.run_figures import percent_tick
