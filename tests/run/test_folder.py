@@ -179,7 +179,7 @@ def test_only_the_number_of_units_counts_where_a_unit_was_agreed_on(tmp_path: Pa
 def test_a_client_of_a_table_is_personalized_from_its_file_alone(tmp_path: Path) -> None:
     folder = sites(tmp_path / "sites")
     later = (folder / "west.csv").rename(tmp_path / "west.csv")
-    train(planned(folder, rounds=20, epsilon=50, budget=50), tmp_path / "run")
+    train(planned(folder, rounds=20, epsilon=50, budget=50, seeded=True), tmp_path / "run")
     answer = personalize(tmp_path / "run", later, tmp_path / "west.safetensors")
     assert answer["epsilon"] == 0.0
     assert answer["accuracy"] is not None
@@ -226,7 +226,8 @@ def test_folders_of_pictures_are_described_by_public_features(
     tmp_path: Path, shape: tuple[int, ...], unit: bool
 ) -> None:
     folder = pictures(tmp_path / "sites", shape, unit=unit)
-    plan = planned(folder, features="auto", future_clients="west", epsilon=300)
+    # Seeded: what is tried are the features, not the noise; 8 of 8 draws (`repeat`) of each case give 100 %.
+    plan = planned(folder, features="auto", future_clients="west", epsilon=300, seeded=True)
     result = train(plan, tmp_path / "run")
     assert result["features"] == "scattering+patterns"
     assert [site["size"] for site in result["clients"]] == ([12, 15, 18] if unit else [24, 30, 36])
