@@ -26,7 +26,8 @@ demo-federation: .venv/installed
 
 test: .venv/installed
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	# Compiles the kernels meanwhile: each of the workers below would spend half a minute on it.
+	$(BIN)/pytest -q tests/channel/test_golden.py & $(BIN)/mypy && wait $$!
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile -m "not slow and not network"
 

@@ -33,7 +33,13 @@ from .world import World, charged, everyone_paid, ledger, same
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"channel": "lrsuq"}, {"channel": "integers"}, {"context": "labels", "momentum": 0.5}]
+    "changes",
+    [
+        {"model": "lenet"},
+        {"channel": "lrsuq"},
+        {"channel": "integers"},
+        {"context": "labels", "momentum": 0.5},
+    ],
 )
 def test_members_and_simulator_give_the_same_generator_bit_for_bit(tmp_path: Path, changes: Fields) -> None:
     world = World(tmp_path, **changes)

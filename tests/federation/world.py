@@ -58,7 +58,7 @@ class World:
         self, folder: Path, *, options: Options | None = None, dataset: Dataset | None = None, **changes: Any
     ) -> None:
         self.folder = folder
-        plan = federated_plan(**changes)
+        plan = federated_plan(**{"model": "linear", **changes})
         parties = Parties.dealt(folder / "clients", plan) if plan.place.shared else None
         self.agreement = agree(plan, dataset, parties)
         self.files = write_client_files(self.agreement, folder / "clients", dataset)

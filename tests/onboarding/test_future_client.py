@@ -54,7 +54,7 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
     assert first["epsilon"] == again["epsilon"] > 0
     assert spent(records) == 1
     assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()
-    model = open_model("lenet", (1, 28, 28), 10, 0)
+    model = open_model("linear", (1, 28, 28), 10, 0)
     model.load_state_dict(load_file(records.with_name("one")))
 
 
