@@ -29,10 +29,10 @@ from torch import Tensor
 
 from sottovoce import data
 from sottovoce.catalog import TASKS
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Dataset
-from sottovoce.evaluation import constant
 from sottovoce.finishing import finished_outputs, joined
+from sottovoce.metrics import constant
 from sottovoce.models import flat_parameters, logits
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server

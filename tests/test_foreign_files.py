@@ -25,13 +25,13 @@ from sottovoce.blueprint import draw
 from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts, view
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import new_key, public_key
 from sottovoce.foreign import MOST_BYTES, MOST_PARAMETERS, foreign_plan
 from sottovoce.modelfile import GeneratorFile
+from sottovoce.onboarding import Specification
 from sottovoce.onboarding.remote import parsed_json
 from sottovoce.onboarding.server import FinishedRun
-from sottovoce.onboarding.specification import Specification
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.plan import Plan
 from sottovoce.server import Server

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.cli.watch import wait_for
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.features import open_features
-from sottovoce.features.sequences import SIZE
+from sottovoce.features.fixed import SIZE
 
 
 def described(name: str, x: Tensor) -> Tensor:

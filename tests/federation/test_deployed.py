@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from sottovoce.data import Description
-from sottovoce.federation.agreement import Agreement, agree, write_client_files
+from sottovoce.federation import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.flower.template import write_app
+from sottovoce.federation.flower import write_app
 from sottovoce.federation.parties import Parties
 from sottovoce.modelfile import load_tensors
+from sottovoce.onboarding import new_token
 from sottovoce.onboarding.remote import OnboardingError, onboard
-from sottovoce.onboarding.tokens import new_token
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.contact import look
-from sottovoce.federation.result import write_run
-from sottovoce.federation.status import FILE, SUPERVISOR
+from sottovoce.federation.progress import write_run
+from sottovoce.federation.status import FILE, SUPERVISOR, look
 from sottovoce.files import locked
 from sottovoce.run.status import Status
 

@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
-from sottovoce.run.directory import RunDirectory, RunError
+from sottovoce.run import RunDirectory, RunError
 from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session
 from sottovoce.run.training import Interrupted, train

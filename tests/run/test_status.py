@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.status import EXIT_CODES, Status, read_status
 from sottovoce.run.training import train
 from tests.small import small_plan

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.status import read_status
 from sottovoce.run.training import train
+from sottovoce.watch import open_watch
 from sottovoce.watch.page import document, parts
-from sottovoce.watch.serving import open_watch
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK

@@ -16,9 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.randomness import SharedRandomness, log_mantissa
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.coding import kernel
+from sottovoce.channel.wire import ChannelError, SharedRandomness, log_mantissa
 
 Z4, D4, E8 = 0, 1, 2
 LATTICES = {"Z4": Z4, "D4": D4, "E8": E8}

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from sottovoce.data.cells import (
     EXAMPLES,
+    ColumnFindings,
+    Findings,
+    UnusableFile,
     Values,
     encode_array,
     encode_category,
@@ -27,17 +30,18 @@ from sottovoce.data.cells import (
     encode_number,
     encode_text,
     found_in,
+    target_hint,
     unknown_in,
+    useless,
     whole_records,
     without_unusable,
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
 from sottovoce.data.description import NAME, Array, Description
-from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile, target_hint, useless
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Category, Date, Number
-from sottovoce.data.names import Names
 from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.section import Names
 from sottovoce.data.tables import read_columns
 
 LABELS = ("0", "1", "false", "true")

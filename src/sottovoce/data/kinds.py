@@ -10,8 +10,7 @@ from datetime import date, datetime
 from typing import ClassVar
 
 from sottovoce.data.columns import ABSENT, canonical
-from sottovoce.data.names import OTHER, Names
-from sottovoce.data.section import Section
+from sottovoce.data.section import OTHER, Names, Section
 
 MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6

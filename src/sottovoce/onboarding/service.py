@@ -30,10 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sottovoce import __version__
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import KEY_BYTES
+from sottovoce.onboarding import VERSION, Tokens, read_tokens
 from sottovoce.onboarding import server as finished
 from sottovoce.onboarding.server import Answer, Onboarding, SecondContext
-from sottovoce.onboarding.specification import VERSION
-from sottovoce.onboarding.tokens import Tokens, read_tokens
 
 ONBOARD = "/v1/onboard"
 WAITING = 128

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from sottovoce.report.numbers import number
-from sottovoce.report.table import Html, tag
+from sottovoce.report.table import Html, number, tag
 
 MOST_TICKS = 6
 

@@ -33,10 +33,10 @@ from sottovoce.metrics import Own
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.models import logits
 from sottovoce.plan import Plan, PlanError
-from sottovoce.privacy import schedule
+from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
-from sottovoce.run.directory import RunDirectory, RunError, Updates
+from sottovoce.run import RunDirectory, RunError, Updates
 from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
@@ -218,7 +218,7 @@ def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> N
     What the plan allows counts, and what the ledger's owner does.
     """
     plan, held = blueprint.plan, book.budget
-    for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
+    for participant, count in enumerate(call_counts(blueprint.schedule, plan.participants)):
         name = names[participant]
         total = book.spent(name) + spending(
             blueprint.releases_of(participant), blueprint.participant_counts(int(count))

@@ -21,7 +21,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 
 EXIT_CODES = {"finished": 0, "failed": 1, "unknown": 2, "running": 3, "waiting": 4}
 """What `sottovoce status` ends with, by state."""

@@ -26,7 +26,7 @@ from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Own, check_own
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.result import Result, accuracies, measured
 from sottovoce.run.rounds import Simulation

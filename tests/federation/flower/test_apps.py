@@ -16,10 +16,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.flower import server_app
+from sottovoce.federation.flower import server_app, write_app
 from sottovoce.federation.flower.client_app import RECORD, client_app
 from sottovoce.federation.flower.server_app import Driver
-from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError

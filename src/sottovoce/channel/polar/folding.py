@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel, summing_kernel
+from sottovoce.channel.coding import kernel, summing_kernel
 from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals, upper_tails
 
 Reals = NDArray[np.float64]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel.coding import kernel, load_tables
 from sottovoce.channel.polar.folding import state_ratio, unfold
 
 SCALES = 86
