@@ -24,9 +24,9 @@ quickstart-tables: .venv/installed
 demo-federation: .venv/installed
 	$(BIN)/python tools/demo_federation.py $(DEMO)
 
+# The golden messages compile all kernels while mypy works: each of three workers would spend half a minute on it.
 test: .venv/installed
 	$(BIN)/ruff check .
-	# Compiles the kernels meanwhile: each of the workers below would spend half a minute on it.
 	$(BIN)/pytest -q tests/channel/test_golden.py & $(BIN)/mypy && wait $$!
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile -m "not slow and not network"

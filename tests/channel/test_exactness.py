@@ -34,7 +34,7 @@ def test_the_error_is_gaussian_and_independent_of_the_statistic(name: str, kind:
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 1000, 100003])
 @pytest.mark.parametrize("name", EXACT)
 def test_every_size_is_carried_exactly(name: str, size: int) -> None:
-    _assert_exact(name, "clip bound", size, max(2, min(400, 400_000 // size)))
+    _assert_exact(name, "clip bound", size, max(2, min(200, 200_000 // size)))
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 10.0])

@@ -37,6 +37,19 @@ def test_status_tells_people_and_scripts_that_a_run_is_finished_or_running(run: 
     assert json.loads(told.stdout)["state"] == "running"
 
 
+@pytest.mark.parametrize(
+    ("file", "command"), [("plan.toml", "train --resume --out"), ("server.sqlite", "federate --app APP --on")]
+)
+def test_status_adds_the_command_that_continues_what_was_killed(
+    run: Path, tmp_path: Path, file: str, command: str
+) -> None:
+    (tmp_path / "killed").mkdir()
+    shutil.copy(run / "plan.toml", tmp_path / "killed" / file)
+    told = CliRunner().invoke(app, ["status", str(tmp_path / "killed")])
+    assert told.exit_code == 1
+    assert f"sottovoce {command}" in " ".join(told.stdout.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("json_", [True, False])
 def test_status_of_what_is_no_run_is_one_line_or_one_object_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_: bool

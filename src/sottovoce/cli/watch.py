@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -120,9 +121,19 @@ def _show_node(found: NodeStatus) -> None:
     facts(found.directory, rows)
 
 
+def _again(run: Path) -> str:
+    """The command that continues what has failed."""
+    from sottovoce.federation.status import is_federation
+
+    if is_federation(run):
+        return "sottovoce federate --app APP --on NAME"
+    return f"sottovoce train --resume --out {shlex.quote(str(run))}"
+
+
 def _show(found: Status) -> None:
+    command = f" ({_again(Path(found.directory))})" if found.state == "failed" else ""
     rows = {
-        "state": f"{found.state}: {found.why}",
+        "state": f"{found.state}: {found.why}{command}",
         "rounds": f"{found.round} of {found.rounds}, {duration(found.seconds)}",
         "to the server, to clients": f"{data_size(found.bytes_up)}, {data_size(found.bytes_down)}",
     }

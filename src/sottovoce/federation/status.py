@@ -85,7 +85,7 @@ def _federation(path: Path) -> Status:
     if supervised:
         waits = read_object(path / SUPERVISOR).get("waits", "the server is about to start")
         return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}")
-    why = "nobody works on it, and it has no result: continue with 'sottovoce federate --app APP --on NAME'"
+    why = "nobody works on it, and it has no result: start it again"
     return replace(about, state="failed", why=why, phase=None, seconds_left=None)
 
 

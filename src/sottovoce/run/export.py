@@ -265,7 +265,7 @@ A model that was finished at home from it (`*.home.safetensors`) is another one,
 
 ## Use
 
-`sottovoce predict MODEL --data new.csv --out predictions.csv`: the file says how records are encoded.
+`sottovoce predict` on the command line, `sottovoce.predict` in Python: the file says how records are encoded.
 """
 
 

@@ -125,10 +125,7 @@ def _status(directory: RunDirectory) -> Status:
         state, why, phase = "finished", "it has a result", "finished"
     else:
         state, phase = "failed", None
-        why = (
-            f"no process trains in it any more, and it has no result: continue with 'sottovoce train "
-            f"--resume --out {directory.path}'"
-        )
+        why = "no process trains in it any more, and it has no result: resume it"
     history = [_line(line) for line in lines]
     recent = [line["seconds"] for line in history[-RECENT:]]
     evaluated = [line for line in history if line["seen"] is not None or line["future"] is not None]
