@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,11 @@ def test_every_package_of_tests_is_one_of_the_source_or_of_the_clone() -> None:
     packages = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     for package in packages - {Path("neighbours")}:  # from a file to a release, through all of them
         assert _place(package).is_dir(), package
+
+
+def test_mutants_are_made_of_modules_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CLONE / "tools"))
+    assert [name for name in import_module("mutants").CORE if not (SOURCE / f"{name}.py").exists()] == []
 
 
 def _place(path: Path) -> Path:

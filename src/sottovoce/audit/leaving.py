@@ -175,11 +175,10 @@ def leaving_alone(
     return found
 
 
-def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor]:
+def coefficients(blueprint: Blueprint, seed: int) -> list[Tensor]:
     """Coefficients (k,) that a client may be sent: none yet, and some far away."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (blueprint.coefficients,)
-    return [torch.zeros(shape), *(3.0 * torch.randn(shape, generator=generator) for _ in range(count - 1))]
+    far = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(seed))
+    return [torch.zeros_like(far), 3.0 * far]
 
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:

@@ -232,9 +232,7 @@ class LocalMapError(SottovoceError):
     """A function that cannot be a feature map."""
 
 
-def open_local(
-    name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False, seed: int = 0
-) -> FeatureMap:
+def open_local(name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False) -> FeatureMap:
     """The map that this machine's owner calls `name`, for records of `shape`; `size` and `mirror` as ever."""
     described = _opened(name, shape)
     if mirror and len(shape) != 3:
@@ -256,7 +254,7 @@ def open_local(
         public_pretraining=pretrained(name),
         parts=(part,),
         weights=(1.0,),
-        projection=Projection.drawn(full, size, seed) if size else None,
+        projection=Projection.drawn(full, size, seed=0) if size else None,
     )
 
 

@@ -42,15 +42,14 @@ NAMED = 20
 class Minutely:
     """Says what is waited for: at once where it is new, else once a minute."""
 
-    def __init__(self, say: Callable[[str], None], seconds: float = 60.0) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._seconds = seconds
         self._said, self._at = "", 0.0
 
     def say(self, text: str) -> None:
         """Says a line, unless it was just said."""
         now = time.monotonic()
-        if text != self._said or now - self._at >= self._seconds:
+        if text != self._said or now - self._at >= 60.0:
             self._said, self._at = text, now
             self._say(text)
 

@@ -2,11 +2,6 @@
 
 `clipped_mean` implements the sum of Eq. 5 of the paper by the fastest of several paths that all agree with
 the per-record reference; none of them lets a record contribute more than `clip` in norm, measured in float64.
-
-Where a protected unit has several records their gradients are averaged within the unit, then clipped. A unit
-moves the sum by at most 2C, however many records it has: clipping each record first and averaging then would
-be a bound too, but of another and smaller signal; dividing by the number of records would let a unit move the
-denominators of others.
 """
 
 from __future__ import annotations
@@ -35,7 +30,6 @@ from sottovoce.gradients.clipping import (
 )
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
 from sottovoce.gradients.partitions import Structured, Unstructured
-from sottovoce.gradients.vmap import record_gradients
 from sottovoce.models import parameters_at
 from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
 from sottovoce.tasks import Losses, cross_entropy
@@ -48,58 +42,6 @@ __all__ = [
     "recordwise_logits",
     "sensitivity",
 ]
-
-
-_NUMBERS = 2**22
-"""Of gradients that are held at a time."""
-
-
-def clipped_sum(
-    module: nn.Module,
-    theta: Tensor,
-    basis: Basis,
-    x: Tensor,
-    y: Tensor,
-    unit: Tensor,
-    clip: float,
-    loss: Losses = cross_entropy,
-) -> Tensor:
-    """Σ_u clip_C(mean of g(z) over the records z of unit u), float64 (k,).
-
-    Records whose loss or gradient is not finite are left out of their unit's mean; a unit without others
-    contributes zero.
-    """
-    basis, theta = basis.to(theta.device), theta.detach()
-    order = unit.argsort(stable=True)
-    x, y, unit = x[order.to(x.device)], y[order.to(y.device)], unit[order].to(theta.device)
-    total = torch.zeros(basis.coefficients, dtype=torch.float64, device=theta.device)
-    chunk = max(1, _NUMBERS // max(basis.coefficients, basis.size))
-    open_sum, open_count, last = torch.zeros_like(total), total.new_zeros(()), None
-    start = 0
-    for gradients, losses in record_gradients(module, theta, basis, x, y, loss=loss, chunk=chunk):
-        mine = unit[start : start + len(losses)]
-        start += len(losses)
-        finite = losses.isfinite() & gradients.isfinite().all(dim=1)
-        values = torch.where(finite[:, None], gradients, 0.0).double()
-        names, dense = torch.unique_consecutive(mine, return_inverse=True)
-        sums = values.new_zeros(len(names), basis.coefficients).index_add_(0, dense, values)
-        counts = values.new_zeros(len(names)).index_add_(0, dense, finite.double())
-        if last is not None and names[0] == last:
-            sums[0] += open_sum
-            counts[0] += open_count
-        elif last is not None:
-            total += _clipped(open_sum[None], open_count[None], clip)
-        total += _clipped(sums[:-1], counts[:-1], clip)
-        open_sum, open_count, last = sums[-1], counts[-1], names[-1]
-    return total if last is None else total + _clipped(open_sum[None], open_count[None], clip)
-
-
-def _clipped(sums: Tensor, counts: Tensor, clip: float) -> Tensor:
-    """Σ clip_C of the means of closed units, (k,)."""
-    if not len(sums):
-        return sums.new_zeros(sums.shape[1])
-    means = sums / counts.clamp_min(1.0)[:, None]
-    return sum_clipped([means.T[None]], torch.zeros_like(counts)[None], clip)[0]
 
 
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the gpu. It
@@ -142,7 +84,7 @@ def clipped_mean(
     if unit is not None:
         _check(theta[None], [basis], x[None], y[None], clip, denominator)
         refuse_unclippable(module)
-        return clipped_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
+        return vmap.clipped_unit_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
     squares = partial(_remembered_squares, x) if remember else None
     return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=squares)[0]
