@@ -24,12 +24,13 @@ quickstart-tables: .venv/installed
 demo-federation: .venv/installed
 	$(BIN)/python tools/demo_federation.py $(DEMO)
 
-# The golden messages compile all kernels while mypy works: each of three workers would spend half a minute on it.
+# While mypy works all tests are read and, by the golden messages, all kernels compiled: each of three workers would
+# do it again. Files of few tests come in their order: some are long, and would be alone at the end.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
 	$(BIN)/ruff check .
-	$(BIN)/pytest -q tests/channel/test_golden.py & $(BIN)/mypy && wait $$!
-	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile -m "not slow and not network"
+	$(BIN)/pytest -q -k test_golden & { $(BIN)/mypy && $(BIN)/lint-imports; } && wait $$!
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not network"
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"

@@ -124,7 +124,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path)
     driver = Driver(Network(world, seed), world.coordinator, retry=0.001)
