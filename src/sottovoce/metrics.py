@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 BINS = 15
 """Of a calibration error."""
+Own = Mapping[str, Callable[..., Any]]
+"""Metrics of the user's own, by name: functions of what is true and what was decided."""
+CURVE_BINS = 10
+"""Of a reliability curve."""
 
 
 class NoMeasures(SottovoceError):
     """The package that measures is not installed here."""
-
-
-Own = Mapping[str, Callable[..., Any]]
-"""Metrics of the user's own, by name: functions of what is true and what was decided."""
 
 
 def check_own(own: Own | None) -> None:
@@ -206,10 +206,6 @@ def _measures(kind: str) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield functions
-
-
-CURVE_BINS = 10
-"""Of a reliability curve."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,9 @@ from sottovoce.run.prepare import prepare
 
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
+AGREEMENT = 1e-3
+"""Relative: PLD accounting rounds up."""
+_EXACT = 1e-9
 
 
 def audit(
@@ -91,11 +94,6 @@ def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple
     """The blueprint of a plan, and its clients with their records."""
     prepared = prepare(plan, trusted=True, progress=on_features)
     return prepared.blueprint, prepared.federation
-
-
-AGREEMENT = 1e-3
-"""Relative: PLD accounting rounds up."""
-_EXACT = 1e-9
 
 
 @dataclass(frozen=True)

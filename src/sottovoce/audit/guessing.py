@@ -40,6 +40,11 @@ LEAST_NOISE = 0.99
 CHANCE = 5.0
 """Standard deviations beyond which nothing is called chance."""
 ROUNDING = 1e-6
+CONFIDENCE = 0.95
+FALSE_ALARM = 1e-4
+"""How often an audit of a true promise may say that it is not: once in 10,000."""
+_MOST_RUNS = 10**6
+_DRAWN = 4096
 
 
 def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None) -> dict[str, Any]:
@@ -195,11 +200,6 @@ def _curve(evidence: np.ndarray, coins: np.ndarray) -> list[list[float]]:
     return [[float(positives[i]), float(negatives[i])] for i in kept]
 
 
-CONFIDENCE = 0.95
-FALSE_ALARM = 1e-4
-"""How often an audit of a true promise may say that it is not: once in 10,000."""
-_MOST_RUNS = 10**6
-_DRAWN = 4096
 _normal = NormalDist()
 
 

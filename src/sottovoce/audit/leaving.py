@@ -40,6 +40,7 @@ TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
 ROUNDS = 2
 """Rounds of a client that are looked at: each has its own records, where it does not take all."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,6 @@ def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any
         "the model": blueprint.reference_digest,
         "noise and lengths": [noise(i) for i in [*range(blueprint.plan.participants), None]],
     }
-
-
-Progress = Callable[[int, int], None]
 
 
 def ratios(

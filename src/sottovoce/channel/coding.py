@@ -36,6 +36,8 @@ except ImportError as error:
     ) from None
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 
 
 def kernel(function: Function) -> Function:
@@ -74,9 +76,6 @@ def load_tables() -> Tables:
     with np.load(Path(__file__).parent / "tables.npz") as stored:
         return Tables(**{name: stored[name].astype(np.int64) for name in stored.files})
 
-
-Words = NDArray[np.uint64]
-Bytes = NDArray[np.uint8]
 
 _TOP = np.uint64(1 << 56)
 _BOTTOM = np.uint64(1 << 48)

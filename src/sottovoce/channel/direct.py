@@ -35,6 +35,21 @@ from sottovoce.channel import Channel
 from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
 _LEVELS = 2047  # 12 bits: −2047 … 2047
+TAU_SQUARED = 64
+"""τ², the variance of every discrete Gaussian here, for ever: a grid's step scales freely."""
+ROUNDED = 2.0
+"""r² of the channel: noise of variance τ² on the grid protects as τ² − r² of continuous noise does, up to a
+factor e^{±10⁻¹⁶} in each coordinate (the lemma of docs/channel.md)."""
+SPARE = 2e-6
+"""By how much steps are wider than that asks for: it pays for those factors and for float64, in any run of
+less than 10¹⁰ coordinates."""
+FRACTION_BITS = 24
+DIGIT_BITS, DIGITS = 4, 6
+LOWEST, THRESHOLDS = -111, 222
+"""The least whole number of a row (13.9 s from its centre), and how many numbers it compares with."""
+DIGEST = "daa772335944fcd290d77586a568c1e002b7b339b449c73b5572f196dc3f5119"
+_KEY_BITS = 64 - DIGIT_BITS  # of a draw, compared at once; the other 68 are drawn where these are equal
+_SLOT_SHIFT = 48
 
 
 class Direct(Channel):
@@ -109,23 +124,6 @@ class Noiseless:
 
     def decode(self, message: bytes, *, secret: bytes, stream: Any) -> NDArray[np.float64]:
         return np.frombuffer(message, dtype="<f4").astype(np.float64)
-
-
-TAU_SQUARED = 64
-"""τ², the variance of every discrete Gaussian here, for ever: a grid's step scales freely."""
-ROUNDED = 2.0
-"""r² of the channel: noise of variance τ² on the grid protects as τ² − r² of continuous noise does, up to a
-factor e^{±10⁻¹⁶} in each coordinate (the lemma of docs/channel.md)."""
-SPARE = 2e-6
-"""By how much steps are wider than that asks for: it pays for those factors and for float64, in any run of
-less than 10¹⁰ coordinates."""
-FRACTION_BITS = 24
-DIGIT_BITS, DIGITS = 4, 6
-LOWEST, THRESHOLDS = -111, 222
-"""The least whole number of a row (13.9 s from its centre), and how many numbers it compares with."""
-DIGEST = "daa772335944fcd290d77586a568c1e002b7b339b449c73b5572f196dc3f5119"
-_KEY_BITS = 64 - DIGIT_BITS  # of a draw, compared at once; the other 68 are drawn where these are equal
-_SLOT_SHIFT = 48
 
 
 class Integers(Channel):

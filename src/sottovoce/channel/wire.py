@@ -40,6 +40,12 @@ HEADER_BYTES = 1 + TAG_BYTES
 SECRET_BYTES = 32
 
 Stream = tuple[str | int, ...]
+_LN2_HIGH = 0.693147180369123816490  # ln 2 with its last 21 bits zero: products with exponents are exact
+_LN2_LOW = 1.90821492927058770002e-10
+_BLOCK = 16  # bytes of one AES block
+_STRETCHED_ABOVE = 1024  # bytes; the system's generator is slow for more
+BELOW_ONE = 1.0 - 2.0**-53
+"""The largest number of the open interval (0, 1)."""
 
 
 class ChannelError(SottovoceError):
@@ -140,9 +146,6 @@ class Envelope:
 
 Real = TypeVar("Real", float, NDArray[np.float64])
 
-_LN2_HIGH = 0.693147180369123816490  # ln 2 with its last 21 bits zero: products with exponents are exact
-_LN2_LOW = 1.90821492927058770002e-10
-
 
 def log_mantissa(mantissa: Real, exponent: Real) -> Real:
     """ln(mantissa · 2^exponent) for ½ ≤ mantissa < 1, within 1e-15 relative of the true value.
@@ -167,10 +170,6 @@ def log_mantissa(mantissa: Real, exponent: Real) -> Real:
 
 
 _ZEROS = bytes(1 << 16)
-_BLOCK = 16  # bytes of one AES block
-_STRETCHED_ABOVE = 1024  # bytes; the system's generator is slow for more
-BELOW_ONE = 1.0 - 2.0**-53
-"""The largest number of the open interval (0, 1)."""
 
 
 class PrivateRandomness(ABC):

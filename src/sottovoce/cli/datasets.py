@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
+MOST_LINES = 20
+HOW = "separated by commas"
 
 
 @app.command(epilog="Example: sottovoce data fetch cifar10")
@@ -78,9 +80,6 @@ def clean(json: bool = JSON) -> None:
 
     freed = remove()
     answer({"freed_bytes": freed}, f"removed kept features, {data_size(freed)}", json=json)
-
-
-MOST_LINES = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -148,9 +147,6 @@ def lines(color: str, found: list[str]) -> None:
         out.print(f"[{color}]•[/] {escape(line)}", soft_wrap=True, highlight=False)
     if len(found) > MOST_LINES:
         out.print(f"[{color}]•[/] and {len(found) - MOST_LINES} more: --json lists all", highlight=False)
-
-
-HOW = "separated by commas"
 
 
 def draft(

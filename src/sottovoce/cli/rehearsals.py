@@ -33,6 +33,8 @@ from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
 
 RESULT, PAGE, PICTURE = "audit.json", "audit.html", "audit.svg"
+MOST_LINES = 30
+"""Sites that the terminal lists; the report has them all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -138,10 +140,6 @@ def show(found: Mapping[str, Any], kept: Path | None) -> None:
     out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
     if kept is not None:
         out.print(f"kept: {escape(str(kept / RESULT))}", soft_wrap=True, highlight=False)
-
-
-MOST_LINES = 30
-"""Sites that the terminal lists; the report has them all."""
 
 
 def compare(

@@ -31,6 +31,13 @@ MANY_UNKNOWN = 0.1
 """Share of a site's values that a category does not name from which on the site gets a warning."""
 MANY_OUTSIDE = 0.05
 """Share of values outside their bounds from which on the bounds look wrong."""
+Values = npt.NDArray[Any]
+EXAMPLES = 3
+"""How many names a message lists."""
+MOST_LETTERS = 20_000
+"""Of a text; what follows is not read."""
+LETTERS = (3, 4, 5)
+"""Lengths of grams of letters, a space before and after each word included."""
 
 
 @dataclass
@@ -148,9 +155,6 @@ def target_hint(findings: Findings, agreed: Description) -> str:
     return f" (it holds {holds} and records.toml names: add aliases = {{ {example}, … }} to [target])"
 
 
-Values = npt.NDArray[Any]
-
-
 def encode_array(x: Values, agreed: Array) -> Values:
     """Stored arrays as a dataset keeps them: bytes stay bytes, series are scaled feature by feature.
 
@@ -185,10 +189,6 @@ def without_unusable(x: Values, y: Values, usable: npt.NDArray[np.bool_]) -> tup
     x[~usable] = -1 if x.dtype == np.int64 else np.nan
     y[~usable] = 0
     return x, y
-
-
-EXAMPLES = 3
-"""How many names a message lists."""
 
 
 def encode_number(column: Number, numbers: Numbers, into: Values) -> ColumnFindings:
@@ -267,10 +267,6 @@ def unknown_in(texts: Texts, places: npt.NDArray[np.int64]) -> ColumnFindings:
     return ColumnFindings(missing=missing, unknown=len(strange) - missing, examples=examples)
 
 
-MOST_LETTERS = 20_000
-"""Of a text; what follows is not read."""
-LETTERS = (3, 4, 5)
-"""Lengths of grams of letters, a space before and after each word included."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 

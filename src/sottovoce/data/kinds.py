@@ -22,6 +22,8 @@ PARTS = {
     "weekday": tuple(f"weekday={day}" for day in DAYS),
 }
 """The inputs that each part of a date becomes."""
+NO_DAY = ABSENT | {"NaT"}
+"""Texts that stand for a missing day."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,6 @@ class Text:
 
 
 Column = Number | Category | Date | Text
-NO_DAY = ABSENT | {"NaT"}
-"""Texts that stand for a missing day."""
 
 
 def column(section: Section) -> Column:

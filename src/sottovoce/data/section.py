@@ -29,6 +29,8 @@ BLANK = "?"
 """What a draft writes where only people know what to write."""
 
 _REQUIRED = object()
+OTHER = "other"
+"""The value of a category for all that nobody agreed on."""
 
 
 class DescriptionError(DataError):
@@ -206,10 +208,6 @@ def _short(value: Any) -> str:
     text = repr(value) if not isinstance(value, str) else value
     shown = text if len(text) <= 40 else text[:39] + "…"
     return shown if shown.isprintable() else ascii(shown)
-
-
-OTHER = "other"
-"""The value of a category for all that nobody agreed on."""
 
 
 @dataclass(frozen=True)

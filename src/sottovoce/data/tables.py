@@ -27,6 +27,7 @@ PART = 2**16
 """Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
 MOST_READINGS = 3
 """Columns with strange cells that are told apart by reading a file again."""
+_DAMAGED = (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, ParseError, EOFError)
 
 
 def read_columns(path: Path, numbers: Collection[str], texts: Collection[str], decimal: str = ".") -> Columns:
@@ -242,9 +243,6 @@ def _problem(path: Path, message: str) -> str:
     if "Empty" in message:
         return "is empty: give at least one record"
     return "is not a readable CSV file: save it again, in UTF-8, one record a line"
-
-
-_DAMAGED = (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, ParseError, EOFError)
 
 
 def sheet_names(path: Path) -> list[str]:

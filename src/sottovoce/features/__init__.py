@@ -42,6 +42,8 @@ _BATCH = 256  # records at once
 
 # A picture's description, or the sum of it and its mirror image's.
 Part = Callable[[Tensor, bool], Tensor]
+_PROBE = 3
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,6 @@ _PARTS: dict[str, Callable[..., tuple[Part, int]]] = {
     "spectrum": _spectrum,
     "ngrams": _ngrams,
 }
-
-
-_PROBE = 3
-_TOLERANCE = 1e-3
 
 
 class LocalMapError(SottovoceError):

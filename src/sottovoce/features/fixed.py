@@ -31,6 +31,15 @@ from torch import Tensor, nn
 ORIENTATIONS = 8
 COEFFICIENTS = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2  # 81
 _CHUNK = 25_000  # pixels (of all channels) worked on at once: what they become stays in the cache
+SIZE = 2048
+"""Numbers of each description."""
+PARTS_OF_TIME, BANDS, MOST_CORRELATED, MOST_INPUTS = 4, 32, 64, 4096
+LEVELS_SHARE = 0.6
+"""Of the squared norm; rhythm has the rest."""
+LEVELS_SCALE, RHYTHM_SCALE = 2.5, 1.2
+_TINY = 1e-6
+_TOKENS = 2**20  # hashed at once
+_MIX = (-7046029254386353131, -4417276706812531889, -8663945395140668459)  # odd: a product is a permutation
 
 
 def morlet(dy: Tensor, dx: Tensor, scale: int, orientation: int) -> tuple[Tensor, Tensor]:
@@ -174,17 +183,6 @@ def _aliases(filters: Tensor) -> Tensor:
 def _modulus(z: Tensor) -> Tensor:
     squares = torch.view_as_real(z).square()
     return (squares[..., 0] + squares[..., 1]).sqrt_()
-
-
-SIZE = 2048
-"""Numbers of each description."""
-PARTS_OF_TIME, BANDS, MOST_CORRELATED, MOST_INPUTS = 4, 32, 64, 4096
-LEVELS_SHARE = 0.6
-"""Of the squared norm; rhythm has the rest."""
-LEVELS_SCALE, RHYTHM_SCALE = 2.5, 1.2
-_TINY = 1e-6
-_TOKENS = 2**20  # hashed at once
-_MIX = (-7046029254386353131, -4417276706812531889, -8663945395140668459)  # odd: a product is a permutation
 
 
 def spectrum(steps: int, values: int) -> Callable[[Tensor], Tensor]:

@@ -42,6 +42,10 @@ from sottovoce.helper import Helper
 from sottovoce.masking import KIND, MaskingError, MaskTerms, RoundKey, covering, ephemeral_of, unmasked
 from sottovoce.privacy import Terms
 
+MASKS: Literal["masks"] = "masks"
+"""The purpose of requests to helpers, and of their answers."""
+LOG = "helper.log"
+
 
 def check_consent(agreement: Agreement, terms: Terms) -> None:
     """Refuses an agreement on shared noise that the owner has not agreed to."""
@@ -119,11 +123,6 @@ def held(key: SiteKey | None) -> SiteKey:
 
 def _known(public: str, terms: Terms) -> bool:
     return fingerprint(public).replace(" ", "") in terms.helpers
-
-
-MASKS: Literal["masks"] = "masks"
-"""The purpose of requests to helpers, and of their answers."""
-LOG = "helper.log"
 
 
 class HelperNode:

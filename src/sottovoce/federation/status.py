@@ -37,6 +37,9 @@ SUPERVISOR = "federate.json"
 FORMAT = 1
 NAMED = 20
 """Clients that are named in a list of those who are waited for."""
+CONTACT = "contact.json"
+ERRORS = 10
+TAIL_BYTES = 65_536
 
 
 class Minutely:
@@ -158,11 +161,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SottovoceError(f"{path} is damaged: it is written again while the server runs")
     return found
-
-
-CONTACT = "contact.json"
-ERRORS = 10
-TAIL_BYTES = 65_536
 
 
 def note_contact(

@@ -30,6 +30,11 @@ from sottovoce.gradients.layers import Capture, Convolution, Linear, Parametric,
 from sottovoce.models import places, trainable
 from sottovoce.subspace import Share, SignedPartition, StructuredPartition
 
+_ALIGNED = 32
+"""Records that a GPU reads at once: rows begin at multiples of it."""
+_ONE = 0
+"""The row of ones."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
@@ -154,12 +159,6 @@ def _channels(share: Share, groups: Tensor, weights: Tensor) -> _Channels:
 def _one_hot(groups: Tensor, weights: Tensor, count: int) -> Tensor:
     """(clients, channels) groups to (clients, channels, count) with the weight at the group."""
     return weights.new_zeros(*groups.shape, count).scatter_(2, groups.unsqueeze(2), weights.unsqueeze(2))
-
-
-_ALIGNED = 32
-"""Records that a GPU reads at once: rows begin at multiples of it."""
-_ONE = 0
-"""The row of ones."""
 
 
 @dataclass(frozen=True, eq=False)

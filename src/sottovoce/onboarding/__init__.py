@@ -36,6 +36,9 @@ An entropy-coded message is longer where the noised statistic is unusual; padded
 have one length. Padding hides that length from whoever watches the connection. It hides neither that a client
 onboards, when and from where, nor anything from the service, which decodes the context.
 """
+TOKENS_FILE = "tokens.txt"
+LOCK_FILE = "tokens.lock"
+TOKEN_BYTES = 32
 
 
 class SpecificationError(SottovoceError):
@@ -115,11 +118,6 @@ class Specification:
                     f"the service states {name}={shown(fields.get(name))}, its plan means {mine[name]}: "
                     "nothing was released; use the same version of sottovoce at both ends"
                 )
-
-
-TOKENS_FILE = "tokens.txt"
-LOCK_FILE = "tokens.lock"
-TOKEN_BYTES = 32
 
 
 def token_hash(token: str) -> str:

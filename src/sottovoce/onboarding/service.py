@@ -55,14 +55,6 @@ Digest = Annotated[
 ]
 
 log = logging.getLogger("sottovoce.onboarding")
-
-
-class Refusal(BaseModel):
-    """Why a request was refused, and what to do."""
-
-    error: str
-
-
 REASONS = {
     400: "another version of the protocol",
     401: "no good token",
@@ -72,6 +64,12 @@ REASONS = {
     422: "not a context of this run",
     503: "the tokens cannot be read",
 }
+
+
+class Refusal(BaseModel):
+    """Why a request was refused, and what to do."""
+
+    error: str
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.privacy.accounting import Budget
 
+Schedule = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Price:
@@ -96,9 +98,6 @@ class Terms:
     noise_shared: bool = False
     honest: int = 0
     helpers: frozenset[str] = frozenset()
-
-
-Schedule = NDArray[np.int64]
 
 
 def random_schedule(clients: int, per_round: int, rounds: int, seed: int) -> Schedule:

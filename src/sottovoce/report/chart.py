@@ -19,6 +19,8 @@ from importlib.resources import files
 from sottovoce.report.table import Html, number, tag
 
 MOST_TICKS = 6
+Format = Callable[[float], str]
+WIDTH, PAD, LEFT = 720, 24, 84  # of an SVG file, in pixels
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,7 @@ def _cover(ticks: list[float], low: float, high: float) -> tuple[float, ...]:
     return tuple(ticks[start : max(stop, start + 1) + 1])
 
 
-Format = Callable[[float], str]
 STYLE = (files(__package__) / "chart.css").read_text(encoding="utf-8")
-WIDTH, PAD, LEFT = 720, 24, 84  # of an SVG file, in pixels
 
 
 @dataclass(frozen=True)

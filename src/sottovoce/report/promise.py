@@ -19,6 +19,9 @@ from sottovoce.report.figures import Series, trend
 from sottovoce.report.reading import ReportedRun
 from sottovoce.report.table import Html, Table, count, equals, join, number, out_of, percent, tag
 
+TONES = {"worst": "orange", "given": "blue"}
+PAIRS = {"worst": "the worst pair", "given": "the worst pair of the given records"}
+
 
 def warning(run: ReportedRun) -> str | None:
     """Why nobody is protected by this run, if that is so."""
@@ -183,8 +186,6 @@ def _randomness(run: ReportedRun) -> str:
     return "The noise came from the operating system’s cryptographic generator."
 
 
-TONES = {"worst": "orange", "given": "blue"}
-PAIRS = {"worst": "the worst pair", "given": "the worst pair of the given records"}
 _TENTHS = Axis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
 

@@ -29,6 +29,7 @@ from sottovoce.report.table import (
 )
 
 _from_zero = partial(linear, zero=True)
+Matrix = list[list[int]]
 
 
 def accuracy(run: ReportedRun) -> list[Chart]:
@@ -179,9 +180,6 @@ def _over_rounds(
 
 def _known(values: PerClient) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-Matrix = list[list[int]]
 
 
 def confusion(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 THIN = "\u202f"
 UNKNOWN = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+Value: TypeAlias = str | float | bool | None
 
 
 def plain(text: str) -> str:
@@ -178,9 +179,6 @@ class Html(str):
     """Text that is already markup and goes into a page unchanged."""
 
     __slots__ = ()
-
-
-Value: TypeAlias = str | float | bool | None
 
 
 def tag(name: str, /, *children: str, **attributes: Value) -> Html:

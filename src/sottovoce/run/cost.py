@@ -31,6 +31,10 @@ TYPICAL_NORM = 0.3
 SENSIBLE_EPSILON = 20.0
 DEPLOYED_ROUND_SECONDS = 8.0
 """Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
+ALONE = (
+    "one client trains, and learns from nobody: its noise is for those who see its releases; a model that "
+    "it makes for itself needs none"
+)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
@@ -80,12 +84,6 @@ def outline(plan: Plan) -> dict[str, Any]:
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
     }
-
-
-ALONE = (
-    "one client trains, and learns from nobody: its noise is for those who see its releases; a model that "
-    "it makes for itself needs none"
-)
 
 
 def doubts(blueprint: Blueprint) -> list[str]:

@@ -37,6 +37,16 @@ from sottovoce.run import RunDirectory
 from sottovoce.server import Server
 
 Progress = Callable[[str, int], None]
+PLACES = {
+    "client": "at each client: every release is private by itself",
+    "server": "by the server, once a round: the server itself saw releases without it",
+    "shared": "by the clients of a round together: nobody saw more than their noised sum",
+    "nowhere": "nowhere: nothing protects the records",
+}
+UNSTATED = (
+    "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
+    "the records has them."
+)
 
 
 def open_server(file: GeneratorFile, module: nn.Module | str | None = None) -> Server:
@@ -177,18 +187,6 @@ def file_name(client: str) -> str:
     """
     safe = re.sub(r"[^\w .@+-]|^\W", "_", client)
     return f"{safe}.safetensors"
-
-
-PLACES = {
-    "client": "at each client: every release is private by itself",
-    "server": "by the server, once a round: the server itself saw releases without it",
-    "shared": "by the clients of a round together: nobody saw more than their noised sum",
-    "nowhere": "nowhere: nothing protects the records",
-}
-UNSTATED = (
-    "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
-    "the records has them."
-)
 
 
 def write_model(path: Path, model: bytes, metrics: Mapping[str, float | None] | None = None) -> None:

@@ -20,6 +20,7 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task
 
 log = logging.getLogger(__name__)
+COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
 
 class Result(dict[str, Any]):
@@ -48,9 +49,6 @@ class Result(dict[str, Any]):
             for client in self["clients"]
         ]
         return pandas.DataFrame(rows)
-
-
-COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
 
 def assemble(

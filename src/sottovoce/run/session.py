@@ -43,6 +43,8 @@ from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server
 
 CHECKPOINT_SECONDS = 20.0
+TRIED = 32
+"""Records, or units, whose gradient is tried."""
 
 
 class Session:
@@ -233,10 +235,6 @@ def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> N
                 f"{name} may spend ε={held.epsilon:g} at δ={held.delta:g} in all, says {book.path}, and this "
                 f"run would take it to {held.price(total):.3f}: lower epsilon, or 'sottovoce ledger raise'"
             )
-
-
-TRIED = 32
-"""Records, or units, whose gradient is tried."""
 
 
 def dry_run(blueprint: Blueprint, federation: FederatedDataset, *, own: bool) -> None:

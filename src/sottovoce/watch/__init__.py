@@ -44,6 +44,8 @@ TOKENS_FILE = "watch-tokens.txt"
 EVERY_SECONDS = 1.0
 NOTHING_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 WHO = {"WWW-Authenticate": 'Basic realm="Sottovoce", charset="UTF-8"'}
+CONTENT_TYPE = exposition.CONTENT_TYPE_LATEST
+Found = Status | NodeStatus
 
 
 def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bool = False) -> Starlette:
@@ -121,10 +123,6 @@ def open_watch(
     application = create_watch(run, ended=lambda: server.should_exit, behind_proxy=behind_proxy)
     server = uvicorn.Server(uvicorn.Config(application, access_log=False, log_level="error", ws="none"))
     return server, listening
-
-
-CONTENT_TYPE = exposition.CONTENT_TYPE_LATEST
-Found = Status | NodeStatus
 
 
 class Looked(Collector):

@@ -53,6 +53,8 @@ _LARGEST_S2 = 1.6  # above, every coordinate gets an offset
 _OUTLYING = 6.0  # scales beyond which a single coordinate gets one
 _ANY = 64  # weight out of 2^16 of "some offset is not zero"
 _BITS = 16
+Bits = NDArray[np.uint8]
+_BYTES_PER_COORDINATE = 96  # more than offset, raw state and all planes of one coordinate can cost
 
 
 def offsets(v: Reals) -> Integers:
@@ -159,11 +161,6 @@ def _hadamard(v: Reals) -> None:
                 low[j], high[j] = a + b, a - b
         half *= 2
     v /= np.sqrt(np.float64(size))
-
-
-Bits = NDArray[np.uint8]
-
-_BYTES_PER_COORDINATE = 96  # more than offset, raw state and all planes of one coordinate can cost
 
 
 class Polar(Channel):

@@ -33,6 +33,7 @@ RECORD = "sottovoce"
 
 TOLD = (EnrolmentError, Declined)
 """Errors that say nothing about records, nor about what is on this machine."""
+Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
 
 
 def client_app() -> ClientApp:
@@ -166,9 +167,6 @@ def show_log() -> None:
     ours.setLevel(logging.INFO)
     ours.handlers = flower.handlers
     ours.propagate = flower.propagate
-
-
-Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
 
 
 def _of_client(handle: Callable[[Node, Mapping[str, Any]], dict[str, Any]]) -> Handler:
