@@ -48,7 +48,7 @@ def enrolment(count: int) -> dict[str, Any]:
 
     from sottovoce.blueprint import participant_name
     from sottovoce.data import Facts
-    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation import Agreement
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.sealing import agreed_secret, new_key, proof, public_key
     from sottovoce.federation.store import Store
@@ -102,7 +102,7 @@ def release(folder: str) -> dict[str, Any]:
     started, began_cpu = time.perf_counter(), time.process_time()
     import sottovoce.client
     import sottovoce.federation.flower.client_app
-    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation import Agreement
     from sottovoce.federation.node import Node
 
     imported = time.perf_counter()
@@ -135,7 +135,7 @@ def round_trip(channel: str) -> dict[str, Any]:
     """One round: two client processes, then the server's part, for k = 16,384, less the gradient."""
     import torch
 
-    from sottovoce.federation.agreement import agree, write_client_files
+    from sottovoce.federation import agree, write_client_files
     from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.node import Node
     from sottovoce.federation.store import Store

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.memory import kilobytes
 from sottovoce.channel import Channel
 from sottovoce.federation.sealing import agreed_secret, new_key, pad, public_key
-from sottovoce.onboarding.specification import BUCKET, NAME, VERSION, Specification
+from sottovoce.onboarding import BUCKET, NAME, VERSION, Specification
 from sottovoce.plan import Plan
 from sottovoce.run.training import train
 

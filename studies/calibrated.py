@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sottovoce.data import Dataset
-from sottovoce.evaluation import constant
+from sottovoce.metrics import constant
 from sottovoce.models import logits
 from sottovoce.run.prepare import prepare
 from sottovoce.tasks import open_task

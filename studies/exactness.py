@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.base import Channel
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel import Channel
+from sottovoce.channel.wire import SeededRandomness
 
 Reals = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Reals]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sottovoce.report.chart import Axis, Chart, linear
 from sottovoce.report.figures import Series, bars, line_of, trend
-from sottovoce.report.numbers import number
+from sottovoce.report.table import number
 from studies.index import Indexed
 from studies.summary import GAIN_EVERY
 from studies.tables import SYMBOLS, across_of, rows_of

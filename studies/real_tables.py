@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Dataset
-from sottovoce.evaluation import constant
 from sottovoce.finishing import finished_outputs, joined
+from sottovoce.metrics import constant
 from sottovoce.models import flat_parameters, logits
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server
@@ -41,7 +41,7 @@ from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_tables.json"
 PRESETS = {"client": "best", "server": "central"}
-EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(81, 88)), 40
+EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(101, 108)), 40
 CHOOSING = (51, 52, 53)
 """Seeds on which `picked` is picked."""
 DRAWS = 4

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.display import as_json, err, out
-from sottovoce.cli.options import DEVICE, JSON, VALUES
+from sottovoce.cli.display import DEVICE, JSON, VALUES, as_json, err, out
 from sottovoce.errors import SottovoceError
 from studies.cells import (
     EXPERIMENTS,

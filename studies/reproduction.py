@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PUBLIC, write_atomically
-from sottovoce.report import page
 from sottovoce.report.table import Html, Table, TableEntry, tag
 from studies.cells import EXPERIMENTS
 from studies.figures import figures
@@ -34,11 +34,11 @@ def write_reproduction(index: Sequence[Indexed], path: Path) -> Path:
             dataset = DATASETS.get(group[0]["dataset"], group[0]["dataset"])
             title = f"{experiment.replace('-', ' ').capitalize()} · {dataset}"
             tables = [*accuracy(group), uplink(group)]
-            sections.append(page.section(title, page.grid(*figures(group)), *map(_titled, tables)))
+            sections.append(report.section(title, report.grid(*figures(group)), *map(_titled, tables)))
         found = details(experiment, entries) if entries else []
         if found:
             title = f"{experiment.capitalize()} in detail"
-            sections.append(page.section(title, *map(_titled, found)))
+            sections.append(report.section(title, *map(_titled, found)))
     least, most = (end((len(entry["seeds"]) for entry in index), default=0) for end in (min, max))
     seeds = f"{least} seeds each" if least == most else f"{least} to {most} seeds each"
     facts = [f"{len(index)} cells", seeds, "mean ± deviation over seeds, percent, unmasked"]
@@ -46,10 +46,10 @@ def write_reproduction(index: Sequence[Indexed], path: Path) -> Path:
         "Small: the published value, and the difference in points. Green: ours is better; orange: ours is "
         f"worse; full color at {FULL_SHADE:g} points of difference."
     )
-    document = page.page(
+    document = report.page(
         "Reproduction – Sottovoce",
-        page.header("The paper’s tables, ours beside theirs", facts, "Sottovoce · reproduction"),
-        tag("main", tag("p", key, class_="key"), *sections, page.section("In full", _origins(index))),
+        report.header("The paper’s tables, ours beside theirs", facts, "Sottovoce · reproduction"),
+        tag("main", tag("p", key, class_="key"), *sections, report.section("In full", _origins(index))),
     )
     write_atomically(path, document.encode(), PUBLIC)
     return path
@@ -85,4 +85,4 @@ def _origins(index: Sequence[Indexed]) -> Html:
     rows: list[list[str | TableEntry]] = [
         [entry["id"], str(len(entry["seeds"])), *(str(entry[key]) for key in ORIGIN)] for entry in index
     ]
-    return page.folded(Table(names, rows, "How every cell was made", words=6))
+    return report.folded(Table(names, rows, "How every cell was made", words=6))

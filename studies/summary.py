@@ -14,7 +14,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PUBLIC, write_atomically
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from studies.grid import CellRun
 
 FILE = "summary.json"

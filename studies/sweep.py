@@ -21,7 +21,7 @@ from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import Shared, prepare
 from sottovoce.run.rounds import Round
 from sottovoce.run.session import Session

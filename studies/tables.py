@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sottovoce.report.numbers import UNKNOWN, count, measured, signed
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, measured, signed
 from studies.cells import EXPERIMENTS, open_differences, read_table
 from studies.index import Indexed
 from studies.summary import GAIN_EVERY

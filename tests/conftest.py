@@ -1,6 +1,6 @@
 """Kernels are tested as they are written: each state of the sources has its own cache of compiled kernels.
 
-Numba alone would not notice that a kernel of another file has changed (see `sottovoce.channel.kernel`).
+Numba alone would not notice that a kernel of another file has changed (see `sottovoce.channel.coding`).
 """
 
 from __future__ import annotations

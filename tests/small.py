@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from sottovoce.blueprint import Blueprint, draw
-from sottovoce.channel.randomness import PrivateRandomness
+from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.data import Facts
 from sottovoce.plan import Plan
 

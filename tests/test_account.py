@@ -15,12 +15,12 @@ from sottovoce.account import Account, folder_ledger
 from sottovoce.data import load
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.recovery import opened
+from sottovoce.federation.client_directory import opened
 from sottovoce.onboarding.future_client import obtain_model, personalize
 from sottovoce.onboarding.server import FinishedRun
+from sottovoce.privacy import Price, Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Price, Terms
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites
 

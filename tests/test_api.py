@@ -10,7 +10,7 @@ from torch import nn
 
 from sottovoce import Plan, compare, train
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.training import evaluate
 from tests.run.test_dry_run import own, own_plan
 from tests.run.test_folder import sites

@@ -18,8 +18,8 @@ from sottovoce.generator import GENERATORS, open_generator
 from sottovoce.models import open_model
 from sottovoce.optimizers import open_optimizer
 from sottovoce.plan import Plan
+from sottovoce.privacy import open_schedule
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.schedule import open_schedule
 from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task
 

@@ -12,7 +12,7 @@ import torch
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.central import CARRIED, AlreadyDrawn, DrawnRounds, RoundSum, Update
-from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness
+from sottovoce.channel.wire import PrivateRandomness, SeededRandomness
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import Blend

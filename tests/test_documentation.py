@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:[\w.-]+/)+\w+\.py)`")
 
 
 def prose(page: Path) -> str:
@@ -42,6 +43,13 @@ def test_every_link_of_a_page_leads_somewhere_in_the_repository(page: Path) -> N
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name} links to {link}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_or_test_that_a_page_names_is_there(page: Path) -> None:
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "sottovoce")
+    named = [file for file in FILE.findall(prose(page)) if "/x/" not in file]  # x is any package
+    assert [file for file in named if not any((root / file).exists() for root in roots)] == []
 
 
 def test_the_reference_shows_every_name_that_the_package_offers() -> None:

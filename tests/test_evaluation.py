@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sottovoce.data import Facts
-from sottovoce.evaluation import Curves, Evaluation, mean_accuracy
+from sottovoce.metrics import Curves, Evaluation, mean_accuracy
 from sottovoce.tasks import open_task
 
 TASK, WIDE = open_task(Facts((1,), 3)), open_task(Facts((1,), 5))

@@ -28,7 +28,7 @@ from sottovoce.onboarding.future_client import personalize
 from sottovoce.personal import Origin, PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.export import write_models
 from sottovoce.run.training import evaluate, train
 from sottovoce.tasks import open_task

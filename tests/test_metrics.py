@@ -14,7 +14,7 @@ from sottovoce.data import Facts
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
 from sottovoce.metrics import NoMeasures, check_own, own_metrics
-from sottovoce.report.numbers import label, measure
+from sottovoce.report.table import label, measure
 from sottovoce.tasks import open_task
 from tests.data.hospitals import folder
 from tests.test_tasks import AGE

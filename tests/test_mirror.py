@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,23 +13,27 @@ SOURCE = CLONE / "src" / "sottovoce"
 
 THROUGH = {
     "audit/test_guessing.py": "game",
-    "channel/test_channel.py": "base direct elias lrsuq",
+    "channel/test_channel.py": "direct lrsuq",
+    "channel/test_rangecoder.py": "coding",
     "channel/polar/test_codec.py": "model surprises vector",
-    "gradients/test_mean.py": "identity layers structured unstructured vmap",
+    "gradients/test_mean.py": "identity layers partitions vmap",
     "gradients/test_gpu.py": "kernels",
-    "federation/flower/test_apps.py": "client_app server_app template",
-    "report/test_run.py": "fields figures page",
+    "features/test_scattering.py": "fixed",
+    "federation/flower/test_apps.py": "client_app server_app",
+    "federation/test_sums.py": "sharing",
+    "report/test_run.py": "fields figures",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",
     "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
     "plan/test_plan.py": "keys rules",
     "test_modelfile.py": "personal",
-    "cli/test_application.py": "datasets display options",
+    "cli/test_application.py": "datasets display",
+    "cli/test_compare.py": "rehearsals",
+    "cli/test_ledger.py": "keeping",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "columns findings inputs",
+    "data/test_encoding.py": "columns",
     "data/test_description.py": "section",
-    "data/test_kinds.py": "names",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""
 
@@ -62,6 +67,11 @@ def test_every_package_of_tests_is_one_of_the_source_or_of_the_clone() -> None:
     packages = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     for package in packages - {Path("neighbours")}:  # from a file to a release, through all of them
         assert _place(package).is_dir(), package
+
+
+def test_mutants_are_made_of_modules_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CLONE / "tools"))
+    assert [name for name in import_module("mutants").CORE if not (SOURCE / f"{name}.py").exists()] == []
 
 
 def _place(path: Path) -> Path:

@@ -18,8 +18,8 @@ from torch import nn
 from sottovoce.data import Description, Facts
 from sottovoce.data.encoding import read_site
 from sottovoce.errors import SottovoceError
+from sottovoce.features import open_features
 from sottovoce.features.kept import described_facts
-from sottovoce.features.maps import open_features
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.prediction import Layout, Summary, _quoted, predict, predictions
 from tests.small import COLUMNS, drawn, small_plan

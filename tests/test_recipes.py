@@ -19,21 +19,21 @@ from studies.exactness import STATISTICS, collect
 from torch import Tensor, nn
 
 from sottovoce import catalog, channel, context, data, generator, models
-from sottovoce.channel.base import Channel
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
+from sottovoce.channel import Channel
+from sottovoce.channel.wire import PrivateRandomness, SharedRandomness
 from sottovoce.context import Statistic
 from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Fields
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.generator import Generator
 from sottovoce.modelfile import load_tensors
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.optimizers import Optimizer
-from sottovoce.report.numbers import measure
 from sottovoce.report.run import write_report
+from sottovoce.report.table import measure
+from sottovoce.run import RunDirectory
 from sottovoce.run.cost import outline
-from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
 from sottovoce.server import Server
 from sottovoce.tasks import Task

@@ -14,8 +14,8 @@ from scipy import stats
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError, open_channel
-from sottovoce.channel.integers import Integers
-from sottovoce.channel.randomness import SeededRandomness, SystemRandomness
+from sottovoce.channel.direct import Integers
+from sottovoce.channel.wire import SeededRandomness, SystemRandomness
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.prior import ClassPriors

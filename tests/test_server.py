@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from sottovoce.channel.integers import TAU_SQUARED, draw
-from sottovoce.channel.randomness import SeededRandomness
+from sottovoce.channel.direct import TAU_SQUARED, draw
+from sottovoce.channel.wire import SeededRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
 from sottovoce.shared import Shares, Sharing, centred, rounded_error, sum_error
@@ -296,7 +296,7 @@ def test_a_mean_that_is_not_finite_counts_as_zeros_and_gets_its_noise() -> None:
 
 
 @pytest.mark.parametrize("word", [16, 32])
-def test_words_are_centred_at_zero(word: int) -> None:
+def test_promise_are_centred_at_zero(word: int) -> None:
     half = 2 ** (word - 1)
     values = np.array([0, 5, -5, half - 1, -half])
     words = (values % 2**word).astype(np.uint64)

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.federation.status import NodeStatus, look
 from sottovoce.run.status import Status
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

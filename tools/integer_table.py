@@ -1,6 +1,6 @@
 """Make src/sottovoce/channel/integers.bin, the table behind discrete Gaussians (seconds).
 
-Run as `python tools/integer_table.py`, and put the digest that it prints into channel/integers.py. Unlike the
+Run as `python tools/integer_table.py`, and put the digest that it prints into channel/direct.py. Unlike the
 tables of the entropy codes, this one decides the law of the noise: 60-digit arithmetic, rounded once.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mpmath
 
-from sottovoce.channel.integers import DIGIT_BITS, DIGITS, LOWEST, TAU_SQUARED, THRESHOLDS
+from sottovoce.channel.direct import DIGIT_BITS, DIGITS, LOWEST, TAU_SQUARED, THRESHOLDS
 
 TARGET = Path(__file__).parent.parent / "src" / "sottovoce" / "channel" / "integers.bin"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sottovoce.personal import PersonalModel
     from sottovoce.plan import Plan
     from sottovoce.prediction import predict
-    from sottovoce.privacy.terms import Terms
+    from sottovoce.privacy import Terms
     from sottovoce.run.comparison import compare
     from sottovoce.run.export import write_models
     from sottovoce.run.training import evaluate
@@ -59,7 +59,7 @@ _HOME = {
     "PrivateClassifier": "estimators",
     "PrivateRegressor": "estimators",
     "SottovoceError": "errors",
-    "Terms": "privacy.terms",
+    "Terms": "privacy",
     "compare": "run.comparison",
     "evaluate": "run.training",
     "export_onnx": "onnxfile",

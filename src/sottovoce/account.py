@@ -33,10 +33,10 @@ from sottovoce.data.folder import LEDGER, client_files, described
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import PRIVATE, locked
 from sottovoce.plan import Plan
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, client_scope
 from sottovoce.privacy.past import Remembered
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Terms
 
 log = logging.getLogger("sottovoce.account")
 

@@ -29,7 +29,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
 from sottovoce.plan import Phase, Plan, phases
-from sottovoce.privacy import accounting, schedule
+from sottovoce.privacy import accounting, call_counts, open_schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
 from sottovoce.shared import Shares, Sharing
@@ -199,7 +199,7 @@ class Blueprint:
     @property
     def releases_max(self) -> int:
         """T_max, gradient releases of the busiest participant."""
-        return int(schedule.counts(self.schedule, self.plan.participants).max())
+        return int(call_counts(self.schedule, self.plan.participants).max())
 
     @property
     def sigma(self) -> float:
@@ -285,7 +285,7 @@ def draw(
     if plan.calibration:
         Derivatives(task)
         LastLayer.of(module, basis, facts)
-    order = schedule.open_schedule(
+    order = open_schedule(
         plan.schedule,
         clients=plan.participants,
         per_round=plan.clients_per_round,

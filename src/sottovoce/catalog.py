@@ -160,20 +160,20 @@ CHANNELS = {
     ),
     "lrsuq-elias": Channel(
         {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7},
-        opened="sottovoce.channel.elias:LrsuqElias",
+        opened="sottovoce.channel.lrsuq:LrsuqElias",
         phrase="points of a lattice, whose rounding is the noise, in Elias’ code",
         options=("lattice",),
         compiled=True,
     ),
     "polar": Channel(
         {"polar": 8},
-        opened="sottovoce.channel.polar.codec:Polar",
+        opened="sottovoce.channel.polar:Polar",
         phrase="polar codes, whose error is the noise",
         compiled=True,
     ),
     "integers": Channel(
         {"integers": 9},
-        opened="sottovoce.channel.integers:Integers",
+        opened="sottovoce.channel.direct:Integers",
         phrase="whole numbers with noise in them",
         private_messages=True,
     ),

@@ -23,7 +23,7 @@ from sottovoce.channel.wire import Stream
 from sottovoce.cores import available, derived_seed, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Evaluation
+from sottovoce.metrics import Evaluation
 from sottovoce.models import logits
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
 from sottovoce.release import Release

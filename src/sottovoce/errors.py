@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 200
+"""Letters of a stranger's text that are shown."""
+
 
 class SottovoceError(Exception):
     """Something the user can put right; the message says how.
@@ -20,10 +23,6 @@ class SottovoceError(Exception):
     def __init__(self, message: str = "", *options: str) -> None:
         super().__init__(message)
         self.options = options
-
-
-SHOWN = 200
-"""Letters of a stranger's text that are shown."""
 
 
 def shown(said: object) -> str:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from sottovoce.data import Records, training_size
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import constant
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
+from sottovoce.metrics import constant
 from sottovoce.models import flat_parameters, import_model, logits, model_options
 from sottovoce.personal import PersonalModel, home_model
 from sottovoce.tasks import Task, open_task

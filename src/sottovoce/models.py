@@ -30,6 +30,7 @@ from sottovoce.plan import Plan
 ModelFactory = Callable[..., nn.Module]
 """From the shape of a record, the number of outputs, and the plan keys in `OPTIONS`."""
 MOST_LAYERS, WIDEST = 16, 2**14
+GIVEN = "python:"
 
 
 class ModelError(SottovoceError):
@@ -143,9 +144,6 @@ def widths(text: str) -> list[int]:
             f"mlp_sizes={shown(text)}: give 1 to {MOST_LAYERS} widths of 1 to {WIDEST} hidden units"
         )
     return found
-
-
-GIVEN = "python:"
 
 
 def given_name(module: nn.Module) -> str:

@@ -22,7 +22,7 @@ from sottovoce import __version__
 from sottovoce.data import Facts, description
 from sottovoce.data.description import Description
 from sottovoce.data.kinds import PARTS, Category, Date, Number
-from sottovoce.data.names import OTHER
+from sottovoce.data.section import OTHER
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.modelfile import HomeModel

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sottovoce.data import DataError, Facts, description
+from sottovoce.data import DataError, Facts, Part, description, kept_arrays, read_inputs
+from sottovoce.data.cells import ColumnFindings
 from sottovoce.data.columns import arrow
-from sottovoce.data.findings import ColumnFindings
-from sottovoce.data.inputs import Part, kept_arrays, read_inputs
 from sottovoce.data.own import read_stored_parts
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view

@@ -23,8 +23,7 @@ from sottovoce.catalog import CHANNELS
 from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.direct import Noiseless
-from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
-from sottovoce.channel.wire import Stream
+from sottovoce.channel.wire import PrivateRandomness, SeededRandomness, Stream, SystemRandomness
 from sottovoce.context import Confusion, Statistic
 from sottovoce.data import Records
 from sottovoce.errors import SottovoceError

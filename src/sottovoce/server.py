@@ -21,7 +21,7 @@ from torch import Tensor
 from sottovoce.blueprint import Blueprint
 from sottovoce.calibration import LastLayer, Scaling
 from sottovoce.central import Update, noised_sum
-from sottovoce.channel.randomness import PrivateRandomness
+from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.cores import derived_seed, one_core
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator

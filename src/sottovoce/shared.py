@@ -1,7 +1,7 @@
 """Noise that the clients of a round share: each adds a part of it, and only their sum is ever seen.
 
 Client i adds up its clipped gradients, rotates and scales them, x_i = R·m_i û_i/γ, and draws
-Y_i ~ N_ℤ(x_i, τ²) (`channel.integers`): nothing is rounded before the noise. Masks (`masking`) hide all but
+Y_i ~ N_ℤ(x_i, τ²) (`channel.direct`): nothing is rounded before the noise. Masks (`masking`) hide all but
 ΣY. At least `threshold` clients are in a sum, and at most `colluding` of them tell others their noise, so
 H = threshold − colluding shares protect: ΣY is, up to e^{±Γ} in a whole run, made from Σx + N(0, Hτ² − r²)
 (docs/privacy.md has the proof). Replacing one record moves Σx by at most 2C/γ, whoever has how many records.
@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.channel.integers import FRACTION_BITS, TAU_SQUARED, draw
-from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
-from sottovoce.channel.wire import Stream
+from sottovoce.channel.direct import FRACTION_BITS, TAU_SQUARED, draw
+from sottovoce.channel.wire import PrivateRandomness, SeededRandomness, Stream, SystemRandomness
 from sottovoce.errors import SottovoceError
 
 Reals = NDArray[np.float64]

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import CHANNELS, Channel, open_channel
-from sottovoce.channel.randomness import SeededRandomness
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.wire import ChannelError, SeededRandomness
 from sottovoce.report.chart import Axis, logarithmic, svg
 from sottovoce.report.figures import line_of, trend
-from sottovoce.report.numbers import number
+from sottovoce.report.table import number
 
 # σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.
 EVENT = {"events": 21, "size": 16384, "sigma": 0.0152, "norm": 0.3}

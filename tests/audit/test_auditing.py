@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.audit import auditing
-from sottovoce.audit.auditing import audit
+import sottovoce.audit
+from sottovoce.audit import audit
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
@@ -16,7 +16,7 @@ from .toys import BEST, records
 
 @pytest.fixture(autouse=True)
 def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "FAMILIES", 2)
+    monkeypatch.setattr(sottovoce.audit, "FAMILIES", 2)
 
 
 def plan(folder: Path, **keys: object) -> Plan:

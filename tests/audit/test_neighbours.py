@@ -39,7 +39,7 @@ def test_files_of_a_family_differ_in_one_unit(tmp_path: Path, task: str, unit: b
     agreed = Description.load(folder / "records.toml")
     table = written(folder / "north.csv", suffix)
     names, sizes, orders = set(), set(), 0
-    for seed in range(30):
+    for seed in range(15):
         one, *others = family(table, agreed, Random(seed), 6)
         assert one is table
         before = units(table, agreed.unit)
@@ -52,7 +52,7 @@ def test_files_of_a_family_differ_in_one_unit(tmp_path: Path, task: str, unit: b
             names |= set(other.columns["patient"])
             shared = [row for row in table.rows if row in other.rows]
             orders += [row for row in other.rows if row in shared] != shared
-    assert orders > 20
+    assert orders > 10
     if unit:
         assert len(sizes) > 3
         assert len(names) > 22

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.audit.ratios import ratios
+from sottovoce.audit.leaving import ratios
 from sottovoce.data import dataset as dataset_module
 from sottovoce.errors import SottovoceError
 from tests.run.test_folder import planned, sites

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.audit import recount as module
-from sottovoce.audit.recount import pld_epsilon, recount
+from sottovoce import audit as module
+from sottovoce.audit import pld_epsilon, recount
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon

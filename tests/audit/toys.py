@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.audit.auditing import opened
+from sottovoce.audit import opened
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import FederatedDataset
 from sottovoce.plan import Plan

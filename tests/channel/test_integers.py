@@ -12,8 +12,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from sottovoce.channel import ChannelError, SeededRandomness, integers, open_channel
-from sottovoce.channel.integers import LOWEST, ROUNDED, SPARE, TAU_SQUARED, THRESHOLDS, draw, widening
+from sottovoce.channel import ChannelError, SeededRandomness, direct, open_channel
+from sottovoce.channel.direct import LOWEST, ROUNDED, SPARE, TAU_SQUARED, THRESHOLDS, draw, widening
 
 SECRET = bytes(32)
 CENTRES = [0.0, 0.5, 2.0**-24, 1 - 2.0**-24, *np.random.default_rng(20).uniform(-40, 40, 16)]
@@ -28,7 +28,7 @@ def _law(x: float, variance: float = TAU_SQUARED) -> tuple[np.ndarray, np.ndarra
 
 
 def test_the_table_equals_sixty_digit_arithmetic() -> None:
-    exact = integers._table()[-1]
+    exact = direct._table()[-1]
     assert [len(row) for row in exact] == [THRESHOLDS] * 16
     with mpmath.workdps(60):
         s2 = mpmath.mpf(64) * (1 - mpmath.mpf(1) / 256) / (1 - mpmath.mpf(1) / 256**6)
@@ -41,17 +41,17 @@ def test_the_table_equals_sixty_digit_arithmetic() -> None:
 
 
 def test_the_table_is_the_one_of_its_digest_and_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    integers._table.cache_clear()
-    integers._table()
-    monkeypatch.setattr(integers, "DIGEST", hashlib.sha256(b"another").hexdigest())
-    integers._table.cache_clear()
+    direct._table.cache_clear()
+    direct._table()
+    monkeypatch.setattr(direct, "DIGEST", hashlib.sha256(b"another").hexdigest())
+    direct._table.cache_clear()
     with pytest.raises(ChannelError, match="damaged"):
-        integers._table()
-    integers._table.cache_clear()
+        direct._table()
+    direct._table.cache_clear()
 
 
 def test_keys_are_rows_and_first_bits_and_every_slot_knows_how_many_lie_below_it() -> None:
-    keys, slots, exact = integers._table.__wrapped__()
+    keys, slots, exact = direct._table.__wrapped__()
     assert keys.tolist() == [(j << 60) + (number >> 68) for j, row in enumerate(exact) for number in row]
     assert (np.diff(keys.astype(object)) >= 0).all()
     width = 2**64 // (len(slots) - 1)
@@ -72,7 +72,7 @@ def test_the_channels_noise_has_the_deviation_that_its_grid_and_its_rounding_say
 @pytest.mark.parametrize("x", [0.0, 0.37, 7 / 16, 2.0**-24, 0.999])
 def test_six_digits_drawn_one_after_the_other_are_one_discrete_gaussian(x: float) -> None:
     """The law of `draw` itself, from the table's integers: all ways to a number are added up."""
-    exact = integers._table()[-1]
+    exact = direct._table()[-1]
     rows = (
         np.diff(np.array([[0, *row, 2**128] for row in exact], dtype=object), axis=1).astype(float) / 2**128
     )
@@ -120,8 +120,8 @@ def test_a_table_whose_variance_is_wrong_by_one_percent_is_caught(
     rows = [np.cumsum(law)[(y >= LOWEST) & (y < LOWEST + THRESHOLDS)] for y, law in laws]
     keys = [(j << 60) + int(min(total, 1 - 1e-15) * 2**60) for j, row in enumerate(rows) for total in row]
     table = np.array(keys, np.uint64)
-    monkeypatch.setattr(integers, "_table", lambda: (table, integers.slots_of(table), []))
-    monkeypatch.setattr(integers, "bisect_right", lambda row, number: THRESHOLDS // 2)
+    monkeypatch.setattr(direct, "_table", lambda: (table, direct.slots_of(table), []))
+    monkeypatch.setattr(direct, "bisect_right", lambda row, number: THRESHOLDS // 2)
     assert max(map(abs, _scores(CENTRES))) > 7
 
 
@@ -168,12 +168,12 @@ class _Fixed(SeededRandomness):
 @pytest.mark.parametrize("row", [0, 5, 15])
 @pytest.mark.parametrize("at", [0, 40, 111, 180, 221])
 def test_where_the_first_bits_are_equal_the_last_ones_decide(row: int, at: int) -> None:
-    numbers = integers._table()[-1][row]
+    numbers = direct._table()[-1][row]
     for number in (numbers[at] - 1, numbers[at], numbers[at] + 1):
         wanted = LOWEST + sum(threshold <= number for threshold in numbers)
         if 0 <= number < 2**128:
             private = _Fixed(number >> 68, number & (2**68 - 1))
-            assert integers._row_draws(np.array([row]), private) == [wanted]
+            assert direct._row_draws(np.array([row]), private) == [wanted]
 
 
 def test_a_message_holds_the_decoded_numbers_and_nothing_else() -> None:
@@ -181,7 +181,7 @@ def test_a_message_holds_the_decoded_numbers_and_nothing_else() -> None:
     u = np.random.default_rng(1).standard_normal(300)
     message = channel.encode(u, secret=SECRET, stream=(1,), private=SeededRandomness(b"m"))
     y = channel.decode(message, secret=SECRET, stream=(1,)) / channel.step
-    assert integers._packed(np.rint(y).astype(np.int64)) == message[5:]
+    assert direct._packed(np.rint(y).astype(np.int64)) == message[5:]
 
 
 @pytest.mark.parametrize("largest", [0, 1, 20, 10**6, 2**43])
@@ -190,8 +190,8 @@ def test_whole_numbers_of_every_size_are_packed_and_unpacked(largest: int, size:
     rng = np.random.default_rng(size)
     values = rng.integers(-largest, largest + 1, size)
     values[rng.integers(size)] = -largest
-    packed = integers._packed(values)
-    np.testing.assert_array_equal(integers._unpacked(packed, size), values)
+    packed = direct._packed(values)
+    np.testing.assert_array_equal(direct._unpacked(packed, size), values)
     assert len(packed) <= 8 * size + 8
 
 
@@ -199,7 +199,7 @@ def test_a_coordinate_takes_little_more_than_its_entropy() -> None:
     drawn = draw(np.zeros(20_490), SeededRandomness(b"bits"))
     _, law = _law(0.0)
     entropy = -float((law * np.log2(np.maximum(law, 1e-300))).sum())
-    assert 8 * len(integers._packed(drawn)) / 20_490 < entropy + 0.1
+    assert 8 * len(direct._packed(drawn)) / 20_490 < entropy + 0.1
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 1.0, 3.0])

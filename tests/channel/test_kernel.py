@@ -8,18 +8,17 @@ import sys
 import pytest
 
 from sottovoce.channel import ChannelError
-from sottovoce.channel.kernel import kernel
+from sottovoce.channel.coding import kernel
 
 MESSAGES = """
 import numpy as np
-from sottovoce.channel import SeededRandomness, lrsuq, open_channel
-from sottovoce.channel.polar import codec
+from sottovoce.channel import SeededRandomness, lrsuq, open_channel, polar
 for name in ("lrsuq", "polar"):
     channel = open_channel(name, size=300, sigma=0.1)
     ends = dict(secret=bytes(32), stream=("kernel",))
     message = channel.encode(np.linspace(-0.1, 0.1, 300), private=SeededRandomness(b"kernel"), **ends)
     print(message.hex(), channel.decode(message, **ends).tobytes().hex())
-for each in (lrsuq._encode_blocks, lrsuq._decode_blocks, codec.cancel, codec.take_plane):
+for each in (lrsuq._encode_blocks, lrsuq._decode_blocks, polar.cancel, polar.take_plane):
     print(each.stats.cache_hits.total(), each.stats.cache_misses.total())
 """
 WITHOUT_NUMBA = """

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.channel.randomness import (
+from sottovoce.channel.wire import (
+    ChannelError,
+    Envelope,
     PrivateRandomness,
     SeededRandomness,
     SharedRandomness,
     SystemRandomness,
     log_mantissa,
 )
-from sottovoce.channel.wire import ChannelError, Envelope
 
 ENVELOPE = Envelope("lrsuq/Z4", 10, 1.0, bytes(32), ("client", 1))
 
@@ -83,7 +84,7 @@ def test_the_systems_generator_is_asked_for_all_it_gives_or_for_a_whole_key(
         asked.append(size)
         return urandom(size)
 
-    monkeypatch.setattr("sottovoce.channel.randomness.os.urandom", overheard)
+    monkeypatch.setattr("sottovoce.channel.wire.os.urandom", overheard)
     drawn = SystemRandomness().bytes(count)
     assert len(drawn) == count
     assert asked == [count if count <= 1024 else 32]
@@ -109,7 +110,7 @@ def test_without_cryptography_long_draws_come_from_the_system_too(monkeypatch: p
     def missing(*_: object) -> None:
         raise ImportError
 
-    monkeypatch.setattr("sottovoce.channel.randomness._keystream", missing)
+    monkeypatch.setattr("sottovoce.channel.wire._keystream", missing)
     one, other = SystemRandomness().bytes(3000), SystemRandomness().bytes(3000)
     assert len(one) == len(other) == 3000
     assert one != other

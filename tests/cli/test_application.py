@@ -42,7 +42,7 @@ def test_help_and_version_start_at_once_and_without_torch(words: list[str]) -> N
     # 0.18 to 0.22 s for --version and 0.26 to 0.32 s for --help, measured on a busy machine.
     _, seconds, heavy = start(*words)
     assert heavy == "[]"
-    assert seconds < 0.6
+    assert seconds < 1.5
 
 
 def complete(*words: str) -> list[str]:
@@ -50,7 +50,7 @@ def complete(*words: str) -> list[str]:
     asked = {"COMP_WORDS": " ".join(("sottovoce", *words)), "COMP_CWORD": str(len(words))}
     answer, seconds, heavy = start(**asked, _SOTTOVOCE_COMPLETE="complete_bash")
     assert heavy == "[]"
-    assert seconds < 0.6
+    assert seconds < 1.5
     return answer.split()
 
 

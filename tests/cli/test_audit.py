@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sottovoce.audit import auditing
+from sottovoce import audit
 from sottovoce.cli.application import app
 from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
 from tests.audit.toys import BEST, words
@@ -22,7 +22,7 @@ PLAN = {**BEST, "channel": "direct", "rounds": 2}
 
 @pytest.fixture(autouse=True)
 def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "FAMILIES", 2)
+    monkeypatch.setattr(audit, "FAMILIES", 2)
 
 
 def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.flower import joining
 from tests.run.test_folder import sites
 

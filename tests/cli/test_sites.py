@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.parties import Parties, SiteKey, accepted, fingerprint
 from tests.cli.conftest import Failing
 from tests.federation.world import SHARED

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.cli.watch import wait_for
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
@@ -35,6 +35,19 @@ def test_status_tells_people_and_scripts_that_a_run_is_finished_or_running(run: 
         told = CliRunner().invoke(app, ["status", str(run), "--json"])
     assert told.exit_code == 3
     assert json.loads(told.stdout)["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("file", "command"), [("plan.toml", "train --resume --out"), ("server.sqlite", "federate --app APP --on")]
+)
+def test_status_adds_the_command_that_continues_what_was_killed(
+    run: Path, tmp_path: Path, file: str, command: str
+) -> None:
+    (tmp_path / "killed").mkdir()
+    shutil.copy(run / "plan.toml", tmp_path / "killed" / file)
+    told = CliRunner().invoke(app, ["status", str(tmp_path / "killed")])
+    assert told.exit_code == 1
+    assert f"sottovoce {command}" in " ".join(told.stdout.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("json_", [True, False])

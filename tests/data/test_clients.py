@@ -24,7 +24,7 @@ from sottovoce.data import (
     split_participant,
 )
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import agree
+from sottovoce.federation import agree
 from sottovoce.plan import Plan, PlanError
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.data import DataError, Description, read_client, read_site
+from sottovoce.data import DataError, Description, read_client, read_inputs, read_site
 from sottovoce.data.encoding import Site
-from sottovoce.data.inputs import read_inputs
 
 from .hospitals import AGREED, HEADER, ROWS, written
 

@@ -12,8 +12,7 @@ import pytest
 
 from sottovoce.data import DataError, Description, check, read_site
 from sottovoce.data.kinds import PARTS, Category, Date
-from sottovoce.data.names import Names
-from sottovoce.data.section import DescriptionError
+from sottovoce.data.section import DescriptionError, Names
 
 from .hospitals import folder, written
 

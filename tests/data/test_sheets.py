@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from openpyxl import Workbook
 
-from sottovoce.data import DataError, Description, check, load, read_site
-from sottovoce.data.inputs import read_inputs
+from sottovoce.data import DataError, Description, check, load, read_inputs, read_site
 from sottovoce.errors import SottovoceError
 
 from .hospitals import AGREED, HEADER, folder, written

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sottovoce.data import DataError, Description, read_site
+from sottovoce.data import DataError, Description, read_inputs, read_site
 from sottovoce.data.columns import ABSENT, Texts
 from sottovoce.data.encoding import Site
-from sottovoce.data.inputs import read_inputs
-from sottovoce.data.names import Names
+from sottovoce.data.section import Names
 from sottovoce.data.tables import read_columns
 from sottovoce.errors import SottovoceError
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
+from sottovoce.features import open_local
 from sottovoce.features.kept import described
-from sottovoce.features.local import open_local
 from sottovoce.foreign import ForeignError, foreign_plan
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.plan import Plan
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.training import evaluate, train
 
 NAME = "tests.features.test_local:halves"

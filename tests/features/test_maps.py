@@ -8,9 +8,8 @@ import torch
 from sottovoce.catalog import DESCRIBED
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.features import FeatureMap, open_features
+from sottovoce.features import FeatureMap, Projection, open_features
 from sottovoce.features.kept import feature_map
-from sottovoce.features.maps import Projection
 from sottovoce.plan import Plan
 
 MAPS = [name for name, (_, axes) in DESCRIBED.items() if axes == 3]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.features.scattering import COEFFICIENTS, Scattering, extended, gaussian, mirrored, morlet
+from sottovoce.features.fixed import COEFFICIENTS, Scattering, extended, gaussian, mirrored, morlet
 
 
 def _convolved(values: Tensor, kernel: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 
 from sottovoce.data import division, load, read_client
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import MOST_RECORDS, Agreement, AgreementError, agree, write_client_files
-from sottovoce.federation.flower.template import write_app
+from sottovoce.federation import MOST_RECORDS, Agreement, AgreementError, agree, write_client_files
+from sottovoce.federation.flower import write_app
 from sottovoce.foreign import MOST_TEXT, ForeignError
 from sottovoce.plan import Plan
 from tests.run.test_folder import planned, sites

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from tools.demo_federation import DEPLOY, HELPERS, SERVICES, Federation, services, show
 
-from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.federation.status import NodeStatus, look
 from sottovoce.personal import PersonalModel
 from tests.report.test_browser import DESK
 from tests.report.test_browser import browser as browser

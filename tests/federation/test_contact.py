@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation import contact
-from sottovoce.federation.contact import FILE, NodeStatus, look
+from sottovoce.federation import status
+from sottovoce.federation.status import CONTACT, NodeStatus, look
 from sottovoce.files import FileError, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
 
@@ -78,8 +78,10 @@ def test_what_other_runs_have_spent_and_a_stricter_budget_are_counted(world: Wat
     world.finish()
     with Ledger.open(world.directory(1) / "ledger.sqlite", scope=None) as ledger:
         ledger.willing(2.0)
-    noted = json.loads((world.directory(1) / FILE).read_text())
-    (world.directory(1) / FILE).write_text(json.dumps({**noted, "run": "f" * 16}))  # an earlier run's charges
+    noted = json.loads((world.directory(1) / CONTACT).read_text())
+    (world.directory(1) / CONTACT).write_text(
+        json.dumps({**noted, "run": "f" * 16})
+    )  # an earlier run's charges
     found = seen(world.directory(1))
     assert found.epsilon["budget"] == 2.0
     assert found.epsilon["spent"] > found.epsilon["run_spent"] == 0.0
@@ -120,7 +122,7 @@ def test_a_node_that_was_never_asked_waits_and_one_without_a_directory_leaves_no
     ("content", "why"), [("{", "damaged"), ('{"format": 7}', "another version"), ('{"format": 1}', "damaged")]
 )
 def test_what_cannot_be_read_is_unknown_in_one_line(world: Watched, content: str, why: str) -> None:
-    (world.directory(0) / FILE).write_text(content)
+    (world.directory(0) / CONTACT).write_text(content)
     found = seen(world.directory(0))
     assert (found.state, found.exit_code) == ("unknown", 2)
     assert why in found.why
@@ -139,5 +141,5 @@ def test_a_note_that_cannot_be_written_is_no_reason_not_to_answer(
     def full(*_: object) -> None:
         raise FileError("cannot write: No space left on device")
 
-    monkeypatch.setattr(contact, "write_atomically", full)
+    monkeypatch.setattr(status, "write_atomically", full)
     assert world.step() is None

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.channel.randomness import SystemRandomness
+from sottovoce.channel.wire import SystemRandomness
 from sottovoce.data import Dataset, load
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.features import kept
+from sottovoce.federation.client_directory import Recovery
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.node import Declined
-from sottovoce.federation.recovery import Recovery
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError, new_key, public_key
 from sottovoce.modelfile import GeneratorFile, load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
@@ -33,7 +33,13 @@ from .world import World, charged, everyone_paid, ledger, same
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"channel": "lrsuq"}, {"channel": "integers"}, {"context": "labels", "momentum": 0.5}]
+    "changes",
+    [
+        {"model": "lenet"},
+        {"channel": "lrsuq"},
+        {"channel": "integers"},
+        {"context": "labels", "momentum": 0.5},
+    ],
 )
 def test_members_and_simulator_give_the_same_generator_bit_for_bit(tmp_path: Path, changes: Fields) -> None:
     world = World(tmp_path, **changes)

@@ -16,8 +16,8 @@ from sottovoce.federation.sealing import EnrolmentError, seal_downward, unseal_d
 from sottovoce.modelfile import load_tensors
 from sottovoce.models import state_dict_at
 from sottovoce.personal import PersonalModel
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import train
 from sottovoce.server import Server
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sottovoce.federation.agreement import agree
+from sottovoce.federation import agree
 from sottovoce.federation.coordinator import Fields
-from sottovoce.federation.helping import HelperNode, answered
 from sottovoce.federation.parties import PartyError
 from sottovoce.federation.sealing import Declined, EnrolmentError
+from sottovoce.federation.sharing import HelperNode, answered
 from sottovoce.helper import Answer, Helper
 from sottovoce.masking import ephemeral_of, unmasked
 from tests.small import federated_plan

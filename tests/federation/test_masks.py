@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.masks import check_consent
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError
+from sottovoce.federation.sharing import check_consent
 from sottovoce.masking import RoundKey
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.terms import Terms
 
 from .world import SHARED, World, charged, ledger
 

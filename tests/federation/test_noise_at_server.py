@@ -16,8 +16,8 @@ from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import train
 from sottovoce.server import Server
 from tests.small import aged, noise_draws

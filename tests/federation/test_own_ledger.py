@@ -16,17 +16,17 @@ from sottovoce.account import Account
 from sottovoce.blueprint import draw
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
+from sottovoce.federation.client_directory import LedgerBehind, opened
 from sottovoce.federation.coordinator import Coordinator
 from sottovoce.federation.node import Node
-from sottovoce.federation.recovery import LedgerBehind, opened
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.onboarding.future_client import personalize
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Terms
 
 from .world import World
 

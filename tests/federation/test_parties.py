@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.agreement import Agreement, AgreementError, agree
+from sottovoce.federation import Agreement, AgreementError, agree
 from sottovoce.federation.parties import Parties, PartyError, SiteKey, accepted, fingerprint
 from tests.small import federated_plan
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation.contact import look
 from sottovoce.federation.coordinator import Options
 from sottovoce.federation.progress import Progress
-from sottovoce.federation.status import FILE
+from sottovoce.federation.status import FILE, look
 from sottovoce.files import FileError
 
 from .test_tables import Tables

@@ -13,9 +13,8 @@ from typing import Any, cast
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_directory import ClientLog
+from sottovoce.federation.client_directory import ClientLog, Recovery
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.recovery import Recovery
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Total
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation.agreement import MOST_RECORDS, agree
+from sottovoce.federation import MOST_RECORDS, agree
 from sottovoce.federation.roster import Roster
 from sottovoce.federation.sealing import EnrolmentError, agreed_secret, new_key, proof, public_key
 from sottovoce.federation.store import Store

@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
 from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.flower.server_app import _keep_log
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import (
     SEAL_BYTES,
     EnrolmentError,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.contact import look
-from sottovoce.federation.result import write_run
-from sottovoce.federation.status import FILE, SUPERVISOR
+from sottovoce.federation.progress import write_run
+from sottovoce.federation.status import FILE, SUPERVISOR, look
 from sottovoce.files import locked
 from sottovoce.run.status import Status
 
@@ -41,7 +40,7 @@ def test_a_federation_waits_runs_fails_when_killed_and_is_finished_with_its_resu
     told.world.kill()
     found = seen(tmp_path)
     assert (found.state, found.exit_code, found.seconds_left) == ("failed", 1, None)
-    assert "sottovoce federate --app APP --on NAME" in found.why
+    assert "start it again" in found.why
     assert (found.counted("enrolled"), found.counted("connected"), found.waiting) == (3, 0, [])
     told.world.start()
     told.begin()

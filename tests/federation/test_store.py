@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sottovoce.federation import agree
 from sottovoce.federation import store as store_module
-from sottovoce.federation.agreement import agree
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.files import FileError

@@ -15,21 +15,21 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.data import Description, division, read_folder
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Options
 from sottovoce.federation.node import Node
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
+from sottovoce.onboarding import Specification
 from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.server import Onboarding
-from sottovoce.onboarding.specification import Specification
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.privacy.terms import Terms
 from sottovoce.report.run import write_report
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train

@@ -12,17 +12,17 @@ from torch import Tensor
 from sottovoce.channel.wire import Stream
 from sottovoce.client import Asked
 from sottovoce.data import Dataset
-from sottovoce.federation.agreement import Agreement, agree, write_client_files
+from sottovoce.federation import Agreement, agree, write_client_files
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
-from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey
 from sottovoce.federation.sealing import public_key, seal, unseal
+from sottovoce.federation.sharing import HelperNode
 from sottovoce.federation.store import Store
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.training import train
 from tests.small import federated_plan
@@ -58,7 +58,7 @@ class World:
         self, folder: Path, *, options: Options | None = None, dataset: Dataset | None = None, **changes: Any
     ) -> None:
         self.folder = folder
-        plan = federated_plan(**changes)
+        plan = federated_plan(**{"model": "linear", **changes})
         parties = Parties.dealt(folder / "clients", plan) if plan.place.shared else None
         self.agreement = agree(plan, dataset, parties)
         self.files = write_client_files(self.agreement, folder / "clients", dataset)

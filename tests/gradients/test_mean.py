@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sottovoce import gradients
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import clipped_mean, clipped_means, mean, sensitivity, vmap
+from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
+from sottovoce.gradients.identity import squares
 from sottovoce.gradients.layers import capture, stack
 from sottovoce.subspace import Basis, BasisKind, open_basis
 
@@ -43,8 +45,8 @@ def expected(module: nn.Module, theta: Tensor, basis: Basis, x: Tensor, y: Tenso
     exact = copy.deepcopy(module).double()
     chunks = vmap.record_gradients(exact, theta.double(), basis, x.double(), y)
     total = torch.zeros(basis.coefficients, dtype=torch.float64)
-    for gradients, _ in chunks:
-        for g in gradients:
+    for chunk, _ in chunks:
+        for g in chunk:
             total += g * min(1.0, clip / float(g.norm()))
     return total / len(x)
 
@@ -180,7 +182,7 @@ def test_the_denominator_is_fixed_whatever_the_number_of_records() -> None:
 def test_several_clients_at_once_give_what_each_gives_alone(
     kind: BasisKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = mean._chunks
+    chunks = gradients._chunks
     module = models.seeded(models.mixed)
     clients, m = 5, 7
     thetas = torch.stack([models.flat(models.seeded(models.mixed, seed)) for seed in range(clients)])
@@ -197,9 +199,9 @@ def test_several_clients_at_once_give_what_each_gives_alone(
         some = (thetas[:count], bases[:count], x[:count], y[:count])
         assert torch.equal(clipped_means(module, *some, clip=0.5, denominator=m), alone[:count])
     # As on a GPU, which has room for several clients in a chunk.
-    monkeypatch.setattr(mean, "_chunks", lambda *sizes, on_cpu: chunks(*sizes, on_cpu=False))
+    monkeypatch.setattr(gradients, "_chunks", lambda *sizes, on_cpu: chunks(*sizes, on_cpu=False))
     for room in (1, 100_000, 2**20, 2**30):
-        monkeypatch.setattr(mean, "_GPU_BYTES", room)
+        monkeypatch.setattr(gradients, "_GPU_BYTES", room)
         together = clipped_means(module, thetas, bases, x, y, clip=0.5, denominator=m)
         assert (together - alone).abs().max() <= 1e-7
 
@@ -259,8 +261,8 @@ def test_cores_share_out_chunks_and_change_nothing_else(
     theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 24)
     basis, before = open_basis(kind, module, 16384, seed=1), torch.get_num_threads()
 
-    monkeypatch.setattr(mean, "_CPU_BYTES", 2**22)
-    monkeypatch.setattr(mean, "_LEAST_RECORDS", 1)
+    monkeypatch.setattr(gradients, "_CPU_BYTES", 2**22)
+    monkeypatch.setattr(gradients, "_LEAST_RECORDS", 1)
 
     def on(threads: int) -> Tensor:
         torch.set_num_threads(threads)
@@ -278,7 +280,7 @@ def test_cores_share_out_chunks_and_change_nothing_else(
         workers.add(threading.current_thread().name.rpartition("_")[0])
         return capture(*arguments)
 
-    monkeypatch.setattr("sottovoce.gradients.mean.capture", spied)
+    monkeypatch.setattr("sottovoce.gradients.capture", spied)
     try:
         alone = on(1)
         assert workers == {""}
@@ -316,7 +318,7 @@ def test_records_fall_into_the_same_blocks_in_every_version(
     blocks: list[tuple[int, ...]],
 ) -> None:
     """Sums over blocks of another size are rounded differently, and seeded runs repeat bit for bit."""
-    found = mean._chunks(clients, records, int(mebibytes * 2**20), on_cpu=on_cpu)
+    found = gradients._chunks(clients, records, int(mebibytes * 2**20), on_cpu=on_cpu)
     assert [(c.start, c.stop, r.start, r.stop) for c, r in found] == blocks
 
 
@@ -329,12 +331,12 @@ def test_a_record_takes_what_its_layers_put_out_and_its_gradient_writes() -> Non
     expected = {"identity": 6 * weights, "structured": 3 * 60, "unstructured": 3 * 60 + thetas.shape[1]}
     for kind, written in expected.items():
         basis = open_basis(kind, module, 60, seed=0)
-        assert mean._floats_per_record(layers, module, thetas, x, basis) == 2 * outputs + written
+        assert gradients._floats_per_record(layers, module, thetas, x, basis) == 2 * outputs + written
     series = models.seeded(models.sequence)
     several = stack(series)
     assert several is not None
     flat, identity = models.flat(series)[None], open_basis("identity", series, 0, 0)
-    assert mean._floats_per_record(several, series, flat, torch.zeros(1, 3, 3, 5), identity) is None
+    assert gradients._floats_per_record(several, series, flat, torch.zeros(1, 3, 3, 5), identity) is None
 
 
 def test_a_record_on_a_gpu_also_takes_its_patches_and_the_inputs_of_linear_layers() -> None:
@@ -343,7 +345,7 @@ def test_a_record_on_a_gpu_also_takes_its_patches_and_the_inputs_of_linear_layer
     assert layers is not None
     outputs, weights, patches, inputs = 64 + 16 + 16 + 16 + 6 + 6 + 3, 4 * 9, 9 * 16, 16 + 6
     with like_a_card(None):
-        found = mean._floats_per_record(
+        found = gradients._floats_per_record(
             layers, module, thetas, torch.zeros(1, 3, 1, 6, 6), open_basis("identity", module, 0, seed=0)
         )
     assert found == 2 * outputs + patches + 6 * (weights + inputs)
@@ -357,8 +359,8 @@ def test_what_a_record_takes_is_remembered_for_records_of_its_shape() -> None:
     assert layers is not None
     for rows in (4, 7, 4):
         x = torch.zeros(1, 2, rows, 5)
-        found = mean._remembered_floats(layers, module, thetas, x, basis)
-        assert found == mean._floats_per_record(layers, module, thetas, x, basis)
+        found = gradients._remembered_floats(layers, module, thetas, x, basis)
+        assert found == gradients._floats_per_record(layers, module, thetas, x, basis)
         assert found == 2 * (rows * 5 + 5 + 5 + 3)
 
 
@@ -412,7 +414,7 @@ def test_norms_of_records_are_asked_for_where_they_are_those_of_the_inputs_of_a_
     theta, (x, y) = models.flat(module)[None], models.records((3, 4), 4, 5)
     asked: list[str] = []
     for kind in KINDS:
-        known = partial(lambda kind: (asked.append(kind), mean.identity.squares(x[None].flatten(2)))[1], kind)
+        known = partial(lambda kind: (asked.append(kind), squares(x[None].flatten(2)))[1], kind)
         inputs = (module, theta, [open_basis(kind, module, 77, seed=0)], x[None], y[None])
         told = clipped_means(*inputs, clip=0.1, denominator=5, squares=known)
         assert torch.equal(told, clipped_means(*inputs, clip=0.1, denominator=5))

@@ -11,7 +11,7 @@ from torch import nn
 
 from sottovoce.context import LabelHistogram, Moments
 from sottovoce.errors import SottovoceError
-from sottovoce.gradients import clipped_mean, mean, sensitivity
+from sottovoce.gradients import clipped_mean, sensitivity, vmap
 from sottovoce.gradients.vmap import record_gradients
 from sottovoce.subspace import Identity
 
@@ -120,7 +120,7 @@ def test_units_whose_records_lie_apart_are_whole(
     x, y = _records(23)
     unit = torch.randint(4, (23,), generator=torch.Generator().manual_seed(1))
     whole = _mean(x, y, unit, 4)
-    monkeypatch.setattr(mean, "_NUMBERS", 8 * 3)
+    monkeypatch.setattr(vmap, "_NUMBERS", 8 * 3)
     assert torch.allclose(_mean(x, y, unit, 4), whole, atol=1e-9)
 
 
@@ -139,7 +139,7 @@ def test_no_more_gradients_are_held_than_fit_into_memory(monkeypatch: pytest.Mon
         chunks.append(chunk)
         return record_gradients(*given, chunk=chunk, **options)
 
-    monkeypatch.setattr(mean, "record_gradients", seen)
+    monkeypatch.setattr(vmap, "record_gradients", seen)
     x, y = _records(4)
     _mean(x, y, torch.tensor([0, 0, 1, 1]), 2)
     assert chunks == [2**22 // 8]  # numbers of 32 MB in float64, and of a record d

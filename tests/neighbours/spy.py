@@ -21,18 +21,18 @@ import numpy as np
 import torch
 
 from sottovoce.audit.leaving import Leaving, What, weight
-from sottovoce.channel.integers import Integers
+from sottovoce.channel.direct import Integers
 from sottovoce.cli import main
 from sottovoce.client import Asked, Client
 from sottovoce.data import Description
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator
-from sottovoce.federation.helping import HelperNode
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import Parties, SiteKey, fingerprint
+from sottovoce.federation.sharing import HelperNode
 from sottovoce.federation.store import Store
 from sottovoce.plan import Plan
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.prepare import complete
 
 

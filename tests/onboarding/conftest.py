@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.onboarding import remote
 from tests.federation.world import World
 

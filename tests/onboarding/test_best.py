@@ -16,7 +16,7 @@ from sottovoce.onboarding.future_client import personalize
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
 from sottovoce.plan import Plan
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
 

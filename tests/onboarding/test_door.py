@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.onboarding import remote
+from sottovoce.onboarding import new_token, remote
 from sottovoce.onboarding.remote import onboard
-from sottovoce.onboarding.tokens import new_token
 from tests.federation.processes import Processes, free_port, nginx
 from tests.federation.world import World
 

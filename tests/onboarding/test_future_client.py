@@ -23,20 +23,19 @@ from sottovoce.account import Account
 from sottovoce.client import Client
 from sottovoce.cores import derived_seed
 from sottovoce.data import Dataset, read_client
+from sottovoce.data.cells import UnusableFile
 from sottovoce.data.description import Description
-from sottovoce.data.findings import UnusableFile
 from sottovoce.data.identity import of_records, order
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import new_key, public_key
 from sottovoce.models import lenet, open_model
-from sottovoce.onboarding import future_client, remote
+from sottovoce.onboarding import future_client, new_token, remote
 from sottovoce.onboarding.future_client import Keys, personalize
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.tokens import new_token
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent
-from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import evaluate, train
 from tests.data.hospitals import AGREED, HEADER, ROWS, written
 from tests.run.test_folder import planned, sites
@@ -55,7 +54,7 @@ def test_a_client_gets_its_model_for_one_charge_however_often_it_asks(run: Path,
     assert first["epsilon"] == again["epsilon"] > 0
     assert spent(records) == 1
     assert records.with_name("one").read_bytes() == records.with_name("two").read_bytes()
-    model = open_model("lenet", (1, 28, 28), 10, 0)
+    model = open_model("linear", (1, 28, 28), 10, 0)
     model.load_state_dict(load_file(records.with_name("one")))
 
 

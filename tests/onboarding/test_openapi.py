@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.onboarding import new_token
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.tokens import new_token
 
 from .live import live
 

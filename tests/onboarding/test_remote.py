@@ -23,11 +23,9 @@ import pytest
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import pad
 from sottovoce.modelfile import HomeModel
-from sottovoce.onboarding import remote
+from sottovoce.onboarding import BUCKET, SpecificationError, new_token, remote
 from sottovoce.onboarding.remote import Connection, OnboardingError, Service, onboard
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.specification import BUCKET, SpecificationError
-from sottovoce.onboarding.tokens import new_token
 from sottovoce.personal import PersonalModel
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import Release

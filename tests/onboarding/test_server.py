@@ -17,9 +17,9 @@ from safetensors.torch import load, load_file
 from sottovoce.channel import ChannelError
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import agreed_secret, new_key, pad, public_key
-from sottovoce.onboarding import remote
+from sottovoce.onboarding import BUCKET, NAME, new_token, remote
 from sottovoce.onboarding.remote import OnboardingError, onboard
 from sottovoce.onboarding.server import (
     TOGETHER,
@@ -31,8 +31,6 @@ from sottovoce.onboarding.server import (
     SecondContext,
 )
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.specification import BUCKET, NAME
-from sottovoce.onboarding.tokens import new_token
 from sottovoce.server import Server
 from tests.federation.world import World
 from tests.small import drawn, small_plan

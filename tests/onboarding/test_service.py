@@ -23,11 +23,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from sottovoce.errors import SottovoceError
-from sottovoce.onboarding import service
+from sottovoce.onboarding import new_token, service
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.server import CONTEXTS_FILE, Answer, Onboarding, Request
 from sottovoce.onboarding.service import Together, configured, create_service
-from sottovoce.onboarding.tokens import new_token
 
 from .live import live
 from .web import get, headers, post

@@ -10,10 +10,9 @@ import pytest
 
 from sottovoce.cores import derived_seed
 from sottovoce.errors import SottovoceError
-from sottovoce.onboarding import remote
+from sottovoce.onboarding import Specification, SpecificationError, remote
 from sottovoce.onboarding.remote import onboard
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.specification import Specification, SpecificationError
 from tests.federation.world import World
 
 from .live import live

@@ -14,9 +14,9 @@ from sottovoce.blueprint import draw
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.server import FinishedRun
+from sottovoce.privacy import Price, Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Copied, Ledger, Overspent, client_scope
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Price, Terms
 from tests.federation.world import World
 
 

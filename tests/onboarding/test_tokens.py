@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sottovoce import onboarding
 from sottovoce.cli.application import app
 from sottovoce.errors import SottovoceError
-from sottovoce.onboarding import tokens
+from sottovoce.onboarding import Tokens, new_token, read_tokens, revoke_token, token_hash
 from sottovoce.onboarding.service import create_service
-from sottovoce.onboarding.tokens import Tokens, new_token, read_tokens, revoke_token, token_hash
 
 from .live import live
 
@@ -115,10 +115,10 @@ def test_tokens_are_good_again_once_the_very_file_is_back(tmp_path: Path) -> Non
 
 
 def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, held = tokens.read_tokens, list[bool]()
+    honest, held = onboarding.read_tokens, list[bool]()
 
     def read(run: Path, file: str) -> dict[str, str]:
-        with (run / tokens.LOCK_FILE).open("a") as lock:
+        with (run / onboarding.LOCK_FILE).open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held.append(False)
@@ -126,7 +126,7 @@ def test_tokens_are_made_and_revoked_under_a_lock(tmp_path: Path, monkeypatch: p
                 held.append(True)
         return honest(run, file)
 
-    monkeypatch.setattr(tokens, "read_tokens", read)
+    monkeypatch.setattr(onboarding, "read_tokens", read)
     new_token(tmp_path, "alice")
     revoke_token(tmp_path, "alice")
     assert held == [True, True]

@@ -279,7 +279,7 @@ def release_for_ever(path: Path, wire: Path) -> None:
 
 def test_kill_9_leaves_nothing_uncharged_and_nothing_charged_twice(path: Path) -> None:
     wire, generator = path.parent / "wire", random.Random(41)
-    for _ in range(60):
+    for _ in range(30):
         before = wire.stat().st_size if wire.exists() else 0
         child = FORK.Process(target=release_for_ever, args=(path, wire))
         child.start()

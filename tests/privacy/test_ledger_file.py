@@ -149,6 +149,12 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
         "INSERT INTO lost (client, run, releases, spent, time, server) VALUES ('a', 'b', 1, 1, 'now', NULL)",
         "INSERT INTO release (client, run, kind, round, sensitivity, sigma, time, place)"
         " VALUES ('a', 'run', 'context', 0, 1.0, 1.0, 'now', NULL)",
+        *(
+            f"INSERT INTO release (client, run, kind, round, sensitivity, sigma, time, {column})"
+            " VALUES ('a', 'run', 'context', 0, 1.0, 1.0, 'now', NULL)"
+            for column in ("honest", "share", "helpers")
+        ),
+        "INSERT INTO lost (client, run, releases, spent, time, masked) VALUES ('a', 'b', 1, 1, 'now', NULL)",
     ],
 )
 def test_a_row_without_one_of_its_numbers_is_refused_by_the_file_itself(path: Path, statement: str) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from sottovoce import privacy
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy import schedule
-from sottovoce.privacy.schedule import Schedule
+from sottovoce.privacy import Schedule
 
-BOTH = pytest.mark.parametrize("draw", [schedule.random, schedule.balanced])
+BOTH = pytest.mark.parametrize("draw", [privacy.random_schedule, privacy.balanced_schedule])
 Draw = Callable[[int, int, int, int], Schedule]
 # Clients, clients per round, rounds: also where a sweep ends in the middle of a round.
 SHAPES = [(40, 2, 500), (16, 8, 100), (7, 3, 50), (5, 4, 33), (3, 2, 10), (4, 4, 6), (1, 1, 3), (100, 7, 3)]
@@ -34,9 +34,9 @@ def test_balanced_calls_differ_by_at_most_one_after_every_round(
     clients: int, per_round: int, rounds: int
 ) -> None:
     for seed in range(10):
-        plan = schedule.balanced(clients, per_round, rounds, seed)
+        plan = privacy.balanced_schedule(clients, per_round, rounds, seed)
         for end in range(1, rounds + 1):
-            called = schedule.counts(plan[:end], clients)
+            called = privacy.call_counts(plan[:end], clients)
             assert called.max() - called.min() <= 1
             assert called.sum() == end * per_round
 
@@ -48,7 +48,7 @@ def test_the_seed_alone_decides(draw: Draw) -> None:
 
 
 def test_each_sweep_has_its_own_order() -> None:
-    sweeps = schedule.balanced(8, 2, 40, 41).reshape(10, 8)
+    sweeps = privacy.balanced_schedule(8, 2, 40, 41).reshape(10, 8)
     assert len({tuple(sweep) for sweep in sweeps.tolist()}) == 10
 
 
@@ -62,13 +62,16 @@ def test_every_pair_of_clients_is_equally_likely_to_share_a_round(draw: Draw) ->
 
 
 def test_the_papers_random_schedule_calls_its_busiest_client_half_as_often_again_as_the_mean() -> None:
-    busiest = [int(schedule.counts(schedule.random(40, 2, 500, seed), 40).max()) for seed in range(41, 61)]
+    busiest = [
+        int(privacy.call_counts(privacy.random_schedule(40, 2, 500, seed), 40).max())
+        for seed in range(41, 61)
+    ]
     assert 33 <= np.median(busiest) <= 40
-    assert schedule.counts(schedule.balanced(40, 2, 500, 41), 40).tolist() == [25] * 40
+    assert privacy.call_counts(privacy.balanced_schedule(40, 2, 500, 41), 40).tolist() == [25] * 40
 
 
 def test_counts_include_clients_that_are_never_called() -> None:
-    assert schedule.counts(np.array([[0, 2], [2, 3]]), 5).tolist() == [1, 0, 2, 1, 0]
+    assert privacy.call_counts(np.array([[0, 2], [2, 3]]), 5).tolist() == [1, 0, 2, 1, 0]
 
 
 @BOTH
@@ -93,13 +96,13 @@ def test_an_impossible_schedule_is_refused(draw: Draw, clients: int, per_round: 
     ],
 )
 def test_both_ends_draw_the_same_schedule_in_every_version(name: str, expected: list[list[int]]) -> None:
-    found = schedule.open_schedule(name, clients=7, per_round=3, rounds=5, seed=41)
+    found = privacy.open_schedule(name, clients=7, per_round=3, rounds=5, seed=41)
     assert found.tolist() == expected
 
 
 def test_a_schedule_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(SottovoceError, match="no schedule is called 'balance'"):
-        schedule.open_schedule("balance", clients=7, per_round=3, rounds=5, seed=41)
+        privacy.open_schedule("balance", clients=7, per_round=3, rounds=5, seed=41)
 
 
 @BOTH

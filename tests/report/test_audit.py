@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sottovoce.report import audit
+from sottovoce.report import promise
 
 GAME: dict[str, Any] = {
     "pair": "worst",
@@ -37,36 +37,36 @@ FOUND: dict[str, Any] = {
 
 
 def test_a_game_is_told_in_one_sentence() -> None:
-    assert " ".join(audit.sentence(GAME).split()) == (
+    assert " ".join(promise.sentence(GAME).split()) == (
         "The worst pair: guessed right 320 of 400 times (80.0 %), which certifies ε ≥ 6.6 (95 %; 1.8 by "
         "counting alone); ε = 8 is charged."
     )
-    assert "One run with 400 canaries: 113 of 120 guesses were right" in audit.sentence(CANARIES)
+    assert "One run with 400 canaries: 113 of 120 guesses were right" in promise.sentence(CANARIES)
 
 
 def test_the_curve_shows_what_was_measured_beside_what_is_promised() -> None:
-    chart = audit.curve(FOUND)
+    chart = promise.curve(FOUND)
     assert [name for name, _ in chart.legend] == ["promised: no test is below", "measured, the worst pair"]
-    drawn = audit.picture(FOUND)
+    drawn = promise.audit_picture(FOUND)
     assert drawn.startswith("<svg")
     assert "false positives" in drawn
-    assert not audit.curve({**FOUND, "games": [CANARIES]}).marks
+    assert not promise.curve({**FOUND, "games": [CANARIES]}).marks
 
 
 def test_the_page_escapes_names_and_shows_faults_first() -> None:
-    text = audit.render({**FOUND, "faults": ["a gradient moved 3 times as far", "another"]})
+    text = promise.audit_page({**FOUND, "faults": ["a gradient moved 3 times as far", "another"]})
     assert "&lt;toy&gt;" in text
     assert "<toy>" not in text
     assert "The promise is broken: a gradient moved 3 times as far (and 1 more)." in text
-    assert "Nothing was found that breaks the promise." in audit.render(FOUND)
+    assert "Nothing was found that breaks the promise." in promise.audit_page(FOUND)
 
 
 def test_tables_are_there_where_there_is_something_to_tell() -> None:
-    releases = audit.releases_table(FOUND)
+    releases = promise.releases_table(FOUND)
     assert releases is not None
     assert releases.rows == [["gradient", "client", "0.0025", "0.8700"]]
-    assert audit.releases_table({"faults": []}) is None
+    assert promise.releases_table({"faults": []}) is None
     ledger = {"clients": [{"client": "north", "stated": 8.0, "recomputed": 8.0001}]}
-    recount = audit.recount_table({"ledger": ledger})
+    recount = promise.recount_table({"ledger": ledger})
     assert recount is not None
     assert recount.rows == [["north", "8.0000", "8.0001"]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.report.numbers import UNKNOWN, data_size, duration, measured, number, percent, plain, signed
+from sottovoce.report.table import UNKNOWN, data_size, duration, measured, number, percent, plain, signed
 
 _DIGITS = str.maketrans("−⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789")
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import THIN
 from sottovoce.report.run import write_report
+from sottovoce.report.table import THIN
 
 from .example import FUTURE, PARTICIPANTS, example_result, example_rounds, write_example
-from .test_words import PROTECTS_NOBODY, without_noise
+from .test_promise import PROTECTS_NOBODY, without_noise
 
 
 class Outline(HTMLParser):

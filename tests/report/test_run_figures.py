@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce.report.chart import logarithmic
-from sottovoce.report.numbers import data_size
 from sottovoce.report.run import write_report
+from sottovoce.report.table import data_size
 
 from .example import example_result, example_rounds, write_example
 from .test_run import Outline

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from sottovoce.report.numbers import percent
-from sottovoce.report.table import Table, TableEntry
+from sottovoce.report.table import Table, TableEntry, percent
 
 ENTRY = TableEntry("83.6 ± 7.1", "87.6, −4.0", small="tuned", better=False, share=0.4, value=83.61)
 TABLE = Table(["method", "ε = 16"], [["[b]|<i>", ENTRY], ["other", percent(50.0)]], title="Accuracy")

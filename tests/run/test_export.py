@@ -18,7 +18,7 @@ from sottovoce.onboarding.future_client import personalize
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict, predictions
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 from sottovoce.run.export import file_name, write_models
 from sottovoce.run.training import train
 from tests.data.hospitals import folder

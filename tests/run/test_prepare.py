@@ -14,13 +14,12 @@ import torch
 from studies.sweep import Job, run_batch
 from torch import nn
 
-from sottovoce import data
+from sottovoce import data, federation
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import Dataset
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.federation import agreement
-from sottovoce.federation.agreement import Agreement, agree
+from sottovoce.federation import Agreement, agree
 from sottovoce.plan import SHAPES, Plan, PlanError, keys
 from sottovoce.run import cost, export, prepare
 from sottovoce.run.comparison import compare
@@ -129,7 +128,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
         seen.append(prepare.Outline(found, (), None).digests)
         return found
 
-    for module in (prepare, agreement, export):
+    for module in (prepare, federation, export):
         monkeypatch.setattr(module, "draw", draw)
     return seen
 
@@ -186,12 +185,12 @@ ONLY = {
     ("data", "divide"): {"src/sottovoce/run/prepare.py"},
     ("kept", "described"): {
         "src/sottovoce/run/prepare.py",
-        "src/sottovoce/audit/ratios.py",  # one record, of a plan that is complete
+        "src/sottovoce/audit/leaving.py",  # one record, of a plan that is complete
     },
-    ("prepare", "resolve"): {"src/sottovoce/federation/agreement.py"},
+    ("prepare", "resolve"): {"src/sottovoce/federation/__init__.py"},
     ("blueprint", "draw"): {
         "src/sottovoce/run/prepare.py",
-        "src/sottovoce/federation/agreement.py",  # of a plan that all have agreed on
+        "src/sottovoce/federation/__init__.py",  # of a plan that all have agreed on
         "src/sottovoce/run/export.py",  # of a finished run
         "src/sottovoce/audit/pair.py",  # of a prepared run, with another model
         "benchmarks/predict.py",  # a model without any records

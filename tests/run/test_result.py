@@ -12,7 +12,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 
 from sottovoce.data import Dataset, Facts
-from sottovoce.evaluation import Evaluation
+from sottovoce.metrics import Evaluation
 from sottovoce.plan import Plan
 from sottovoce.run.prepare import outline
 from sottovoce.run.result import accuracies, epsilon_add_remove

@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
-from sottovoce.run.directory import RunDirectory, RunError
+from sottovoce.run import RunDirectory, RunError
 from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session
 from sottovoce.run.training import Interrupted, train
@@ -91,13 +91,13 @@ import sys
 from pathlib import Path
 from sottovoce.run.training import train
 from tests.small import small_plan
-train(small_plan(rounds=40, evaluate_every=0), sys.argv[1], resume=Path(sys.argv[1], "plan.toml").exists(),
+train(small_plan(rounds=20, evaluate_every=0), sys.argv[1], resume=Path(sys.argv[1], "plan.toml").exists(),
       on_round=lambda line: print(line["round"], flush=True))
 """
 
 
 def test_a_killed_process_leaves_nothing_uncharged_or_charged_twice(tmp_path, records) -> None:
-    plan = small_plan(rounds=40, evaluate_every=0)
+    plan = small_plan(rounds=20, evaluate_every=0)
     out = tmp_path / "killed"
     for rounds in (3, 9):
         child = subprocess.Popen(

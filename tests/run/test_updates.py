@@ -18,8 +18,7 @@ from sottovoce.data import Dataset
 from sottovoce.modelfile import ModelFileError, load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import rounds
-from sottovoce.run.directory import Updates
+from sottovoce.run import Updates, rounds
 from sottovoce.run.training import train
 from sottovoce.server import Server
 from tests.small import aged, noise_draws, small_plan

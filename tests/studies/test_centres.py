@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from studies.images import generate
 
+from sottovoce.features.fixed import Scattering
 from sottovoce.features.patterns import (
     Network,
     Patterns,
@@ -15,7 +16,6 @@ from sottovoce.features.patterns import (
     shipped,
     standardized,
 )
-from sottovoce.features.scattering import Scattering
 
 
 def test_brightness_and_contrast_of_a_description_do_not_matter() -> None:

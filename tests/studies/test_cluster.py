@@ -21,7 +21,7 @@ from studies.summary import collect
 
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from studies import cluster
 
 TIMES = ("seconds", "time", "device")

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.channel import lattice as lattices
-from sottovoce.channel import lrsuq
-from sottovoce.channel.polar import codec, states
+from sottovoce.channel import lrsuq, polar
+from sottovoce.channel.polar import states
 from sottovoce.channel.polar.states import RAW, States, chosen_words, uniforms
 from tests.channel.cases import EXACT, opened, worst
 
@@ -29,7 +29,7 @@ def _first_candidates(v, law, shared, private):  # type: ignore[no-untyped-def]
 
 
 def test_skipping_the_selection_of_states_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "select", _first_candidates)
+    monkeypatch.setattr(polar, "select", _first_candidates)
     assert _worst("polar", "clip bound", 64, 2500) > CAUGHT
 
 
@@ -43,29 +43,29 @@ def test_truncating_candidates_without_escape_is_caught(monkeypatch: pytest.Monk
         index[index == RAW] = 0
 
     monkeypatch.setattr(states, "_screen_private", nothing_goes_raw)
-    monkeypatch.setattr(codec, "scale_number", lambda s2: 60)
+    monkeypatch.setattr(polar, "scale_number", lambda s2: 60)
     assert _worst("polar", "clip bound", 64, 800) > CAUGHT
 
 
 def test_deciding_bits_by_their_dither_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = codec.cancel
+    honest = polar.cancel
 
     def unbiased(bias, *rest):  # type: ignore[no-untyped-def]
         honest(np.zeros_like(bias), *rest)
 
-    monkeypatch.setattr(codec, "cancel", unbiased)
+    monkeypatch.setattr(polar, "cancel", unbiased)
     assert _worst("polar", "typical", 16384, 6) > CAUGHT
 
 
 def test_losing_every_tenth_surprise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = codec.take_plane
+    honest = polar.take_plane
 
     def forgetful(state, data, bits, *rest):  # type: ignore[no-untyped-def]
         sound = honest(state, data, bits, *rest)
         bits[np.flatnonzero(bits)[::10]] = 0
         return sound
 
-    monkeypatch.setattr(codec, "take_plane", forgetful)
+    monkeypatch.setattr(polar, "take_plane", forgetful)
     assert _worst("polar", "clip bound", 16384, 12) > CAUGHT
 
 

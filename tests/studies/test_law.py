@@ -14,12 +14,12 @@ from studies.sweep import Job, run_batch
 
 from sottovoce import data
 from sottovoce.central import noised_sum
-from sottovoce.channel.randomness import SystemRandomness
+from sottovoce.channel.wire import SystemRandomness
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session

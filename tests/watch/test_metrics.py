@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sottovoce.federation.contact import NodeStatus, look
+from sottovoce.federation.status import NodeStatus, look
 from sottovoce.run.status import Status
-from sottovoce.watch.metrics import metrics
+from sottovoce.watch import metrics
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
@@ -108,7 +108,7 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not(server: Status, n
     made = {name.partition("[")[0] for found in (server, node) for name in samples(found)}
     told = {name for name in made if not name.endswith("_created")} | ONBOARDING
     assert names(" ".join(shown)) == told | {"sottovoce_run_seconds_left"}
-    assert names((ROOT / "src/sottovoce/watch/metrics.py").read_text()) >= {"sottovoce_run_seconds_left"}
+    assert names((ROOT / "src/sottovoce/watch/__init__.py").read_text()) >= {"sottovoce_run_seconds_left"}
     numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)
 

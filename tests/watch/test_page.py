@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.status import read_status
 from sottovoce.run.training import train
+from sottovoce.watch import open_watch
 from sottovoce.watch.page import document, parts
-from sottovoce.watch.serving import open_watch
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
@@ -106,7 +106,7 @@ def test_the_page_follows_a_run_without_being_loaded_again(browser: Browser, run
             future = f"{lines[-1]['future']:.1f}"
             assert future in browser.script("return document.getElementById('seen').innerText")
         state = "document.getElementById('state').innerText"
-        assert "--resume" in seen(browser, state, lambda text: text.startswith("failed"))
+        assert "resume it" in seen(browser, state, lambda text: text.startswith("failed"))
         directory.result_file.write_bytes(result)
         seen(browser, state, lambda text: text.startswith("finished"))
         assert browser.script("return window.mark") == "not loaded again"

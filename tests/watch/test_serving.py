@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.onboarding.tokens import new_token, revoke_token
+from sottovoce.onboarding import new_token, revoke_token
 from sottovoce.run.training import train
-from sottovoce.watch.serving import PROXY, TOKENS_FILE
+from sottovoce.watch import PROXY, TOKENS_FILE
 from tests.small import small_plan
 
 from .test_page import watched

@@ -1,6 +1,228 @@
 """For people who do not believe us: is an ε as large as the ledger says, and no larger?
 
-`neighbours` changes one record and looks at everything that would leave; `game` lets an adversary who knows
-everything else guess which of two records a file holds; `recount` adds a finished run's ledger up again, by
-code that is not ours.
+An audit of a plan on given records tells what would leave, how far one record moves it (`neighbours`,
+`leaving`), and whether guesses of an adversary who knows everything else stay within what is charged (`game`,
+`guessing`). Nothing leaves, and nothing is charged.
+
+A finished run's ε is recounted from the rows of its ledger, by code that is not ours: rows are read with
+plain SQL and composed by dp-accounting's PLD accountant, which knows nothing of Gaussian composition. Then
+result.json, plan.toml, rounds.jsonl and the ledger are held against one another.
 """
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sottovoce.audit.guessing import Progress, check_runs, guess_canaries, guess_pair
+from sottovoce.audit.leaving import ratios
+from sottovoce.audit.pair import busiest, given_pair, worst_pair
+from sottovoce.blending import counted_sizes
+from sottovoce.blueprint import Blueprint
+from sottovoce.data import FederatedDataset
+from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import Progress as OnFeatures
+from sottovoce.plan import Plan
+from sottovoce.privacy import call_counts
+from sottovoce.release import spending
+from sottovoce.run import RunDirectory
+from sottovoce.run.prepare import prepare
+
+FAMILIES = 20
+"""Of neighbouring files, each of which is compared with each of its own."""
+AGREEMENT = 1e-3
+"""Relative: PLD accounting rounds up."""
+_EXACT = 1e-9
+
+
+def audit(
+    plan: Plan,
+    runs: int = 0,
+    *,
+    progress: Progress = lambda done, of: None,
+    on_features: OnFeatures = lambda done, of: None,
+) -> dict[str, Any]:
+    """Audits what clients would release under a plan; with `runs` the game is played so often.
+
+    One run carries many canaries; more are played with the worst pair that can be made up, and as often with
+    the worst pair of the given records. `faults` lists what breaks the promise.
+    """
+    if not plan.private:
+        raise SottovoceError("epsilon=inf adds no noise and promises nothing: set a finite epsilon")
+    if runs < 0:
+        raise SottovoceError(f"the game cannot be played {runs} times: give 1, or 100 and more")
+    blueprint, federation = opened(plan, on_features)
+    plan, who = blueprint.plan, busiest(blueprint)
+    calls = int(call_counts(blueprint.schedule, plan.participants)[who])
+    promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
+    games = []
+    if runs == 1:
+        games = [guess_canaries(blueprint, federation)]
+    elif runs:
+        check_runs(runs, promised)
+        pairs = (worst_pair(blueprint, federation), given_pair(blueprint, federation))
+        games = [guess_pair(pair, runs, progress) for pair in pairs]
+    moved = ratios(plan, families=FAMILIES, progress=progress)
+    found = {
+        "dataset": plan.dataset,
+        "preset": plan.preset,
+        "noise": plan.noise,
+        "epsilon": blueprint.epsilon(blueprint.participant_counts(calls), who),
+        "delta": plan.delta,
+        "accounting": plan.accounting,
+        "seeded": plan.seeded,
+        "pairs": moved.pairs,
+        "refused": moved.refused,
+        "releases": moved.releases,
+        "largest": max((row["ratio"] for row in moved.releases), default=0.0),
+        "games": games,
+        "faults": [*moved.faults, *(fault for game in games for fault in game["faults"])],
+    }
+    if games:
+        found["epsilon_lower"] = games[0]["epsilon_lower"]
+    return found
+
+
+def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple[Blueprint, FederatedDataset]:
+    """The blueprint of a plan, and its clients with their records."""
+    prepared = prepare(plan, trusted=True, progress=on_features)
+    return prepared.blueprint, prepared.federation
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a ledger, as it stands there."""
+
+    client: str
+    run: str
+    kind: str
+    round: int
+    sensitivity: float
+    sigma: float
+    place: str
+    time: str
+
+
+def recount(run: str | Path) -> dict[str, Any]:
+    """ε of every client of a finished run, recomputed, and everything in which its files do not agree."""
+    directory = RunDirectory(run)
+    result, plan = directory.result(), directory.plan()
+    if "engine" in result:
+        raise SottovoceError(
+            f"{run} was trained by clients that keep their ledgers themselves: only they can recount"
+        )
+    if not plan.private:
+        raise SottovoceError(f"{run} was trained without noise: nothing was charged, and nothing is promised")
+    name, path = directory.identity()
+    rows, lost = read_ledger(path)
+    ended = datetime.fromisoformat(result["created"]) + timedelta(seconds=1)  # it is written in seconds
+    before = [row for row in rows if datetime.fromisoformat(row.time) < ended]
+    mine = [row for row in rows if row.run == name]
+    clients, faults = [], list[str]()
+    for client, stated in result["epsilon"]["per_client"].items():
+        multipliers = [row.sigma / row.sensitivity for row in before if row.client == client]
+        multipliers += [spent**-0.5 for who, spent in lost if who == client]
+        found = pld_epsilon(multipliers, plan.delta)
+        own = pld_epsilon([row.sigma / row.sensitivity for row in mine if row.client == client], plan.delta)
+        clients.append({"client": client, "stated": stated, "recomputed": found, "this_run": own})
+        # The closed form of rdp accounting states more than is spent.
+        apart = abs(found - stated) if plan.accounting == "exact" else found - stated
+        if apart > AGREEMENT * max(stated, 1e-3):
+            faults.append(f"result.json says ε = {stated:.4f} of {client}, its ledger has {found:.4f}")
+        if own > plan.epsilon * (1 + AGREEMENT):
+            faults.append(f"{client} spent ε = {own:.4f} in this run, and its plan allows {plan.epsilon:g}")
+    faults += _disagreements(plan, result, directory.rounds(), mine)
+    return {
+        "run": str(run),
+        "ledger": str(path),
+        "delta": plan.delta,
+        "accounting": plan.accounting,
+        "epsilon": max((one["recomputed"] for one in clients), default=0.0),
+        "stated": result["epsilon"]["spent_max"],
+        "releases": len(mine),
+        "clients": clients,
+        "faults": faults,
+    }
+
+
+def read_ledger(path: Path) -> tuple[list[Row], list[tuple[str, float]]]:
+    """All rows, and for each client what is charged of releases that the ledger has lost (their Σ(Δ/σ)²)."""
+    if not path.exists():
+        raise SottovoceError(f"the run's ledger {path} is missing: restore it from a backup")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as file:
+            fields = "client, run, kind, round, sensitivity, sigma, place, time"
+            rows = [Row(*row) for row in file.execute(f"SELECT {fields} FROM release ORDER BY id")]
+            lost = file.execute("SELECT client, SUM(spent) FROM lost GROUP BY client").fetchall()
+    except sqlite3.Error as error:
+        raise SottovoceError(f"{path} cannot be read as a ledger ({error}): restore it") from None
+    return rows, [(client, spent) for client, spent in lost if spent > 0]
+
+
+def pld_epsilon(multipliers: Sequence[float], delta: float) -> float:
+    """ε at δ of Gaussian releases with these σ/Δ, by dp-accounting; 0 for none."""
+    return _composed(tuple(sorted(Counter(multipliers).items())), delta) if multipliers else 0.0
+
+
+@lru_cache
+def _composed(releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    try:
+        import dp_accounting
+        from dp_accounting.pld import PLDAccountant
+    except ImportError:
+        raise SottovoceError(
+            "recomputing ε by other code needs dp-accounting: pip install 'sottovoce[audit]'"
+        ) from None
+    # Under replace-one the accountant would double Δ, which the ledger's is already.
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for multiplier, count in releases:
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _disagreements(
+    plan: Plan, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], rows: Sequence[Row]
+) -> list[str]:
+    """What plan, result, rounds and the rows of this run say differently."""
+    stated = {"epsilon": result["epsilon"]["target"], "delta": result["delta"], "noise": result["noise"]}
+    faults = [
+        f"result.json says {key} = {value}, plan.toml says {getattr(plan, key)}"
+        for key, value in stated.items()
+        if value != getattr(plan, key)
+    ]
+    training = {site["name"]: site["training"] for site in result["clients"] if site["training"]}
+    made = {("gradient", client, line["round"]) for line in rounds for client in line["clients"]}
+    if plan.releases_context:
+        made |= {("context", client, 0) for client in training}
+    if plan.context_traits.predicted_for_future:
+        made |= {("confusion", client, 0) for client in training}
+    if plan.calibration:
+        made |= {("calibration", client, 0) for client in training}
+    charged = {(row.kind, row.client, row.round) for row in rows if row.client in training}
+    for kind, client, number in sorted(made - charged)[:1]:
+        more = f" (and {len(made - charged) - 1} more)" if len(made - charged) > 1 else ""
+        faults.append(f"the {kind} of {client} in round {number} is in no row of the ledger{more}")
+    for kind, client, number in sorted(charged - made)[:1]:
+        faults.append(f"the ledger charges a {kind} of {client} in round {number} that no round made")
+    counted = dict(zip(training, counted_sizes(plan, list(training.values())), strict=True))
+    smallest = min((sum(counted[client] for client in line["clients"]) for line in rounds), default=0)
+    for row in rows:
+        if row.kind != "gradient" or row.client not in training:
+            continue
+        wanted = 2 * plan.clip / (smallest if plan.place.summed else training[row.client])
+        # What a code or a grid may add to it is charged too.
+        near = 1 - _EXACT <= row.sensitivity / wanted <= 1 + AGREEMENT
+        if not near or row.place != plan.noise:
+            faults.append(
+                f"the ledger charges Δ = {row.sensitivity:.6g} at the {row.place} for {row.client} in round "
+                f"{row.round}, and clip={plan.clip:g} makes it {wanted:.6g} at the {plan.noise}"
+            )
+            break
+    return faults

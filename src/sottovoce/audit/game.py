@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sottovoce.audit.pair import Pair, ask
 from sottovoce.blueprint import client_secret, seeded_master
-from sottovoce.channel.integers import draw
+from sottovoce.channel.direct import draw
 from sottovoce.client import release_together
 from sottovoce.data import ClientRecords
 from sottovoce.privacy.ledger import Kind, Ledger

@@ -1,24 +1,36 @@
 """Everything that would leave: each client's statistics before noise, for given coefficients, and all that is
-public. Two files that differ in one unit may differ by what is charged, in one client, and in nothing else.
+public; and how far one unit of given records moves it, in parts of what is charged.
 
-Nothing leaves here, and nothing is charged.
+Two files that differ in one unit may differ by what is charged, in one client, and in nothing else. Clients
+that have files of their own get neighbours of these files, in a folder that is gone afterwards. Where records
+are dealt, one of them becomes another one in its place. Nothing leaves here, and nothing is charged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce import catalog, data
+from sottovoce.audit.neighbours import Table, array_like, family
 from sottovoce.blueprint import Blueprint
 from sottovoce.client import Asked, Client
-from sottovoce.data import ClientRecords, Dataset, FederatedDataset
+from sottovoce.data import ClientRecords, Dataset, Description, FederatedDataset
+from sottovoce.data.description import NAME
+from sottovoce.data.folder import described as has_agreement
+from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import described
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
@@ -28,6 +40,7 @@ TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
 ROUNDS = 2
 """Rounds of a client that are looked at: each has its own records, where it does not take all."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -163,11 +176,10 @@ def leaving_alone(
     return found
 
 
-def coefficients(blueprint: Blueprint, seed: int, count: int = 2) -> list[Tensor]:
+def coefficients(blueprint: Blueprint, seed: int) -> list[Tensor]:
     """Coefficients (k,) that a client may be sent: none yet, and some far away."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (blueprint.coefficients,)
-    return [torch.zeros(shape), *(3.0 * torch.randn(shape, generator=generator) for _ in range(count - 1))]
+    far = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(seed))
+    return [torch.zeros_like(far), 3.0 * far]
 
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
@@ -228,3 +240,79 @@ def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any
         "the model": blueprint.reference_digest,
         "noise and lengths": [noise(i) for i in [*range(blueprint.plan.participants), None]],
     }
+
+
+def ratios(
+    plan: Plan,
+    *,
+    families: int = 20,
+    size: int = 8,
+    seed: int = 0,
+    progress: Progress = lambda done, of: None,
+) -> Largest:
+    """The largest ratio of each kind of release, over `families` of `size` files, any two of them a pair.
+
+    Nothing leaves, and nothing is charged. `faults` of the answer says what breaks the promise.
+    """
+    found, path = Largest(), Path(plan.dataset).expanduser()
+    own = path.is_dir() or has_agreement(path) or (path.exists() and plan.partition == "client")
+    for number in range(families):
+        random = Random(f"{seed}:{number}")
+        found.compare(list((_files if own else _dealt)(plan, path, random, size)))
+        progress(number + 1, families)
+    return found
+
+
+def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving | str]:
+    """What would leave of files that differ in one unit of one client."""
+    clients = data.client_files(path) if path.is_dir() else {path.stem: path}
+    name = random.choice(list(clients))
+    agreed = (path if path.is_dir() else path.parent) / NAME
+    described_by = Description.load(agreed) if path.is_dir() or has_agreement(path) else None
+    with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
+        copies = {client: Path(folder, file.name) for client, file in clients.items()}
+        for client, file in clients.items():
+            shutil.copyfile(file, copies[client])
+        if described_by is not None:
+            shutil.copyfile(agreed, Path(folder, NAME))
+        at = None
+        in_place = plan.partition != "client"
+        for table in family(Table.read(clients[name]), described_by, random, size, in_place=in_place):
+            table.write(copies[name])
+            try:
+                records = data.load(folder if path.is_dir() else copies[name])
+                blueprint, federation = opened(plan, records)
+            except SottovoceError as error:
+                if at is None:  # the given file itself
+                    raise
+                yield str(error)
+                continue
+            everybody = [*federation.names, *federation.future_names]
+            others = [client for client in everybody if client != name]
+            at = at or coefficients(blueprint, random.getrandbits(32))
+            yield leaving(blueprint, federation, at, {name, *others[:1]} if path.is_dir() else None)
+
+
+def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving]:
+    """What would leave of a dataset of which one record becomes another one in its place."""
+    stored = data.load(plan.dataset)
+    ready = prepare(plan, stored, trusted=True)
+    plan, dataset = ready.plan, ready.dataset
+    index, names = data.division(dataset, plan), (*ready.federation.names, *ready.federation.future_names)
+    # A public dataset that is dealt by labels is a simulation of clients who have their records already.
+    by_labels = catalog.PARTITIONS[plan.partition].looks_at_labels
+    owner = random.randrange(len(index))
+    place = int(random.choice(index[owner].tolist()))
+    rows = [{"x": stored.x[i].numpy()} for i in random.sample(range(len(stored)), min(len(stored), 32))]
+    at = None
+    for number in range(size):
+        changed = dataset
+        if number:
+            x = torch.from_numpy(array_like(stored.x[place].numpy(), random, rows))[None]
+            y = stored.y[random.randrange(len(stored))][None]
+            new = described(Dataset("one", x, y, stored.facts), plan, cache=False, local=plan.features)
+            changed = replace(dataset, x=dataset.x.clone(), y=dataset.y.clone())
+            changed.x[place], changed.y[place] = new.x[0], new.y[0]
+        blueprint, federation = opened(plan, changed, index if by_labels else None)
+        at = at or coefficients(blueprint, random.getrandbits(32))
+        yield leaving(blueprint, federation, at, {names[owner], names[owner - 1]})

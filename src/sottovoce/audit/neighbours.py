@@ -30,6 +30,7 @@ MOST_RECORDS = 4
 """Records of a unit that replaces another."""
 TEXTS = ("", "NA", "nan", "inf", "-0.0", "1e400", "0x10", "1,5", "unknown", " a", "é", "=1+1", "true", "None")
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-300, 1e30, -1e30, 1e308, math.inf, -math.inf, math.nan)
+Cell = Callable[[Random, list[Row]], Any]
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,6 @@ def _stranger(
     names = [own, *(_new_name(own, text) for text in ("0", "~", "zz", "00"))]
     name = random.choice([name for name in names if _unit(name) not in taken])
     return [{**row, unit: name} for row in made]
-
-
-Cell = Callable[[Random, list[Row]], Any]
 
 
 def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Cell]:

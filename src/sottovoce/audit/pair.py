@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, FederatedDataset, Records
-from sottovoce.privacy import schedule
+from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Kind, Ledger
 
 CERTAIN = 1e9
@@ -58,7 +58,7 @@ class Pair:
 
 def busiest(blueprint: Blueprint) -> int:
     """The participant that is charged most; among equals the first."""
-    counts = schedule.counts(blueprint.schedule, blueprint.plan.participants).tolist()
+    counts = call_counts(blueprint.schedule, blueprint.plan.participants).tolist()
     spent = [blueprint.epsilon(blueprint.participant_counts(count), i) for i, count in enumerate(counts)]
     return max(range(len(spent)), key=spent.__getitem__)
 
@@ -84,7 +84,7 @@ def given_pair(blueprint: Blueprint, federation: FederatedDataset) -> Pair:
     ]
     files = [with_unit(held, unit) for unit in units]
     pair = Pair("given", blueprint, name, participant, (files[0], files[0]))
-    calls = int(schedule.counts(blueprint.schedule, blueprint.plan.participants)[participant])
+    calls = int(call_counts(blueprint.schedule, blueprint.plan.participants)[participant])
     counts = blueprint.participant_counts(calls)
     distance = torch.zeros(len(files), len(files), dtype=torch.float64)
     zero, clients = torch.zeros(blueprint.coefficients), [pair.client(file) for file in files]

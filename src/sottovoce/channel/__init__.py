@@ -1,8 +1,11 @@
 """Exact Gaussian channels: send a clipped statistic in few bytes, receive it plus exactly N(0, σ²I).
 
-Usable alone, inside any differentially private system. The decoded vector is the private release; messages,
-their length and the shared randomness reveal more and stay between client and trusted server. (Messages of
-`integers` do not: they are whole numbers with noise in them, and nothing else.)
+Whatever the code behind it, `decode(encode(u))` follows exactly N(u, σ²I) for every u (Eq. lrsuq-channel of
+the paper), so privacy and learning do not depend on which channel carries a release. Two channels differ, and
+say how: `direct-q12` rounds what is noised, and the messages of `integers` are private themselves.
+
+Usable alone, inside any differentially private system. The decoded vector is the private release; other
+messages, their length and the shared randomness reveal more and stay between client and trusted server.
 
 >>> import numpy as np
 >>> secret, u = bytes(32), np.full(1000, 0.01)
@@ -13,10 +16,27 @@ their length and the shared randomness reveal more and stay between client and t
 ((1000,), 4005)
 """
 
-from sottovoce.catalog import CHANNELS
-from sottovoce.channel.base import Channel, open_channel
-from sottovoce.channel.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
-from sottovoce.channel.wire import ChannelError
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.catalog import CHANNELS, function
+from sottovoce.channel.wire import (
+    ChannelError,
+    Envelope,
+    PrivateRandomness,
+    SeededRandomness,
+    SharedRandomness,
+    Stream,
+    SystemRandomness,
+)
+from sottovoce.errors import nearest
 
 __all__ = [
     "CHANNELS",
@@ -27,3 +47,109 @@ __all__ = [
     "SystemRandomness",
     "open_channel",
 ]
+
+
+# Beyond this many σ a float64 cannot hold statistic and noise together.
+LARGEST_RATIO = 2.0**40
+
+
+class Channel(ABC):
+    """One end of a channel for vectors of `size` coordinates and noise scale `sigma` per coordinate."""
+
+    name: str
+    size: int
+    sigma: float
+
+    def __init__(self, name: str, size: int, sigma: float, format: str = "") -> None:
+        if size < 1:
+            raise ChannelError(f"size is {size}; a channel carries at least one coordinate")
+        if not (math.isfinite(sigma) and sigma > 0):
+            raise ChannelError(f"sigma is {sigma}; it must be positive and finite")
+        self.name, self.size, self.sigma = name, int(size), float(sigma)
+        self._format = format or name
+        self._used: set[bytes] = set()
+
+    @property
+    def rounding(self) -> float:
+        """By how much, relative to its norm, a decoded vector may differ from statistic + Gaussian noise."""
+        return 1e-6
+
+    @property
+    def widening(self) -> float:
+        """How much farther apart than two statistics the centres of their noise may be, in ‖·‖₂; it is
+        proportional to σ, and part of what is charged."""
+        return 0.0
+
+    def encode(
+        self,
+        u: Any,
+        *,
+        secret: bytes,
+        stream: Stream,
+        private: PrivateRandomness | None = None,
+    ) -> bytes:
+        """The message that decodes to u + N(0, σ²I), independent of u.
+
+        `u` is a numpy array or torch tensor of shape (size,), float32 or float64, finite. `secret` is 32
+        bytes known to both ends. `stream` names this release for ever: two messages under one stream have
+        dependent errors that no privacy charge covers, so this object refuses a stream it has used.
+        `private` replaces the operating system's generator in seeded simulations.
+        """
+        vector = self._vector(u)
+        envelope = self._envelope(secret, stream)
+        used = hashlib.sha256(secret + envelope.context).digest()
+        if used in self._used:
+            raise ChannelError(f"stream {stream!r} was used before; every release needs a stream of its own")
+        self._used.add(used)
+        payload = self._encode(vector, SharedRandomness(envelope), private or SystemRandomness())
+        return envelope.seal(payload)
+
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> NDArray[np.float64]:
+        """The private release: a float64 array of shape (size,).
+
+        ChannelError if the message is damaged, or belongs to another secret, stream, channel, size or σ.
+        """
+        envelope = self._envelope(secret, stream)
+        return self._decode(envelope.open(message), SharedRandomness(envelope))
+
+    def _envelope(self, secret: bytes, stream: Stream) -> Envelope:
+        return Envelope(self._format, self.size, self.sigma, secret, stream)
+
+    def _vector(self, u: Any) -> NDArray[np.float64]:
+        if hasattr(u, "detach"):
+            u = u.detach().cpu().numpy()
+        vector = np.ascontiguousarray(u, dtype=np.float64)
+        if vector.shape != (self.size,):
+            raise ChannelError(f"statistic has shape {vector.shape}, this channel carries ({self.size},)")
+        largest = float(np.abs(vector).max())
+        if not math.isfinite(largest):
+            raise ChannelError("statistic holds NaN or infinity; clip it before encoding")
+        if largest > LARGEST_RATIO * self.sigma:
+            raise ChannelError(
+                f"statistic reaches {largest:.3g}, over 2^40 times sigma {self.sigma:.3g}; clip it first"
+            )
+        return vector
+
+    @abstractmethod
+    def _encode(
+        self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness
+    ) -> bytes: ...
+
+    @abstractmethod
+    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]: ...
+
+
+def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
+    """Open one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
+
+    The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
+    """
+    if name not in CHANNELS:
+        raise ChannelError(f"no channel is called {name!r}; {nearest(name, CHANNELS)}")
+    known = CHANNELS[name].options
+    for option in options:
+        if option not in known:
+            hint = nearest(option, known) if known else "it takes none"
+            raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
+    opened: Channel = function(CHANNELS[name].opened)(name, size, sigma, **options)
+    return opened

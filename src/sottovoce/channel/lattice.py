@@ -16,9 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.randomness import SharedRandomness, log_mantissa
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.coding import kernel
+from sottovoce.channel.wire import ChannelError, SharedRandomness, log_mantissa
 
 Z4, D4, E8 = 0, 1, 2
 LATTICES = {"Z4": Z4, "D4": D4, "E8": E8}
@@ -31,6 +30,10 @@ Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _UNIT = (2.0, 1.4142135623730951, 0.7071067811865476)
+# Dithers that a decoder follows: this many, and a hundred more for each block. The acceptance rate is at
+# least 0.25 for any u, so a message needs more with probability below 10^-1000; an encoder that ever did
+# would refuse, not truncate.
+MOST_TRIES = 10_000
 
 
 @kernel
@@ -155,10 +158,6 @@ def neighbours(lattice: int, v: Reals, limit: float, points: Integers, squares: 
     return found
 
 
-# Dithers that a decoder follows: this many, and a hundred more for each block. The acceptance rate is at
-# least 0.25 for any u, so a message needs more with probability below 10^-1000; an encoder that ever did
-# would refuse, not truncate.
-MOST_TRIES = 10_000
 _log_mantissa = kernel(log_mantissa)
 
 

@@ -5,6 +5,9 @@ of inradius R; the first dither V_H whose quantization error M + V_H − u lies 
 and the decoder outputs M + V_H. The error is uniform in a ball of random radius: exactly N(0, σ²I) for any u.
 What is coded is "accepted here, at which M" given how far the dither lies from the ball's edge, under a model
 of u with one scale in the message: a wrong model costs bits, never exactness.
+
+`lrsuq-elias` has the plain code of the literature, Elias gamma for H and for every coordinate of M, and shows
+what conditional coding saves: radii, dithers and law are the same, and only the code of (H, M) differs.
 """
 
 from __future__ import annotations
@@ -14,9 +17,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel import rangecoder
-from sottovoce.channel.base import Channel
-from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel import Channel, coding
+from sottovoce.channel.coding import (
+    Bytes,
+    Words,
+    kernel,
+    load_tables,
+    peek,
+    put,
+    put_number,
+    take,
+    take_number,
+)
 from sottovoce.channel.lattice import (
     DIMENSION,
     LATTICES,
@@ -30,11 +42,9 @@ from sottovoce.channel.lattice import (
     neighbours,
     unit,
 )
-from sottovoce.channel.randomness import PrivateRandomness, SharedRandomness
-from sottovoce.channel.rangecoder import Bytes, Words, peek, put, put_number, take, take_number
-from sottovoce.channel.wire import ChannelError
+from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
-_BYTES_PER_TRY = 128  # more than one decision can cost: an escape names 8 coordinates below 2⁴⁴
+_BYTES_PER_TRY = 128  # more than a decision can cost: H, or an escape, and 8 coordinates below 2⁴⁴
 _QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 _ZERO_SCALE = 64  # scale number of 1·σ
 _BITS = 16
@@ -53,23 +63,23 @@ class Lrsuq(Channel):
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
         number = scale_number(blocks)
-        state, out = rangecoder.new_encoder(), np.empty(0, np.uint8)
+        state, out = coding.new_encoder(), np.empty(0, np.uint8)
         dithers = Dithers(shared, self._lattice, len(blocks))
         block = 0
         while block < len(blocks):
             words = dithers.more(len(blocks) - block)
-            out = rangecoder.with_room(state, out, len(words) * _BYTES_PER_TRY)
+            out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
             block = _encode_blocks(
                 self._lattice, blocks, dithers.radii, words, block, scale(number), _accepts(), state, out
             )
-        return bytes([number]) + rangecoder.finish(state, out)
+        return bytes([number]) + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         if not payload:
             raise ChannelError("payload is empty; ask for the message again")
         dimension = DIMENSION[self._lattice]
         y = np.empty((-(-self.size // dimension), dimension))
-        state, data = rangecoder.new_decoder(payload[1:])
+        state, data = coding.new_decoder(payload[1:])
         dithers = Dithers(shared, self._lattice, len(y))
         block = 0
         while block < len(y):
@@ -253,3 +263,93 @@ def _magnitude_bits(ratio: float) -> int:
         ratio *= 0.5
         bits += 1
     return bits
+
+
+class LrsuqElias(Lrsuq):
+    """LRSUQ whose messages hold H and M in Elias gamma code."""
+
+    def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
+        blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
+        state, out = coding.new_encoder(), np.empty(0, np.uint8)
+        dithers = Dithers(shared, self._lattice, len(blocks))
+        progress = np.zeros(2, np.int64)
+        while progress[0] < len(blocks):
+            words = dithers.more(len(blocks) - int(progress[0]))
+            out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
+            _put_blocks(self._lattice, blocks, dithers.radii, words, progress, state, out)
+        return coding.finish(state, out)
+
+    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
+        dimension = DIMENSION[self._lattice]
+        y = np.empty((-(-self.size // dimension), dimension))
+        state, data = coding.new_decoder(payload)
+        dithers = Dithers(shared, self._lattice, len(y))
+        progress = np.array([0, -1])
+        while progress[0] < len(y):
+            words = dithers.more(len(y) - int(progress[0]))
+            if not _take_blocks(self._lattice, y, dithers.radii, words, progress, state, data):
+                raise ChannelError("payload names no lattice point; ask for the message again")
+        return y.ravel()[: self.size] * self.sigma
+
+
+@kernel
+def _put_blocks(
+    lattice: int,
+    u: Reals,
+    radii: Reals,
+    words: NDArray[np.uint64],
+    progress: Integers,
+    state: Words,
+    out: Bytes,
+) -> None:
+    """Use all `words`, or finish; progress: first unfinished block, dithers already rejected for it."""
+    tries, b = words.shape
+    v, x = np.empty(b), np.empty(b)
+    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    for at in range(tries):
+        block = progress[0]
+        dither(lattice, words[at], 0, v, point, other)
+        if accept(lattice, u[block], radii[block], v, x, point, other):
+            put_number(state, out, progress[1], 0)
+            put_point(state, out, point, 0)
+            progress[0] += 1
+            progress[1] = 0
+            if progress[0] == u.shape[0]:
+                break
+        else:
+            progress[1] += 1
+
+
+@kernel
+def _take_blocks(
+    lattice: int,
+    y: Reals,
+    radii: Reals,
+    words: NDArray[np.uint64],
+    progress: Integers,
+    state: Words,
+    data: Bytes,
+) -> bool:
+    """The mirror of `_put_blocks`; progress: block, dithers still to pass over (−1: not read yet)."""
+    tries, b = words.shape
+    v = np.empty(b)
+    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    for at in range(tries):
+        block = progress[0]
+        if progress[1] < 0:
+            progress[1] = take_number(state, data, 0)
+            if progress[1] < 0:
+                return False
+        if progress[1] > 0:
+            progress[1] -= 1
+            continue
+        dither(lattice, words[at], 0, v, point, other)
+        if not take_point(state, data, point, 0):
+            return False
+        for j in range(b):
+            y[block, j] = (point[j] + v[j]) * (unit(lattice) * radii[block])
+        progress[0] += 1
+        progress[1] = -1
+        if progress[0] == y.shape[0]:
+            break
+    return True

@@ -10,20 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import (
-    audit,
-    compare,
-    datasets,
-    draft,
-    federation,
-    ledger,
-    models,
-    quickstart,
-    runs,
-    sites,
-    studies,
-    watch,
-)
+from sottovoce.cli import datasets, federation, keeping, models, quickstart, rehearsals, runs, studies, watch
 
 
 class Commands(TyperGroup):
@@ -48,16 +35,14 @@ app = typer.Typer(
 )
 quickstart.register(app)
 runs.register(app)
-draft.register(app)
 datasets.register(app)
-audit.register(app)
-compare.register(app)
+rehearsals.register(app)
 models.register(app)
 watch.register(app)
 federation.register(app)
-app.add_typer(ledger.app, name="ledger", cls=Commands)
-app.add_typer(sites.site, name="site", cls=Commands)
-app.add_typer(sites.helper, name="helper", cls=Commands)
+app.add_typer(keeping.ledgers, name="ledger", cls=Commands)
+app.add_typer(keeping.site, name="site", cls=Commands)
+app.add_typer(keeping.helper, name="helper", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
 studies.register(app)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.display import answer, consent, note, personalized
-from sottovoce.cli.options import (
+from sottovoce.cli.display import (
     CLIENT,
     DATA,
     DELTA,
@@ -24,11 +23,15 @@ from sottovoce.cli.options import (
     OWN_MODEL,
     SETTINGS,
     YES,
+    answer,
+    consent,
+    note,
+    personalized,
 )
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
-from sottovoce.report.numbers import count
+from sottovoce.report.table import count
 
 GIVE_UP = typer.Option(
     None, min=0.0, metavar="SECONDS", help="Give up after so long without progress; by default never."
@@ -86,10 +89,10 @@ def federate(
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
     from sottovoce import data
-    from sottovoce.federation.agreement import Agreement, agree, write_client_files
+    from sottovoce.federation import Agreement, agree, write_client_files
     from sottovoce.federation.coordinator import Options
+    from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
-    from sottovoce.federation.flower.template import write_app
     from sottovoce.federation.parties import Parties
     from sottovoce.run.prepare import complete
 
@@ -216,9 +219,9 @@ def serve(
     try:
         import uvicorn
 
+        from sottovoce.onboarding import new_token as make_token
+        from sottovoce.onboarding import revoke_token
         from sottovoce.onboarding.service import configured, create_service
-        from sottovoce.onboarding.tokens import new_token as make_token
-        from sottovoce.onboarding.tokens import revoke_token
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
@@ -263,7 +266,7 @@ def onboard(
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
     from sottovoce.onboarding.remote import onboard as onboard_client
-    from sottovoce.privacy.terms import Terms
+    from sottovoce.privacy import Terms
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))

@@ -11,11 +11,22 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from sottovoce.cli.display import as_json, epsilon, err, facts, finished, progress_over, share_progress
+from sottovoce.cli.display import (
+    FEATURES,
+    FINISH,
+    JSON,
+    MODEL,
+    as_json,
+    epsilon,
+    err,
+    facts,
+    finished,
+    progress_over,
+    share_progress,
+)
 from sottovoce.cli.display import out as stdout
-from sottovoce.cli.options import FEATURES, FINISH, JSON, MODEL
 from sottovoce.errors import SottovoceError, visible
-from sottovoce.report.numbers import count, percent
+from sottovoce.report.table import count, percent
 
 EXAMPLES = {
     "models": "models runs/h --out models/",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.cli.display import epsilon, facts, out
-from sottovoce.report.numbers import (
+from sottovoce.report.table import (
     UNKNOWN,
     count,
     counted,

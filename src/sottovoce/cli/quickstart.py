@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 import typer
 
-from sottovoce.cli.display import as_json, hidden, out
-from sottovoce.cli.options import JSON
+from sottovoce.cli.display import JSON, as_json, hidden, out
 from sottovoce.cli.runs import run_plan
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan

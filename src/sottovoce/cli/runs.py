@@ -11,18 +11,6 @@ import typer
 from rich.markup import escape
 
 from sottovoce.cli.display import (
-    answer,
-    as_json,
-    consent,
-    epsilon,
-    err,
-    facts,
-    feature_progress,
-    out,
-    personalized,
-    round_progress,
-)
-from sottovoce.cli.options import (
     CLIENT,
     DATA,
     DELTA,
@@ -37,12 +25,22 @@ from sottovoce.cli.options import (
     OWN_MODEL,
     SETTINGS,
     YES,
+    answer,
+    as_json,
+    consent,
+    epsilon,
+    err,
+    facts,
+    feature_progress,
+    out,
+    personalized,
+    round_progress,
 )
-from sottovoce.cli.options import LEDGER as OWN_LEDGER
+from sottovoce.cli.display import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys, split
-from sottovoce.report.numbers import (
+from sottovoce.report.table import (
     data_size,
     duration,
     number,
@@ -139,7 +137,7 @@ def train(
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
-    from sottovoce.run.directory import RunDirectory
+    from sottovoce.run import RunDirectory
 
     if threads:
         torch.set_num_threads(threads)
@@ -200,7 +198,7 @@ def personalize(
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
     from sottovoce.onboarding.future_client import personalize as personalize_client
-    from sottovoce.privacy.terms import Terms
+    from sottovoce.privacy import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
     found = personalize_client(run, data, out, terms=terms, module=model, features=features, finish=finish)

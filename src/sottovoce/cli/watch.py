@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sottovoce.cli.display import answer, as_json, facts, note, problem
-from sottovoce.cli.options import JSON
+from sottovoce.cli.display import JSON, answer, as_json, facts, note, problem
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.files import private_folder
-from sottovoce.report.numbers import data_size, duration, number, percent
+from sottovoce.report.table import data_size, duration, number, percent
 
 if TYPE_CHECKING:
-    from sottovoce.federation.contact import NodeStatus
+    from sottovoce.federation.status import NodeStatus
     from sottovoce.run.status import Status
 
 RUN = typer.Argument(
@@ -40,7 +40,7 @@ def status(run: Path = RUN, json: bool = JSON) -> None:
     Exit code: 0 finished, 1 failed (a killed run too), 2 unknown, 3 running, 4 waiting. Nothing is disturbed:
     the command only reads.
     """
-    from sottovoce.federation.contact import NodeStatus, look
+    from sottovoce.federation.status import NodeStatus, look
 
     found = look(run)
     if json:
@@ -71,18 +71,18 @@ def watch(
     is well, and /metrics is for Prometheus.
     """
     try:
-        from sottovoce.onboarding import tokens
-        from sottovoce.watch.serving import TOKENS_FILE, open_watch
+        from sottovoce import onboarding
+        from sottovoce.watch import TOKENS_FILE, open_watch
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
         private_folder(run)
-        token = tokens.new_token(run, new_token, TOKENS_FILE)
+        token = onboarding.new_token(run, new_token, TOKENS_FILE)
         text = f"{token}\n(shown once; it is the password of {new_token} at the page)"
         answer({"name": new_token, "token": token}, text, json=json)
         return
     if revoke is not None:
-        tokens.revoke_token(run, revoke, TOKENS_FILE)
+        onboarding.revoke_token(run, revoke, TOKENS_FILE)
         answer({"name": revoke, "revoked": True}, f"the token of {revoke} is revoked", json=json)
         return
     with suppress(KeyboardInterrupt):
@@ -98,8 +98,7 @@ def watch(
 
 def wait_for(run: Path, *states: str) -> None:
     """Waits until a run is in one of the states, by default in any that is known; says so once a minute."""
-    from sottovoce.federation.contact import look
-    from sottovoce.federation.status import Minutely
+    from sottovoce.federation.status import Minutely, look
 
     minutely = Minutely(note)
     while (found := look(run)).state not in (states or KNOWN):
@@ -122,9 +121,19 @@ def _show_node(found: NodeStatus) -> None:
     facts(found.directory, rows)
 
 
+def _again(run: Path) -> str:
+    """The command that continues what has failed."""
+    from sottovoce.federation.status import is_federation
+
+    if is_federation(run):
+        return "sottovoce federate --app APP --on NAME"
+    return f"sottovoce train --resume --out {shlex.quote(str(run))}"
+
+
 def _show(found: Status) -> None:
+    command = f" ({_again(Path(found.directory))})" if found.state == "failed" else ""
     rows = {
-        "state": f"{found.state}: {found.why}",
+        "state": f"{found.state}: {found.why}{command}",
         "rounds": f"{found.round} of {found.rounds}, {duration(found.seconds)}",
         "to the server, to clients": f"{data_size(found.bytes_up)}, {data_size(found.bytes_down)}",
     }

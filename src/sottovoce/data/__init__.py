@@ -1,17 +1,21 @@
 """Records and who holds them: named datasets, your own data, and their partition into clients.
 
-`load` gives a `Dataset`, `divide` hands it out to participants and future clients. Normalization
-constants are public and travel with the dataset; nothing in here releases anything about a record.
+`load` gives a `Dataset`, `divide` hands it out to participants and future clients; `check` reads every site
+of a folder, or one, and says what is wrong before anything is charged; `read_inputs` gives records to
+predict. Normalization constants are public and travel with the dataset; nothing in here releases anything
+about a record, and what a check finds is for the eyes of whoever holds the files.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from sottovoce.data.checking import Check, check
+from sottovoce.data.cells import ColumnFindings, Findings, UnusableFile, Values, suspicions, verdict
 from sottovoce.data.clients import (
     ClientRecords,
     Clients,
@@ -28,14 +32,25 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
+from sottovoce.data.columns import ArrayColumns, canonical
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
-from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.folder import client_files, described, read_client, read_folder, read_one
-from sottovoce.data.own import DataError, from_torch, read_npz
+from sottovoce.data.encoding import Reader, Site, kinds_of, read_site
+from sottovoce.data.folder import (
+    Copies,
+    agreement,
+    client_files,
+    client_name,
+    described,
+    read_client,
+    read_folder,
+    read_one,
+    unread_files,
+)
+from sottovoce.data.own import DataError, from_torch, read_array_parts, read_arrays, read_npz
 from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
-from sottovoce.data.tables import FORMATS
+from sottovoce.data.tables import FORMATS, read_parts
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
 
@@ -123,3 +138,119 @@ def copy_shipped(name: str, to: Path) -> None:
     if to.exists():
         raise SottovoceError(f"{to} is there already: choose another folder")
     shutil.copytree(SHIPPED / name, to)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found in each client's file, and refusals of files that nobody reads."""
+
+    agreed: Description
+    sites: list[Findings]
+    unread: list[str]
+    alike: list[str]
+    """Which sites share many records, a line each."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What refuses a client, a line each."""
+        return [*self.unread, *(problem for site in self.sites for problem in site.problems)]
+
+    @property
+    def suspicions(self) -> list[str]:
+        """What can be used and looks wrong, a line each."""
+        found = (line for site in self.sites for line in suspicions(site, self.agreed))
+        return [*self.agreed.uncovered, *self.alike, *found]
+
+    def fields(self) -> dict[str, Any]:
+        """For another program of the owner's."""
+        return {
+            "ok": not self.problems,
+            "task": self.agreed.task,
+            "unit": self.agreed.unit,
+            "inputs": list(self.agreed.facts().shape),
+            "records": sum(site.records for site in self.sites),
+            "sites": [
+                {
+                    **asdict(site),
+                    "verdict": verdict(site, self.agreed),
+                    "suspicions": list(suspicions(site, self.agreed)),
+                }
+                for site in self.sites
+            ],
+            "unread": self.unread,
+            "alike": self.alike,
+            "looked_up": self.agreed.looked_up,
+        }
+
+
+def check(path: str | Path, progress: Callable[[str, int], None] = lambda client, clients: None) -> Check:
+    """Checks every site of a folder, or the one in a file.
+
+    `progress` is called with each client's name and the number of clients.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
+    agreed = agreement(path)
+    files = client_files(path) if path.is_dir() else {client_name(path): path}
+    sites, copies = [], Copies()
+    for name, file in files.items():
+        progress(name, len(files))
+        sites.append(_findings(name, file, agreed, copies))
+    unread = unread_files(path) if path.is_dir() else []
+    return Check(agreed, sites, unread, copies.suspicions())
+
+
+def _findings(name: str, path: Path, agreed: Description, copies: Copies) -> Findings:
+    try:
+        site = read_site(path, agreed)
+        copied = copies.problem(name, site)
+        site.findings.problems += [] if copied is None else [copied]
+        return site.findings
+    except UnusableFile as refused:
+        return refused.findings
+    except DataError as error:
+        return Findings(name, problems=[str(error)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some records to predict: `x` as in `Facts`, columns that are kept as they stand, and what was odd."""
+
+    x: Values
+    kept: Mapping[str, list[str]]
+    columns: Mapping[str, ColumnFindings]
+
+
+def read_inputs(path: Path, agreed: Description, keep: Sequence[str] = ()) -> Iterator[Part]:
+    """The records to predict, in the file's order and in parts of bounded size.
+
+    Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
+    cannot be used is a row of NaN, or of −1 where records are tokens.
+    """
+    if agreed.array is not None and path.suffix.lower() == ".npz":
+        kept, start = kept_arrays(path, keep), 0
+        for x in read_array_parts(path, "x"):
+            reader = Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
+            stored, end = reader.stored(x), start + len(x)
+            if stored is None:
+                raise UnusableFile(reader.findings)
+            yield Part(stored, {name: cells[start:end] for name, cells in kept.items()}, {})
+            start = end
+        return
+    numbers, texts = kinds_of(agreed, list(keep))
+    for columns in read_parts(path, numbers, texts, agreed.decimal):
+        reader = Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
+        inputs = reader.inputs(columns, keep)
+        if inputs is None:
+            raise UnusableFile(reader.findings)
+        yield Part(inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)
+
+
+def kept_arrays(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
+    """Columns of an npz as they stand, to be kept beside predictions."""
+    columns = ArrayColumns(read_arrays(path, keep))
+    for name in keep:
+        if name not in columns.names:
+            raise DataError(f"{path} has no array '{name}' to keep: leave it out, or check its name")
+    return {name: columns.texts(name).cells for name in keep}

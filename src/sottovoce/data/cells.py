@@ -1,6 +1,6 @@
-"""Cells and arrays to numbers for a model, by their public description, and what they hold besides.
+"""Cells and arrays to numbers for a model, by their public description, and what is or looks wrong with them.
 
-What is counted here is made of records: it is for their owner's eyes.
+What is found here is made of records: it is for their owner's eyes.
 
 Free text becomes numbers without weights: hashed words, pairs of words and letters, at public random places.
 Nothing is learned and nothing is looked up: a text's numbers follow from the text alone. Grams of letters let
@@ -14,18 +14,145 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sottovoce.data.columns import Numbers, Texts, canonical
-from sottovoce.data.description import Array
-from sottovoce.data.findings import ColumnFindings
+from sottovoce.data.description import Array, Description
 from sottovoce.data.kinds import NO_DAY, PARTS, Category, Date, Number, Text
-from sottovoce.data.names import OTHER
+from sottovoce.data.own import DataError
+from sottovoce.data.section import OTHER
 
+COMMA = 'write decimal = "," above [target] in records.toml'
+MANY_UNKNOWN = 0.1
+"""Share of a site's values that a category does not name from which on the site gets a warning."""
+MANY_OUTSIDE = 0.05
+"""Share of values outside their bounds from which on the bounds look wrong."""
 Values = npt.NDArray[Any]
+EXAMPLES = 3
+"""How many names a message lists."""
+MOST_LETTERS = 20_000
+"""Of a text; what follows is not read."""
+LETTERS = (3, 4, 5)
+"""Lengths of grams of letters, a space before and after each word included."""
+
+
+@dataclass
+class ColumnFindings:
+    """What a column of one client holds that the agreement does not foresee, in numbers of records."""
+
+    missing: int = 0
+    unreadable: int = 0
+    commas: int = 0
+    outside: int = 0
+    unknown: int = 0
+    examples: tuple[str, ...] = ()
+    constant: bool = False
+
+
+@dataclass
+class Findings:
+    """What reading one client's file found; `problems` refuse it. Made of records: it stays with their owner.
+
+    `targets` counts usable records by class, or by label that holds.
+    """
+
+    client: str
+    records: int = 0
+    units: int | None = None
+    unusable: int = 0
+    columns: dict[str, ColumnFindings] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def strange_categories(found: Findings, agreed: Description) -> list[str]:
+    """Categories of which a site knows so many values that nobody agreed on that it hardly means them."""
+    return [
+        name
+        for name, column in found.columns.items()
+        if isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
+    ]
+
+
+def verdict(found: Findings, agreed: Description) -> str:
+    """Refused, to be looked at, or ok."""
+    if found.problems:
+        return "refused"
+    return "warning" if strange_categories(found, agreed) else "ok"
+
+
+class UnusableFile(DataError):
+    """A client's file that the agreement refuses, with everything that was found in it."""
+
+    def __init__(self, findings: Findings) -> None:
+        more = len(findings.problems) - 1
+        super().__init__(findings.problems[0] + (f" (and {more} more: sottovoce check)" if more else ""))
+        self.findings = findings
+
+
+def suspicions(found: Findings, agreed: Description) -> Iterator[str]:
+    """What can be used and still looks like a mistake, a line each."""
+    for name, column in found.columns.items():
+        for text in _suspicions(column, found.records, agreed, name):
+            yield f"{found.client}: column '{name}' {text}"
+    for name in (name for name, count in found.targets.items() if not count):
+        yield f"{found.client}: no usable record is '{name}'"
+
+
+def _suspicions(column: ColumnFindings, records: int, agreed: Description, name: str) -> Iterator[str]:
+    described = agreed.columns.get(name)
+    if column.missing + column.unreadable == records:
+        yield "is empty in every record"
+    elif column.constant:
+        yield "is the same in every record"
+    if column.unreadable:
+        kind = "days as agreed" if isinstance(described, Date) else "numbers"
+        comma = ' (decimal commas? decimal = "," in records.toml reads them)' if column.commas else ""
+        yield f"has {column.unreadable} values that are not {kind}: they count as missing{comma}"
+    if isinstance(described, Number | Date) and described.missing is None and 0 < column.missing < records:
+        yield f"lacks {column.missing} values, and records.toml does not say missing = …: no input shows it"
+    if described is not None and column.outside > MANY_OUTSIDE * records:
+        yield f"has {column.outside} values outside its bounds: they are clamped"
+    if column.unknown:
+        examples = ", ".join(repr(text) for text in column.examples)
+        use = "they count as other" if described is not None else "those records cannot be used"
+        many = f" ({column.unknown / records:.0%} of all)" if column.unknown > MANY_UNKNOWN * records else ""
+        name_them = '; add values, aliases or case = "ignore"' if many else ""
+        yield (
+            f"has {column.unknown} values{many} that records.toml does not name (such as {examples}): "
+            f"{use}{name_them}"
+        )
+
+
+def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
+    """What is wrong with a column in which nothing can be read as agreed."""
+    if not isinstance(agreed.columns[name], Number):
+        return "holds no day as agreed: correct it, or its format in records.toml"
+    if found.commas == found.unreadable:
+        return f"has decimal commas: {COMMA}"
+    return "holds no number: correct it, or its kind in records.toml"
+
+
+def target_hint(findings: Findings, agreed: Description) -> str:
+    """What makes every target unusable, where one thing does."""
+    target = agreed.target
+    found = findings.columns.get(target.column, ColumnFindings())
+    if found.commas and found.commas == found.unreadable:
+        return f" (it has decimal commas: {COMMA})"
+    if not target.values or not found.examples or found.unknown + found.missing < findings.records:
+        return ""
+    numbers = all(text.lstrip("+-").isdecimal() for text in found.examples)
+    meant = "…"
+    if numbers:
+        place = int(found.examples[0])
+        meant = target.values[place if 0 <= place < len(target.values) else 0]
+    holds = "numbers" if numbers else "other words"
+    example = f'"{found.examples[0]}" = "{meant}"'
+    return f" (it holds {holds} and records.toml names: add aliases = {{ {example}, … }} to [target])"
 
 
 def encode_array(x: Values, agreed: Array) -> Values:
@@ -62,10 +189,6 @@ def without_unusable(x: Values, y: Values, usable: npt.NDArray[np.bool_]) -> tup
     x[~usable] = -1 if x.dtype == np.int64 else np.nan
     y[~usable] = 0
     return x, y
-
-
-EXAMPLES = 3
-"""How many names a message lists."""
 
 
 def encode_number(column: Number, numbers: Numbers, into: Values) -> ColumnFindings:
@@ -144,10 +267,6 @@ def unknown_in(texts: Texts, places: npt.NDArray[np.int64]) -> ColumnFindings:
     return ColumnFindings(missing=missing, unknown=len(strange) - missing, examples=examples)
 
 
-MOST_LETTERS = 20_000
-"""Of a text; what follows is not read."""
-LETTERS = (3, 4, 5)
-"""Lengths of grams of letters, a space before and after each word included."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 

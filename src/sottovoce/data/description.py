@@ -20,8 +20,7 @@ import torch
 from sottovoce.catalog import TASKS
 from sottovoce.data.dataset import Facts
 from sottovoce.data.kinds import Column, column, looked_up
-from sottovoce.data.names import Names
-from sottovoce.data.section import DescriptionError, Section, document, text_of
+from sottovoce.data.section import DescriptionError, Names, Section, document, text_of
 
 NAME = "records.toml"
 UNUSABLE = 0.05

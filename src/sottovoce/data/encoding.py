@@ -20,6 +20,9 @@ from torch import Tensor
 
 from sottovoce.data.cells import (
     EXAMPLES,
+    ColumnFindings,
+    Findings,
+    UnusableFile,
     Values,
     encode_array,
     encode_category,
@@ -27,17 +30,18 @@ from sottovoce.data.cells import (
     encode_number,
     encode_text,
     found_in,
+    target_hint,
     unknown_in,
+    useless,
     whole_records,
     without_unusable,
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
 from sottovoce.data.description import NAME, Array, Description
-from sottovoce.data.findings import ColumnFindings, Findings, UnusableFile, target_hint, useless
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Category, Date, Number
-from sottovoce.data.names import Names
 from sottovoce.data.own import DataError, read_arrays
+from sottovoce.data.section import Names
 from sottovoce.data.tables import read_columns
 
 LABELS = ("0", "1", "false", "true")
@@ -60,20 +64,19 @@ def read_site(
     agreed: Description,
     *,
     target: bool = True,
-    unit: bool = True,
     limited: bool = True,
     given: Columns | None = None,
 ) -> Site:
     """The records of one client's file, in its order; refused if too many of them cannot be used.
 
-    Without `target` (to predict, or for a context without labels) and `unit` those columns are not read. What
-    stays at home is not `limited`: any number of records may be unusable. Nor is what an enrolled client
-    releases: a limit would let one record decide about all others. A table that was `given` from Python is
-    read in the place of a file.
+    Without `target` (to predict, or for a context without labels) that column is not read. What stays at home
+    is not `limited`: any number of records may be unusable. Nor is what an enrolled client releases: a limit
+    would let one record decide about all others. A table that was `given` from Python is read in the place
+    of a file.
     """
     findings = Findings(canonical(path.stem if given is None else path.name))
     reader = Reader(path, agreed, findings, limited=limited, given=given)
-    site = reader.site(target=target, unit=unit and agreed.unit is not None)
+    site = reader.site(target=target)
     if site is None or findings.problems:
         raise UnusableFile(findings)
     return site
@@ -104,11 +107,11 @@ class Reader:
         self._given = given
         self._x: Values = np.zeros(0)
 
-    def site(self, *, target: bool, unit: bool) -> Site | None:
+    def site(self, *, target: bool) -> Site | None:
         agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
-            *([agreed.unit] if unit and agreed.unit else []),
+            *([agreed.unit] if agreed.unit else []),
         ]
         columns = self._columns(sources)
         findings.records = columns.records
@@ -121,7 +124,7 @@ class Reader:
         targeted = np.ones(columns.records, bool)
         if target:
             y, targeted = self._target(columns)
-        units, identity = self._units(columns, agreed.unit) if unit and agreed.unit else (None, None)
+        units, identity = self._units(columns, agreed.unit) if agreed.unit else (None, None)
         for name in agreed.columns:
             found = findings.columns.get(name, ColumnFindings())
             nothing = found.missing + found.unreadable == columns.records

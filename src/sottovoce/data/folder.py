@@ -9,7 +9,7 @@ client's records would be an uncharged release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,13 @@ class Copies:
         ]
 
 
-def read_folder(folder: Path, progress: Callable[[str], None] = lambda client: None) -> Dataset:
+def read_folder(folder: Path) -> Dataset:
     """All clients of a folder as one dataset with their names; refused at the first that cannot be used."""
     agreed, copies = agreement(folder), Copies()
     sites = {}
     for refusal in unread_files(folder)[:1]:
         raise DataError(refusal)
     for name, path in client_files(folder).items():
-        progress(name)
         sites[name] = read_site(path, agreed)
         refused = copies.problem(name, sites[name])
         if refused is not None:

@@ -10,8 +10,7 @@ from datetime import date, datetime
 from typing import ClassVar
 
 from sottovoce.data.columns import ABSENT, canonical
-from sottovoce.data.names import OTHER, Names
-from sottovoce.data.section import Section
+from sottovoce.data.section import OTHER, Names, Section
 
 MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6
@@ -23,6 +22,8 @@ PARTS = {
     "weekday": tuple(f"weekday={day}" for day in DAYS),
 }
 """The inputs that each part of a date becomes."""
+NO_DAY = ABSENT | {"NaT"}
+"""Texts that stand for a missing day."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,6 @@ class Text:
 
 
 Column = Number | Category | Date | Text
-NO_DAY = ABSENT | {"NaT"}
-"""Texts that stand for a missing day."""
 
 
 def column(section: Section) -> Column:

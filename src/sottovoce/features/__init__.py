@@ -4,10 +4,302 @@ A linear head on features learns more at the same ε than a model of pixels, and
 `scattering` is made of wavelets alone, `patterns` is a network that has seen generated pictures alone. A map
 takes the raw picture, values in [0, 1], and gives unit norm, so that the gradient of a linear head is bounded
 alike for every record. No other record enters: no privacy cost.
+
+x ↦ P f(x)/‖P f(x)‖ with f(x) the named parts side by side, each of unit norm and weighted; the same of the
+mirror image of a picture added with `mirror`; and P a signed partition into `size` sums, public and random,
+or nothing.
+
+A map of one's own is `features=package.module:function`, named on this machine, never by a message. The
+function is called once with the shape of a record and returns the map: a callable from raw records (n, …),
+pictures on the scale from 0 to 1, to numbers (n, k). It must treat records one by one. Its attribute
+`version` (a text) says under which name its features are kept; without one, the source of its module does.
+Its attribute `public_pretraining` says whether it has learned from other people's public data: true by
+default.
 """
 
 from __future__ import annotations
 
-from sottovoce.features.maps import FeatureMap, open_features
+import hashlib
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
-__all__ = ["FeatureMap", "open_features"]
+import torch
+from torch import Tensor, nn
+
+from sottovoce.catalog import DESCRIBED, entry
+from sottovoce.cores import side_by_side
+from sottovoce.errors import SottovoceError
+from sottovoce.features.fixed import SIZE, Scattering, mirrored, ngrams, spectrum
+from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
+from sottovoce.features.patterns import channels as by_channel
+from sottovoce.models import imported, reason
+
+_PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
+_BATCH = 256  # records at once
+
+# A picture's description, or the sum of it and its mirror image's.
+Part = Callable[[Tensor, bool], Tensor]
+_PROBE = 3
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A signed partition: inputs, in public random order and with random signs, summed in `size` groups."""
+
+    order: Tensor
+    signs: Tensor
+    size: int
+
+    @classmethod
+    def drawn(cls, inputs: int, size: int, seed: int) -> Projection:
+        rng = torch.Generator().manual_seed(seed)
+        order = torch.randperm(inputs, generator=rng)
+        return cls(order, torch.randint(2, (inputs,), generator=rng).mul(2).sub(1).float(), size)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(n, inputs) to (n, size); ⟨Pf, Pg⟩ has mean ⟨f, g⟩ over seeds."""
+        signed = features[:, self.order.to(features.device)] * self.signs.to(features.device)
+        groups = math.ceil(signed.shape[1] / self.size)
+        padded = nn.functional.pad(signed, (0, groups * self.size - signed.shape[1]))
+        return padded.view(-1, groups, self.size).sum(1)
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A public function of one record: pictures (n, C, H, W), values in [0, 1], to (n, size) of unit norm.
+
+    Or of series (n, T, F) of any numbers, or of tokens (n, L).
+
+    `public_pretraining` says whether weights learned from other people's public data are in it. The maps
+    here have none: the network behind `patterns` has seen noise processes alone.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    mirror: bool
+    public_pretraining: bool
+    parts: tuple[Part, ...]
+    weights: tuple[float, ...]
+    projection: Projection | None
+    device: str = "cpu"
+    """Where it is computed: another changes the last digits."""
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Records as they are stored, before any normalization of a dataset; bytes are divided by 255."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise SottovoceError(
+                f"features={self.name} is open for records of shape {self.shape}, these have "
+                f"{tuple(x.shape[1:])}: open it for their shape"
+            )
+
+        @torch.no_grad()  # of the thread that works on it
+        def described(batch: Tensor) -> Tensor:
+            return self._described(_numbers(batch).to(self.device)).cpu()
+
+        batches = torch.split(x, _BATCH)
+        parts = side_by_side(described, batches) if self.device == "cpu" else map(described, batches)
+        return torch.cat([torch.empty(0, self.size), *parts])
+
+    def _described(self, x: Tensor) -> Tensor:
+        weighted = [w * part(x, self.mirror) for w, part in zip(self.weights, self.parts, strict=True)]
+        features = torch.cat(weighted, dim=1)
+        if self.projection is not None:
+            features = self.projection(features)
+        return nn.functional.normalize(features, dim=1)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Stored values as a map takes them: bytes from 0 to 1, tokens as they are."""
+    if x.dtype == torch.uint8:
+        return x / 255
+    return x if x.dtype == torch.int64 else x.float()
+
+
+def open_features(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    size: int = 0,
+    mirror: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+) -> FeatureMap:
+    """The map `name` for records of `shape`: (C, H, W) of pictures, (T, F) of series, (L,) of tokens.
+
+    `size` > 0 projects to so many numbers (the public `seed` says how); `mirror` averages the features of a
+    picture and of its mirror image, for things that a mirror does not change (no digits).
+
+    >>> features = open_features("scattering", (1, 28, 28), size=500)
+    >>> out = features(torch.rand(2, 1, 28, 28))
+    >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
+    (torch.Size([2, 500]), True)
+    """
+    described, axes = entry("features", name, DESCRIBED)
+    if len(shape) != axes:
+        raise SottovoceError(f"features={name} describes {described}, not records of shape {shape}: use none")
+    if mirror and axes != 3:
+        raise SottovoceError(
+            f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
+        )
+    channels = shape[0]
+    opened = [_PARTS[part](*shape, device) for part in name.split("+")]
+    full = sum(length for _, length in opened)
+    if size > full:
+        raise SottovoceError(
+            f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0 for all"
+        )
+    patterns = _PATTERNS_SHARE_GRAY if channels == 1 else _PATTERNS_SHARE
+    shares = (1 - patterns, patterns) if len(opened) == 2 else (1.0,)
+    return FeatureMap(
+        name=name,
+        shape=shape,
+        size=size or full,
+        mirror=mirror,
+        public_pretraining=False,
+        parts=tuple(part for part, _ in opened),
+        weights=tuple(math.sqrt(share) for share in shares),
+        projection=Projection.drawn(full, size, seed) if size else None,
+        device=device,
+    )
+
+
+def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+    scatter, centre = Scattering(height, width, device=device), shipped()["scattering"].to(device)
+
+    def describe(coefficients: Tensor) -> Tensor:
+        if channels == 1:
+            return by_kind(coefficients)
+        return centred(paths(coefficients), centre)
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        coefficients = scatter(x)
+        if not mirror:
+            return describe(coefficients)
+        flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
+        return describe(coefficients) + describe(flipped)
+
+    return part, channels * 81 * math.prod(scatter.grid)
+
+
+def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+    patterns = Patterns(Network.shipped().to(device))
+    centre = shipped()["patterns"].to(device)
+
+    def describe(x: Tensor) -> Tensor:
+        return centred(by_channel(patterns(x), patterns.channels), centre)
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        return describe(x) + describe(x.flip(-1)) if mirror else describe(x)
+
+    return part, (1 if channels == 3 else channels) * patterns.channels * 16
+
+
+def _spectrum(steps: int, values: int, device: str) -> tuple[Part, int]:
+    describe = spectrum(steps, values)
+    return lambda x, mirror: describe(x), SIZE
+
+
+def _ngrams(length: int, device: str) -> tuple[Part, int]:
+    describe = ngrams()
+
+    def part(x: Tensor, mirror: bool) -> Tensor:
+        if x.dtype != torch.int64:
+            raise SottovoceError(
+                'features=ngrams describes tokens: say kind = "tokens" in records.toml, or use none'
+            )
+        return describe(x)
+
+    return part, SIZE
+
+
+_PARTS: dict[str, Callable[..., tuple[Part, int]]] = {
+    "scattering": _scattering,
+    "patterns": _patterns,
+    "spectrum": _spectrum,
+    "ngrams": _ngrams,
+}
+
+
+class LocalMapError(SottovoceError):
+    """A function that cannot be a feature map."""
+
+
+def open_local(name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False) -> FeatureMap:
+    """The map that this machine's owner calls `name`, for records of `shape`; `size` and `mirror` as ever."""
+    described = _opened(name, shape)
+    if mirror and len(shape) != 3:
+        raise LocalMapError(
+            f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
+        )
+
+    def part(x: Tensor, mirrored: bool) -> Tensor:
+        return described(x) + described(x.flip(-1)) if mirrored else described(x)
+
+    full = described(torch.zeros(1, *shape)).shape[1]
+    if size > full:
+        raise LocalMapError(f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0")
+    return FeatureMap(
+        name=name,
+        shape=shape,
+        size=size or full,
+        mirror=mirror,
+        public_pretraining=pretrained(name),
+        parts=(part,),
+        weights=(1.0,),
+        projection=Projection.drawn(full, size, seed=0) if size else None,
+    )
+
+
+def pretrained(name: str) -> bool:
+    """Whether public data of other people may be in a map: unless its owner has declared that it is not."""
+    return bool(getattr(imported("features", name), "public_pretraining", True))
+
+
+def fingerprint(name: str) -> str:
+    """What distinguishes the map's features from those of another version of it."""
+    factory = imported("features", name)
+    version = getattr(factory, "version", None)
+    if version is None:
+        try:
+            version = inspect.getsource(inspect.getmodule(factory) or factory)
+        except (OSError, TypeError):
+            raise LocalMapError(
+                f"features={name} has no source to tell its versions apart: give the function an attribute "
+                "version, a text"
+            ) from None
+    return hashlib.sha256(repr((name, str(version))).encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _opened(name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The map as a function to float32 (n, k), tried on made-up records: it must not mix them."""
+    try:
+        inner = imported("features", name)(shape)
+    except SottovoceError:
+        raise
+    except Exception as error:
+        raise LocalMapError(f"features={name} fails for records of shape {shape}: {reason(error)}") from error
+
+    def described(x: Tensor) -> Tensor:
+        try:
+            out = torch.as_tensor(inner(x))
+        except Exception as error:
+            raise LocalMapError(f"features={name} fails: {reason(error)}") from error
+        if len(out) != len(x):
+            raise LocalMapError(f"features={name} gave {len(out)} rows for {len(x)} records: one each")
+        return out.detach().flatten(1).float().cpu()
+
+    probe = torch.rand(_PROBE, *shape, generator=torch.Generator().manual_seed(0))
+    together, alone = described(probe), torch.cat([described(probe[i : i + 1]) for i in range(_PROBE)])
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE):
+        raise LocalMapError(
+            f"features={name} describes a record differently beside others, which no ε covers: put its "
+            "module into eval mode, or describe records one by one"
+        )
+    return described

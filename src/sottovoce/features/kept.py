@@ -21,8 +21,7 @@ from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.errors import SottovoceError
-from sottovoce.features.local import fingerprint, open_local
-from sottovoce.features.maps import FeatureMap, open_features
+from sottovoce.features import FeatureMap, fingerprint, open_features, open_local
 from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 

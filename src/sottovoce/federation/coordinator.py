@@ -18,17 +18,15 @@ import numpy as np
 
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.helping import MASKS
-from sottovoce.federation.masks import terms_of
+from sottovoce.federation import Agreement
 from sottovoce.federation.roster import Decoder, Implausible, ModelDelivery, Roster
 from sottovoce.federation.sealing import MODEL, public_key
+from sottovoce.federation.sharing import MASKS, Sums, terms_of
 from sottovoce.federation.store import Store
-from sottovoce.federation.sums import Sums
 from sottovoce.plan import ONCE, Phase
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
-from sottovoce.run.directory import round_line
+from sottovoce.run import round_line
 from sottovoce.server import Server
 
 log = logging.getLogger("sottovoce.federation")

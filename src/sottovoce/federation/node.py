@@ -30,12 +30,9 @@ from sottovoce.data import ClientRecords, description, split_participant, split_
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.client_directory import ClientLog, Enrolment
-from sottovoce.federation.contact import note_contact
-from sottovoce.federation.masks import check_consent, held, helper_names, masks_for
+from sottovoce.federation import Agreement
+from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
 from sottovoce.federation.parties import SiteKey
-from sottovoce.federation.recovery import LedgerBehind, Recovery, opened
 from sottovoce.federation.sealing import (
     MODEL,
     Declined,
@@ -49,16 +46,17 @@ from sottovoce.federation.sealing import (
     sealed_for,
     unseal_downward,
 )
+from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
+from sottovoce.federation.status import note_contact
 from sottovoce.files import PRIVATE, locked
-from sottovoce.modelcard import write_model
 from sottovoce.models import MODELS
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
-from sottovoce.privacy import schedule
+from sottovoce.privacy import Price, Terms, call_counts
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
-from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import spending
+from sottovoce.run.export import write_model
 from sottovoce.run.session import dry_client
 
 
@@ -410,7 +408,7 @@ class Node:
 
     def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
         """What a whole run costs a participant's records."""
-        calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+        calls = call_counts(blueprint.schedule, blueprint.plan.participants)
         counts = blueprint.participant_counts(int(calls[participant]))
         cost = spending(blueprint.releases_of(participant), counts)
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))

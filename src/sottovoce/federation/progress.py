@@ -1,10 +1,14 @@
-"""What the server of a federation tells about it: `status.json` beside its store, for `federation.status`.
+"""What the server of a federation tells about it: `status.json` as it goes, at the end the run directory.
 
-The store itself is not for others: whoever reads it keeps dropped messages in its log. The file says what is
-the server's own: who is enrolled, connected and late, what is waited for, ε of what came. Nothing in it
-depends on the records of one client. Bytes are totals of what is closed, and none where fewer than two
+The store itself is not for others: whoever reads it keeps dropped messages in its log. `status.json` says
+what is the server's own: who is enrolled, connected and late, what is waited for, ε of what came. Nothing in
+it depends on the records of one client. Bytes are totals of what is closed, and none where fewer than two
 clients answered, or where some of them had answered a server that was killed; no client's time is told, but
 that it is late.
+
+`plan.toml`, `rounds.jsonl`, `model.safetensors` and `result.json` of a finished federation are as
+everywhere; accuracies, norms and byte counts are missing, because a server learns them only as uncharged
+diagnostics. ε follows from the releases that the server received.
 """
 
 from __future__ import annotations
@@ -14,22 +18,27 @@ import logging
 import math
 import re
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sottovoce.blueprint import participant_name
 from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Open
 from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
 from sottovoce.federation.store import Store
-from sottovoce.files import FileError, write_atomically
+from sottovoce.files import FileError, private_folder, write_atomically
+from sottovoce.modelfile import GeneratorFile
 from sottovoce.plan import Plan, phases
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.release import spending
+from sottovoce.run import RunDirectory
+from sottovoce.run.result import description, downlink, protected_unit
 from sottovoce.run.status import Status
 
 EVERY_SECONDS = 2.0
@@ -204,3 +213,63 @@ def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) 
     if participant not in connected:
         return "is not connected"
     return "is late, and is asked again" if late else None
+
+
+def write_run(
+    path: str | Path, coordinator: Coordinator, store: Store, *, engine: str = "flower"
+) -> dict[str, Any]:
+    """Writes the directory of a federation whose last round is closed, and returns its result.
+
+    `engine` is the name of what carried the messages.
+    """
+    agreement, server = coordinator.agreement, coordinator.server
+    directory = RunDirectory(path)
+    private_folder(directory.path)
+    write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
+    names = {participant_name(index): name for index, name in enumerate(coordinator.names)}
+    lines = [{**line, "clients": [names[client] for client in line["clients"]]} for line in store.lines()]
+    rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    write_atomically(directory.rounds_file, rounds)
+    file = GeneratorFile.of(coordinator.blueprint, store.run, server.state(), coordinator.names)
+    file.write(directory.model_file)
+    result = {**_result(coordinator, store, lines), "engine": engine}
+    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
+    names, spent, clients = coordinator.names, dict[str, float](), []
+    for participant in sorted(coordinator.enrolled):
+        counts = Counter(kind for kind, _ in store.received(participant))
+        name, size = names[participant], blueprint.sizes[participant]
+        spent[name] = blueprint.epsilon(counts, participant)
+        sigma = blueprint.releases_of(participant)["gradient"].sigma
+        clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})
+    return {
+        **description(blueprint),
+        "future_clients": plan.future_clients,
+        "rounds": len(lines),
+        **(
+            {"masks": True, "given_up": sum("given_up" in line for line in lines)}
+            if plan.place.shared
+            else {}
+        ),
+        "releases": sum(len(line["clients"]) for line in lines),
+        "releases_max": blueprint.releases_max,
+        "epsilon": {
+            "target": plan.epsilon,
+            "spent_max": max(spent.values(), default=0.0),
+            "accounting": plan.accounting,
+            "per_client": spent,
+            "future_context": blueprint.epsilon(blueprint.future_counts),
+        },
+        "delta": plan.delta,
+        "clients": clients,
+        "unit": protected_unit(blueprint.facts),
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "downlink": downlink(blueprint, lines),
+        "seconds": sum(line["seconds"] for line in lines),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -20,7 +20,7 @@ from sottovoce.blueprint import Blueprint, participant_name
 from sottovoce.data.folder import CLIENT
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import MOST_RECORDS, Agreement
+from sottovoce.federation import MOST_RECORDS, Agreement
 from sottovoce.federation.sealing import (
     KEY_BYTES,
     MODEL,

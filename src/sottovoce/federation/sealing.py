@@ -39,6 +39,9 @@ from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
 KEY_BYTES = 32
+_TAG_BYTES = 16
+MODEL: Literal["model"] = "model"
+"""The purpose of the one message under seal that goes to a client."""
 
 
 class EnrolmentError(SottovoceError):
@@ -94,11 +97,8 @@ def proof(agreed: bytes, nonce: bytes) -> bytes:
 
 _HEADER = struct.Struct(f">{KEY_BYTES}s{KEY_BYTES}sI")
 _LENGTH = struct.Struct(">I")
-_TAG_BYTES = 16
 SEAL_BYTES = _HEADER.size + _TAG_BYTES
 """By how much a seal makes a padded message longer."""
-MODEL: Literal["model"] = "model"
-"""The purpose of the one message under seal that goes to a client."""
 _NONCE = bytes(12)  # every key seals one message
 
 

@@ -1,24 +1,35 @@
-"""What a federation is doing, by the files of its server: read without disturbing it.
+"""What a federation's server or client is doing, by the files of its directory: read without disturbing it.
 
-A server holds the lock of its store, and `sottovoce federate` another one; both end with their process. So a
-federation without a result waits or runs while one of them is held, and has failed otherwise. What is told of
-it the server has written itself (`federation.progress`).
+A server holds the lock of its store, and `sottovoce federate` another one; both end with their process.
+So a federation without a result waits or runs while one of them is held, and has failed otherwise. What
+is told of it the server has written itself (`federation.progress`).
+
+A client's node notes each message that it has answered or refused in `contact.json`; ε is read from its
+ledger as it stands. All of it is the owner's own and stays on this machine.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sottovoce.account import Account
 from sottovoce.errors import SottovoceError
-from sottovoce.run.directory import RunDirectory
-from sottovoce.run.status import RECENT, Status, is_locked, unreadable
+from sottovoce.federation.client_directory import Enrolment
+from sottovoce.files import FileError, write_atomically
+from sottovoce.plan import Plan
+from sottovoce.privacy.accounting import Budget
+from sottovoce.privacy.ledger import ACCOUNTING, DELTA, EPSILON
+from sottovoce.run import RunDirectory
+from sottovoce.run.status import EXIT_CODES, RECENT, Status, is_locked, read_status, reading, unreadable
 
 FILE = "status.json"
 SUPERVISOR = "federate.json"
@@ -26,20 +37,22 @@ SUPERVISOR = "federate.json"
 FORMAT = 1
 NAMED = 20
 """Clients that are named in a list of those who are waited for."""
+CONTACT = "contact.json"
+ERRORS = 10
+TAIL_BYTES = 65_536
 
 
 class Minutely:
     """Says what is waited for: at once where it is new, else once a minute."""
 
-    def __init__(self, say: Callable[[str], None], seconds: float = 60.0) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._seconds = seconds
         self._said, self._at = "", 0.0
 
     def say(self, text: str) -> None:
         """Says a line, unless it was just said."""
         now = time.monotonic()
-        if text != self._said or now - self._at >= self._seconds:
+        if text != self._said or now - self._at >= 60.0:
             self._said, self._at = text, now
             self._say(text)
 
@@ -61,9 +74,7 @@ def _federation(path: Path) -> Status:
     directory = RunDirectory(path)
     works = is_locked(path / "server.sqlite.lock")  # before the result is looked for
     supervised = is_locked((path / SUPERVISOR).with_suffix(".lock"))
-    told = read_object(path / FILE)
-    if told and told.get("format") != FORMAT:
-        raise SottovoceError(f"{path / FILE} was written by another version: look with that one")
+    told = _noted(path / FILE)
     about = _told(str(path), told) if told else Status(str(path), "unknown", "")
     if works:
         return replace(about, **_working(about, told))
@@ -76,8 +87,16 @@ def _federation(path: Path) -> Status:
     if supervised:
         waits = read_object(path / SUPERVISOR).get("waits", "the server is about to start")
         return replace(about, state="waiting", why=f"sottovoce federate waits: {waits}")
-    why = "nobody works on it, and it has no result: continue with 'sottovoce federate --app APP --on NAME'"
+    why = "nobody works on it, and it has no result: start it again"
     return replace(about, state="failed", why=why, phase=None, seconds_left=None)
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    """What one end has noted of itself; nothing where it has not yet."""
+    noted = read_object(path)
+    if noted and noted.get("format") != FORMAT:
+        raise SottovoceError(f"{path} was written by another version: look with that one")
+    return noted
 
 
 def _working(about: Status, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,3 +161,181 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SottovoceError(f"{path} is damaged: it is written again while the server runs")
     return found
+
+
+def note_contact(
+    directory: Path, account: Account, plan: Plan, what: str, asked: Mapping[str, Any], refused: str = ""
+) -> None:
+    """Notes that a message of the server came and what became of it; a client without a directory has none.
+
+    A note that cannot be written is no reason not to answer.
+    """
+    if not directory.is_dir():
+        return
+    before: dict[str, Any] = {}
+    with suppress(SottovoceError, OSError):
+        before = read_object(directory / CONTACT)
+    run, number = str(asked.get("run", "")), int(asked.get("round", 0) or 0)
+    noted = {
+        "format": FORMAT,
+        "time": time.time(),
+        "what": what,
+        "run": run,
+        "round": max(number, int(before.get("round", 0)) if before.get("run") == run else 0),
+        "rounds": plan.rounds,
+        "noise": plan.noise,
+        "client": account.client,
+        "ledger": str(account.path.absolute()),
+        "account": account.name,
+        "refused": refused,
+        "answers": int(before.get("answers", 0)) + (not refused),
+        "refusals": int(before.get("refusals", 0)) + bool(refused),
+    }
+    with suppress(FileError):
+        write_atomically(directory / CONTACT, json.dumps(noted).encode())
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """The state of a client of a federation, and what its records have spent."""
+
+    directory: str
+    state: str
+    why: str
+    client: str | None = None
+    run: str | None = None
+    noise: str | None = None
+    round: int = 0
+    """The last round that it was asked for."""
+    rounds: int | None = None
+    gradients: int = 0
+    """Rounds in which it has released."""
+    epsilon: dict[str, float] = field(default_factory=dict)
+    """`budget`; `spent` in all runs, `run_spent` in this one; `run` and `together` when this one is over."""
+    delta: float | None = None
+    seconds_since_contact: float | None = None
+    answers: int = 0
+    refusals: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.state]
+
+    @property
+    def headroom(self) -> str:
+        """What is spent, and what this run will spend, in a line."""
+        if not self.epsilon:
+            return "the ledger cannot be read"
+        said = f"ε {self.epsilon['spent']:.3g} of {self.epsilon['budget']:g} spent"
+        if "run" in self.epsilon:
+            spends = "has spent" if self.state == "finished" else "will spend"
+            said += f"; this run {spends} {self.epsilon['run']:.3g}"
+            said += f", together {self.epsilon['together']:.3g}" if self.state != "finished" else ""
+        return said
+
+    def fields(self, *, history: bool = False) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def is_node(directory: Path) -> bool:
+    """Whether a directory is that of a federation's client."""
+    return any((directory / name).exists() for name in (CONTACT, "client.log")) or any(
+        directory.glob("enrolment-*.json")
+    )
+
+
+def read_node(path: Path) -> NodeStatus:
+    """The status of a client, by the files of its directory and its ledger."""
+    try:
+        return _node(path)
+    except Exception as error:
+        return NodeStatus(str(path), "unknown", unreadable(path, error))
+
+
+def _node(path: Path) -> NodeStatus:
+    busy, noted = is_locked(path / "lock"), _noted(path / CONTACT)
+    errors = _errors(path / "client.log")
+    if not noted:
+        why = "no message of a server has come yet" if not errors else errors[-1]
+        return NodeStatus(str(path), "waiting", why, errors=errors)
+    run = str(noted["run"])
+    enrolment = Enrolment.read(path, run) if run else None
+    cost = 0.0 if enrolment is None else enrolment.cost
+    spent, delta, gradients = _ledger(Path(noted["ledger"]), str(noted["account"]), run, cost)
+    since = max(0.0, time.time() - float(noted["time"]))
+    if busy:
+        state, why = "running", "it answers a request"
+    elif noted["refused"]:
+        state, why = "failed", f"it refused: {noted['refused']}"
+    elif noted["what"] == "model":
+        state, why = "finished", "it has its model"
+    else:
+        state, why = "waiting", "for the server's next request"
+    return NodeStatus(
+        str(path),
+        state,
+        why,
+        client=str(noted["client"]),
+        run=run or None,
+        noise=str(noted["noise"]),
+        round=int(noted["round"]),
+        rounds=int(noted["rounds"]),
+        gradients=gradients,
+        epsilon=spent,
+        delta=delta,
+        seconds_since_contact=since,
+        answers=int(noted["answers"]),
+        refusals=int(noted["refusals"]),
+        errors=errors,
+    )
+
+
+def _ledger(path: Path, client: str, run: str, cost: float) -> tuple[dict[str, float], float | None, int]:
+    """ε by what it is about, δ, and the rounds released; nothing where the ledger cannot be read."""
+    try:
+        with reading(path) as file:
+            rows = file.execute(
+                "SELECT epsilon, delta, accounting FROM budget"
+                " WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"
+            ).fetchall()
+            query = "SELECT TOTAL(spent), TOTAL(spent * (run = ?)) FROM spending WHERE client = ?"
+            [(spent, here)] = file.execute(query, [run, client]).fetchall()
+            query = "SELECT COUNT(*) FROM release WHERE client = ? AND run = ? AND kind = 'gradient'"
+            [(gradients,)] = file.execute(query, [client, run]).fetchall()
+    except sqlite3.Error:
+        return {}, None, 0
+    budget = min(
+        (Budget(*row) for row in rows),
+        key=lambda each: each.mu_squared,
+        default=Budget(EPSILON, DELTA, ACCOUNTING),
+    )
+    found = {"budget": budget.epsilon, "spent": budget.price(spent), "run_spent": budget.price(here)}
+    if cost:
+        found |= {"run": budget.price(cost), "together": budget.price(spent - here + max(cost, here))}
+    return found, budget.delta, int(gradients)
+
+
+def _errors(path: Path) -> list[str]:
+    """The last errors in the client's log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if " ERROR " in line][-ERRORS:]
+
+
+def look(path: str | Path) -> Status | NodeStatus:
+    """What is going on in a directory: of a run, of a federation's server, or of one of its clients."""
+    folder = Path(path)
+    try:
+        if is_federation(folder):
+            return read_federation(folder)
+        if is_node(folder):
+            return read_node(folder)
+    except OSError as error:
+        return Status(str(path), "unknown", unreadable(path, error))
+    return read_status(folder)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sottovoce.central import AlreadyDrawn, DrawnRounds
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import EnrolmentError, new_key
 from sottovoce.files import Database, locked, private_folder
 from sottovoce.masking import RoundKey

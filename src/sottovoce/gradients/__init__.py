@@ -4,8 +4,35 @@
 the per-record reference; none of them lets a record contribute more than `clip` in norm, measured in float64.
 """
 
-from sottovoce.gradients.clipping import check_outputs, check_recordwise, recordwise_logits, sensitivity
-from sottovoce.gradients.mean import clipped_mean, clipped_means
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sottovoce.cores import one_core, side_by_side
+from sottovoce.errors import SottovoceError
+from sottovoce.gradients import gpu, identity, vmap
+from sottovoce.gradients.clipping import (
+    check_outputs,
+    check_recordwise,
+    recordwise_logits,
+    refuse_unclippable,
+    sensitivity,
+    sum_clipped,
+    sum_squared,
+)
+from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
+from sottovoce.gradients.partitions import Structured, Unstructured
+from sottovoce.models import parameters_at
+from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
+from sottovoce.tasks import Losses, cross_entropy
 
 __all__ = [
     "check_outputs",
@@ -15,3 +42,203 @@ __all__ = [
     "recordwise_logits",
     "sensitivity",
 ]
+
+
+# What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the gpu. It
+# depends on nothing else, since the sum over chunks is rounded differently for chunks of another size.
+_CPU_BYTES, _GPU_BYTES = 60 * 2**20, 4 * 2**30
+# What a chunk must hold, or operations become too small.
+_LEAST_RECORDS = 32
+
+
+@one_core()
+def clipped_mean(
+    module: nn.Module,
+    theta: Tensor,
+    basis: Basis,
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip: float,
+    denominator: int,
+    loss: Losses = cross_entropy,
+    unit: Tensor | None = None,
+    remember: bool = False,
+) -> Tensor:
+    """Σ_z clip_C(Pᵀ∇_θ ℓ(θ; z)) / m over the records (x, y) with a task's `loss` ℓ: float64 (k,).
+
+    `theta` (d,) is in the order of `parameters_to_vector`; `x` is (m, ...), `y` (m, ...) their targets.
+    `denominator` is fixed in advance and need not equal the number of records. The norm of no record's
+    contribution exceeds clip/denominator, in float64; a record whose loss or gradient is not finite
+    contributes zero. The parameters of `module` are neither read nor changed. Where several records are of
+    one `unit` (m,), a unit takes the place of a record: its gradients are averaged, and then clipped.
+    `remember` keeps norms of records for the next round: only of an `x` whose memory nobody else holds, since
+    a write behind torch (a NumPy view, another process) would leave norms, and so the bound, untrue.
+
+    >>> from sottovoce.subspace import Identity
+    >>> net, x, y = nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
+    >>> mean = clipped_mean(net, torch.zeros(9), Identity(9), x, y, clip=0.1, denominator=4)
+    >>> bool(mean.norm() <= 0.1)
+    True
+    """
+    if unit is not None:
+        _check(theta[None], [basis], x[None], y[None], clip, denominator)
+        refuse_unclippable(module)
+        return vmap.clipped_unit_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
+    one = (module, theta[None], [basis], x[None], y[None])
+    squares = partial(_remembered_squares, x) if remember else None
+    return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=squares)[0]
+
+
+@one_core()
+def clipped_means(
+    module: nn.Module,
+    thetas: Tensor,
+    bases: Sequence[Basis],
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip: float,
+    denominator: int,
+    loss: Losses = cross_entropy,
+    squares: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """The clipped means of c clients, each with parameters, basis and records of its own: float64 (c, k).
+
+    `thetas` is (c, d), `x` (c, m, ...), `y` (c, m, ...); the bases are of one kind and shape. Row i equals
+    `clipped_mean` of client i, on a CPU bit for bit and with any number of cores, on a GPU up to rounding.
+    Pass the same `bases` objects every round: what is prepared from them is remembered. `squares` gives ‖x‖²
+    of all records, float64 (c, m), where they are known.
+    """
+    refuse_unclippable(module)
+    _check(thetas, bases, x, y, clip, denominator)
+    thetas, first = thetas.detach(), bases[0]
+    if not x.shape[1]:
+        return torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
+    layers = stack(module)
+    floats = None if layers is None else _remembered_floats(layers, module, thetas, x, first)
+    if layers is None or floats is None:
+        each = zip(thetas, bases, x, y, strict=True)
+        sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
+        return torch.stack(sums) / denominator
+    gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
+    on_cpu = not gpu.on_gpu(thetas)
+    known = None
+    if squares is not None and on_cpu and first.kind == "identity" and _linear_in_records(layers):
+        known = squares()
+
+    def work(chunk: tuple[slice, slice]) -> Tensor:
+        clients, records = chunk
+        xs, ys = x[clients, records], y[clients, records]
+        parameters = parameters_at(module, thetas[clients])
+        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten(0, 1), loss)
+        losses = losses.view(xs.shape[:2])
+        if gradients is None:
+            mine = None if known is None else known[clients, records]
+            return identity.clipped_sum(parameters, captures, losses, clip, mine)
+        if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
+            return sum_squared(*gradients.products(captures, clients), losses, clip)
+        return sum_clipped(gradients(captures, clients), losses, clip)
+
+    chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))
+    parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
+    if len(chunks) == 1:
+        return next(iter(parts)).div_(denominator)
+    total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
+    for (clients, _), part in zip(chunks, parts, strict=True):
+        total[clients] += part
+    return total.div_(denominator)
+
+
+def _check(
+    thetas: Tensor, bases: Sequence[Basis], x: Tensor, y: Tensor, clip: float, denominator: int
+) -> None:
+    if not clip > 0 or denominator < 1:
+        raise SottovoceError(f"clip={clip} and denominator={denominator} must both be positive")
+    kinds = {(basis.kind, basis.size, basis.coefficients) for basis in bases}
+    if len(kinds) != 1 or not len(thetas) == len(bases) == len(x) == len(y):
+        raise SottovoceError("clients together need bases of one kind and size, and one of each input")
+    if bases[0].size != thetas.shape[1]:
+        raise SottovoceError(
+            f"a basis for {bases[0].size} parameters does not fit a model of {thetas.shape[1]}"
+        )
+
+
+def _linear_in_records(layers: Sequence[Layer]) -> bool:
+    """Returns whether the first layer with parameters is linear and sees the records as they are."""
+    before = list(takewhile(lambda layer: isinstance(layer, Plain), layers))
+    flat = all(isinstance(layer, Plain) and type(layer.module) is nn.Flatten for layer in before)
+    return flat and isinstance(layers[len(before)], Linear)
+
+
+def _remembered_squares(x: Tensor) -> Tensor:
+    """‖x‖² (1, m) of one client's records, computed once while the tensor lives and is not written to."""
+    if x.is_inference():
+        return identity.squares(x[None].flatten(2))
+    known = _squares.get(x)
+    if known is None or known[0] != x._version:
+        known = _squares[x] = (x._version, identity.squares(x[None].flatten(2)))
+    return known[1]
+
+
+_squares: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+
+
+def _coefficient_gradients(
+    module: nn.Module, bases: tuple[Basis, ...], device: torch.device
+) -> Structured | Unstructured | None:
+    """How to come from captures to coefficient gradients; None for the identity, which needs none."""
+    if bases[0].kind == "structured":
+        return Structured(module, cast(tuple[StructuredPartition, ...], bases), device)
+    if bases[0].kind == "unstructured":
+        return Unstructured(module, cast(tuple[SignedPartition, ...], bases), device)
+    return None
+
+
+def _remembered_floats(
+    layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
+) -> int | None:
+    """`_floats_per_record`, found out once for a module and records of a shape."""
+    known = _floats.setdefault(module, {})
+    key = (*x.shape[2:], str(x.device), basis.kind, basis.coefficients)
+    if key not in known:
+        known[key] = _floats_per_record(layers, module, thetas, x, basis)
+    return known[key]
+
+
+_floats: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], int | None]] = WeakKeyDictionary()
+
+
+def _floats_per_record(
+    layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
+) -> int | None:
+    """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
+    parameters, h = parameters_at(module, thetas[:1]), x[0, :1]
+    outputs, patches, written = 0, 0, 0
+    for layer in layers:
+        if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
+            return None
+        if isinstance(layer, Convolution):
+            patches = max(patches, gpu.patches(layer.window, h).numel() if gpu.on_gpu(h) else 0)
+            written += 6 * parameters[layer.weight].numel()
+        elif isinstance(layer, Linear) and gpu.on_gpu(h):
+            written += 6 * h.numel()  # in float64
+        h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
+        outputs += h.numel()
+    if basis.kind != "identity":
+        written = 3 * basis.coefficients + (basis.size if basis.kind == "unstructured" else 0)
+    return 2 * outputs + patches + written if h.ndim == 2 else None
+
+
+def _chunks(clients: int, records: int, bytes_each: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of records that fit into memory: of whole clients together on a GPU, or of parts of one.
+
+    On a CPU a block is always of one client, which so gets what it would get alone.
+    """
+    most = max(_LEAST_RECORDS, _CPU_BYTES // bytes_each) if on_cpu else max(1, _GPU_BYTES // bytes_each)
+    together = 1 if on_cpu else max(1, most // records)
+    # Vectors of 16 floats: sums over rows of a partial one cost as much as over a whole one.
+    each = min(records, most // 16 * 16 or most)
+    for client in range(0, clients, together):
+        for record in range(0, records, each):
+            yield slice(client, min(client + together, clients)), slice(record, min(record + each, records))

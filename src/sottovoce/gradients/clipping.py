@@ -35,6 +35,11 @@ from sottovoce.tasks import Task
 # Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
 _ROOM = 1.0 - 1e-12
 _ROWS = 2048
+_CHUNK = 64
+_TRIED = 4  # records side by side
+_SCALES = (1.0, 30.0)  # of the records that are tried
+_SHIFTS = (0.0, 0.3)  # of the parameters: what mixes records may be switched off at the reference
+_TOLERANCE = 1e-3  # relative; float32 sums differ by 1e-6 between batches of different sizes
 
 
 def sensitivity(clip: float, denominator: int) -> float:
@@ -156,13 +161,6 @@ class Sums:
             per_sample_weights=weights.reshape(-1).to(table.dtype),
         )
         return sums.reshape(count, -1, table.shape[2])
-
-
-_CHUNK = 64
-_TRIED = 4  # records side by side
-_SCALES = (1.0, 30.0)  # of the records that are tried
-_SHIFTS = (0.0, 0.3)  # of the parameters: what mixes records may be switched off at the reference
-_TOLERANCE = 1e-3  # relative; float32 sums differ by 1e-6 between batches of different sizes
 
 
 def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:

@@ -31,6 +31,10 @@ Parameters = dict[str, Tensor]
 
 # Bytes of patches that a CPU's caches hold, as they are written and read again at once.
 _IN_CACHE = 3 * 2**20
+_RECORDWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,12 +187,6 @@ def channels_last(images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last)
     # With one channel both layouts look contiguous, and torch would fall back to the slow one downstream.
     return images.contiguous().as_strided((n, 1, height, width), (height * width, 1, width, 1))
-
-
-_RECORDWISE = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity,
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

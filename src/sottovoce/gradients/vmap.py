@@ -3,6 +3,11 @@
 One record at a time is differentiated (Eq. 4 of the paper, as Pᵀ∇_θ ℓ), vectorized over chunks of records.
 It works for every module whose forward is functional, and is what `clipped_mean` uses where no fast path
 applies.
+
+Where a protected unit has several records their gradients are averaged within the unit, then clipped. A unit
+moves the sum by at most 2C, however many records it has: clipping each record first and averaging then would
+be a bound too, but of another and smaller signal; dividing by the number of records would let a unit move the
+denominators of others.
 """
 
 from __future__ import annotations
@@ -17,6 +22,9 @@ from sottovoce.gradients.clipping import sum_clipped
 from sottovoce.models import output_at, parameters_at
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
+
+_NUMBERS = 2**22
+"""Of gradients that are held at a time."""
 
 
 def record_gradients(
@@ -62,3 +70,51 @@ def clipped_sum(
     for gradients, losses in record_gradients(module, theta, basis, x, y, loss=loss):
         total += sum_clipped([gradients.T.unsqueeze(0)], losses.unsqueeze(0), clip)[0]
     return total
+
+
+def clipped_unit_sum(
+    module: nn.Module,
+    theta: Tensor,
+    basis: Basis,
+    x: Tensor,
+    y: Tensor,
+    unit: Tensor,
+    clip: float,
+    loss: Losses = cross_entropy,
+) -> Tensor:
+    """Σ_u clip_C(mean of g(z) over the records z of unit u), float64 (k,).
+
+    Records whose loss or gradient is not finite are left out of their unit's mean; a unit without others
+    contributes zero.
+    """
+    basis, theta = basis.to(theta.device), theta.detach()
+    order = unit.argsort(stable=True)
+    x, y, unit = x[order.to(x.device)], y[order.to(y.device)], unit[order].to(theta.device)
+    total = torch.zeros(basis.coefficients, dtype=torch.float64, device=theta.device)
+    chunk = max(1, _NUMBERS // max(basis.coefficients, basis.size))
+    open_sum, open_count, last = torch.zeros_like(total), total.new_zeros(()), None
+    start = 0
+    for gradients, losses in record_gradients(module, theta, basis, x, y, loss=loss, chunk=chunk):
+        mine = unit[start : start + len(losses)]
+        start += len(losses)
+        finite = losses.isfinite() & gradients.isfinite().all(dim=1)
+        values = torch.where(finite[:, None], gradients, 0.0).double()
+        names, dense = torch.unique_consecutive(mine, return_inverse=True)
+        sums = values.new_zeros(len(names), basis.coefficients).index_add_(0, dense, values)
+        counts = values.new_zeros(len(names)).index_add_(0, dense, finite.double())
+        if last is not None and names[0] == last:
+            sums[0] += open_sum
+            counts[0] += open_count
+        elif last is not None:
+            total += _clipped(open_sum[None], open_count[None], clip)
+        total += _clipped(sums[:-1], counts[:-1], clip)
+        open_sum, open_count, last = sums[-1], counts[-1], names[-1]
+    return total if last is None else total + _clipped(open_sum[None], open_count[None], clip)
+
+
+def _clipped(sums: Tensor, counts: Tensor, clip: float) -> Tensor:
+    """Σ clip_C of the means of closed units, (k,)."""
+    if not len(sums):
+        return sums.new_zeros(sums.shape[1])
+    means = sums / counts.clamp_min(1.0)[:, None]
+    return sum_clipped([means.T[None]], torch.zeros_like(counts)[None], clip)[0]

@@ -36,13 +36,13 @@ from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
-from sottovoce.modelcard import write_model
+from sottovoce.onboarding import NAME
 from sottovoce.onboarding.server import FinishedRun
-from sottovoce.onboarding.specification import NAME
 from sottovoce.personal import personal_model
+from sottovoce.privacy import Price, Terms
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release import Release, spending
+from sottovoce.run.export import write_model
 from sottovoce.tasks import open_task
 
 

@@ -26,9 +26,9 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.sealing import pad, public_key
 from sottovoce.foreign import MOST_TEXT
+from sottovoce.onboarding import BUCKET, VERSION, Specification
 from sottovoce.onboarding.future_client import finished_too, obtain_model
-from sottovoce.onboarding.specification import BUCKET, VERSION, Specification
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy import Terms
 
 TRIES = 6
 TIMEOUT = 30.0

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key, pad, public_key, unpad
 from sottovoce.files import Database, kept_secret
 from sottovoce.modelfile import GeneratorFile
-from sottovoce.onboarding.specification import BUCKET, NAME, Specification
+from sottovoce.onboarding import BUCKET, NAME, Specification
 from sottovoce.personal import personal_model
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.export import open_server
 from sottovoce.server import Server
 

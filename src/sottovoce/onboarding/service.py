@@ -30,10 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sottovoce import __version__
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.sealing import KEY_BYTES
+from sottovoce.onboarding import VERSION, Tokens, read_tokens
 from sottovoce.onboarding import server as finished
 from sottovoce.onboarding.server import Answer, Onboarding, SecondContext
-from sottovoce.onboarding.specification import VERSION
-from sottovoce.onboarding.tokens import Tokens, read_tokens
 
 ONBOARD = "/v1/onboard"
 WAITING = 128
@@ -56,14 +55,6 @@ Digest = Annotated[
 ]
 
 log = logging.getLogger("sottovoce.onboarding")
-
-
-class Refusal(BaseModel):
-    """Why a request was refused, and what to do."""
-
-    error: str
-
-
 REASONS = {
     400: "another version of the protocol",
     401: "no good token",
@@ -73,6 +64,12 @@ REASONS = {
     422: "not a context of this run",
     503: "the tokens cannot be read",
 }
+
+
+class Refusal(BaseModel):
+    """Why a request was refused, and what to do."""
+
+    error: str
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -1,4 +1,166 @@
-"""What a client's records have spent, and who releases when: accounting, schedule and ledger.
+"""What a client's records may spend and have spent: here its owner's terms, the price of a release, which is
+shown and agreed to before anything leaves, and who releases when; beside it accounting and ledger.
+
+Which participants release in which round (the paper's S_t) is settled before any record is seen. A
+schedule is a function of public numbers alone, so it costs no privacy; how often it calls the busiest
+client (T_max) decides how much noise everybody adds. `balanced` calls all clients equally often and so
+needs the least noise; `random` is the paper's.
 
 Nothing here imports torch, so that the promise can be read, checked and audited by itself.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import SottovoceError, nearest
+from sottovoce.privacy.accounting import Budget
+
+Schedule = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Σ (Δ/σ)² of what is about to be released, and of what was before, under the client's own budget.
+
+    >>> print(Price("this release", 0.15, 0.1, Budget(epsilon=8, delta=1e-5, accounting="exact")))
+    this release: ε 1.5, together 1.99 of 8 at δ = 1e-5
+    """
+
+    what: str
+    cost: float
+    before: float
+    budget: Budget
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the release alone, at the client's own δ, whatever the server's plan states."""
+        return self.budget.price(self.cost)
+
+    @property
+    def together(self) -> float:
+        """ε of all that these records have released, with it."""
+        return self.budget.price(self.before + self.cost)
+
+    @property
+    def affordable(self) -> bool:
+        """Whether the client's budget covers it."""
+        return self.budget.covers(self.before + self.cost)
+
+    def __str__(self) -> str:
+        delta = f"{self.budget.delta:g}".replace("e-0", "e-")
+        return (
+            f"{self.what}: ε {self.epsilon:.3g}, together {self.together:.3g} of {self.budget.epsilon:g} "
+            f"at δ = {delta}"
+        )
+
+    def refusal(self, ledger: Path) -> str:
+        """Why what the budget does not cover is not released, and what its owner can do."""
+        return (
+            f"{self}, which the budget does not cover: nothing was released; its owner can raise it with "
+            f"'sottovoce ledger raise {ledger}'"
+        )
+
+
+Agree = Callable[[Price], None]
+"""Shows the price to the client's owner, and raises unless the owner agrees."""
+
+
+def calling_is_agreeing(price: Price) -> None:
+    """From Python, whoever asks for a model has agreed to its price, within the budget."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a client's owner says before anything is released.
+
+    `ledger` lies beside the records by default, as NAME.ledger.sqlite, and is that of `client`, by default
+    NAME. `epsilon` and `delta` are what all releases of these records together may cost, by default what was
+    said before, at first 8 and 1e-5; the strictest that was ever said holds. `agree` is shown the price.
+    `noise_at_server` accepts runs whose noise the server adds, which then sees what nobody else may;
+    `looked_up` runs whose agreement has constants that were read from somebody's records.
+    `noise_shared` accepts runs whose noise sites share, at least `honest` honest ones in a sum, under masks
+    of the `helpers` with these fingerprints and no others.
+    """
+
+    ledger: str | Path | None = None
+    client: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    agree: Agree = calling_is_agreeing
+    noise_at_server: bool = False
+    looked_up: bool = False
+    noise_shared: bool = False
+    honest: int = 0
+    helpers: frozenset[str] = frozenset()
+
+
+def random_schedule(clients: int, per_round: int, rounds: int, seed: int) -> Schedule:
+    """`per_round` different clients drawn afresh each round: client numbers of shape (rounds, per_round).
+
+    >>> random_schedule(clients=40, per_round=2, rounds=500, seed=41).shape
+    (500, 2)
+    """
+    generator = _generator(clients, per_round, rounds, seed)
+    schedule = np.empty((rounds, per_round), dtype=np.int64)
+    for row in schedule:
+        row[:] = generator.choice(clients, per_round, replace=False)
+    return schedule
+
+
+def balanced_schedule(clients: int, per_round: int, rounds: int, seed: int) -> Schedule:
+    """Sweeps over all clients, each in a fresh random order: client numbers of shape (rounds, per_round).
+
+    After any round, two clients have been called equally often or differ by one; the clients of a round
+    are different also where one sweep ends and the next begins.
+
+    >>> call_counts(balanced_schedule(clients=4, per_round=2, rounds=5, seed=41), 4).max().item()
+    3
+    """
+    generator = _generator(clients, per_round, rounds, seed)
+    calls = np.empty(rounds * per_round, dtype=np.int64)
+    start = 0
+    while start < calls.size:
+        order = generator.permutation(clients)
+        begun = start % per_round  # places of the current round that the last sweep has taken
+        if begun:
+            order = _called_later(order, calls[start - begun : start], per_round - begun)
+        calls[start : start + clients] = order[: calls.size - start]
+        start += clients
+    return calls.reshape(rounds, per_round)
+
+
+def open_schedule(name: str, *, clients: int, per_round: int, rounds: int, seed: int) -> Schedule:
+    """The schedule of that name."""
+    if name not in _SCHEDULES:
+        raise SottovoceError(f"no schedule is called '{name}': {nearest(name, _SCHEDULES)}")
+    return _SCHEDULES[name](clients, per_round, rounds, seed)
+
+
+_SCHEDULES = {"random": random_schedule, "balanced": balanced_schedule}
+
+
+def call_counts(schedule: Schedule, clients: int) -> NDArray[np.int64]:
+    """How often each client is called (the paper's T_i): shape (clients,); its maximum is T_max."""
+    return np.bincount(schedule.ravel(), minlength=clients).astype(np.int64)
+
+
+def _called_later(order: Schedule, waiting: Schedule, places: int) -> Schedule:
+    """`order` with nobody of `waiting` among its first `places`; both parts keep their order."""
+    free = np.flatnonzero(~np.isin(order, waiting))[:places]
+    return np.concatenate([order[free], np.delete(order, free)])
+
+
+def _generator(clients: int, per_round: int, rounds: int, seed: int) -> np.random.Generator:
+    if not 1 <= per_round <= clients:
+        raise SottovoceError(
+            f"{per_round} clients per round out of {clients}: choose between 1 and the number of participants"
+        )
+    if rounds < 1:
+        raise SottovoceError(f"{rounds} rounds make no schedule: choose at least 1")
+    return np.random.default_rng(seed)

@@ -21,6 +21,12 @@ from typing import Any, Literal, Self, get_args
 from sottovoce.catalog import ACCOUNTINGS, Kind
 from sottovoce.errors import SottovoceError, nearest
 
+Place = Literal["client", "server", "shared"]
+Client = int | str
+# Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
+# must be able to spend all of it.
+SLACK = 1e-9
+
 
 def epsilon(mu_squared: float, delta: float, accounting: str) -> float:
     """ε at which releases with Σ (Δ/σ)² = `mu_squared` are (ε, δ)-differentially private.
@@ -140,14 +146,6 @@ def _bisect(holds: Callable[[float], bool], low: float, high: float) -> tuple[fl
         else:
             high = middle
     return low, high
-
-
-Place = Literal["client", "server", "shared"]
-Client = int | str
-
-# Relative. Floats are added up here in another order than in calibration, and a run that was calibrated to ε
-# must be able to spend all of it.
-SLACK = 1e-9
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from sottovoce.report.numbers import number
-from sottovoce.report.table import Html, tag
+from sottovoce.report.table import Html, number, tag
 
 MOST_TICKS = 6
+Format = Callable[[float], str]
+WIDTH, PAD, LEFT = 720, 24, 84  # of an SVG file, in pixels
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,7 @@ def _cover(ticks: list[float], low: float, high: float) -> tuple[float, ...]:
     return tuple(ticks[start : max(stop, start + 1) + 1])
 
 
-Format = Callable[[float], str]
 STYLE = (files(__package__) / "chart.css").read_text(encoding="utf-8")
-WIDTH, PAD, LEFT = 720, 24, 84  # of an SVG file, in pixels
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.report import page
 from sottovoce.report.chart import Chart, linear, logarithmic, svg
 from sottovoce.report.figures import Span, reaches, spans
-from sottovoce.report.numbers import UNKNOWN, count, counted, equals, label, number, percent
 from sottovoce.report.run_figures import percent_tick, reliability
-from sottovoce.report.table import Table, TableEntry, tag
+from sottovoce.report.table import (
+    UNKNOWN,
+    Table,
+    TableEntry,
+    count,
+    counted,
+    equals,
+    label,
+    number,
+    percent,
+    tag,
+)
 
 ROWS = ("constant", "home_alone", "shared", "blend", "finished")
 """Rows that people are shown, in this order."""
@@ -154,7 +164,7 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
 def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
     """The page."""
     cards = [
-        page.card(
+        report.card(
             row,
             WORDS[row].capitalize(),
             percent(found["rows"][row]["participants"]),
@@ -165,15 +175,15 @@ def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
         for row in ROWS
     ]
     later = future_table(found)
-    return page.page(
+    return report.page(
         f"{_title(found)} – Sottovoce",
-        page.header(_title(found), [summary(found), *_facts(found)], "Sottovoce · rehearsal"),
+        report.header(_title(found), [summary(found), *_facts(found)], "Sottovoce · rehearsal"),
         tag("p", found["warning"], class_="alert", role="note"),
         tag(
             "main",
-            page.cards(*cards),
-            page.section("Who gains, who loses", page.grid(*pictures), clients_table(found).html()),
-            page.section("Future clients", later.html()) if later is not None else "",
+            report.cards(*cards),
+            report.section("Who gains, who loses", report.grid(*pictures), clients_table(found).html()),
+            report.section("Future clients", later.html()) if later is not None else "",
         ),
         tag("footer", f"Written by sottovoce {found.get('sottovoce', UNKNOWN)}."),
     )

@@ -274,8 +274,8 @@ def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
     return [box, _line(f"median {group.tone}", *ends)]
 
 
-def _lanes(positions: Sequence[float], least: float = 2.6) -> list[int]:
-    """Lanes 0, 1, −1, 2, … for sorted positions, so that dots of one lane are `least` percent apart.
+def _lanes(positions: Sequence[float]) -> list[int]:
+    """Lanes 0, 1, −1, 2, … for sorted positions, so that dots of one lane are 2.6 percent apart.
 
     >>> _lanes([10.0, 10.5, 11.0, 14.0])
     [0, 1, -1, 0]
@@ -284,7 +284,7 @@ def _lanes(positions: Sequence[float], least: float = 2.6) -> list[int]:
     lanes = []
     for position in positions:
         lane = 0
-        while position - last.get(lane, -math.inf) < least:
+        while position - last.get(lane, -math.inf) < 2.6:
             lane = -lane if lane > 0 else 1 - lane
         last[lane] = position
         lanes.append(lane)

@@ -16,6 +16,18 @@ from sottovoce.errors import SottovoceError
 from sottovoce.report.fields import Fields, PerClient, damaged, read_object, read_text
 
 FORMAT_VERSION = 1
+_UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
+_UNTOLD = {"bytes": 0}  # the length of a lone message under noise at the server
+_FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
+_COUNTS = (
+    "seed",
+    "model_parameters",
+    "coefficients",
+    "participants",
+    "future_clients",
+    "rounds",
+    "releases_max",
+)
 
 
 @dataclass(frozen=True)
@@ -123,20 +135,6 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     """
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
-
-
-_UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
-_UNTOLD = {"bytes": 0}  # the length of a lone message under noise at the server
-_FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
-_COUNTS = (
-    "seed",
-    "model_parameters",
-    "coefficients",
-    "participants",
-    "future_clients",
-    "rounds",
-    "releases_max",
-)
 
 
 def read_run(directory: Path) -> ReportedRun:

@@ -10,26 +10,31 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from sottovoce import report
 from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.report import audit, page, run_figures
-from sottovoce.report.numbers import (
+from sottovoce.report import run_figures
+from sottovoce.report.promise import audit_section, promise, warning, without_noise
+from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
+from sottovoce.report.run_figures import confusion
+from sottovoce.report.table import (
     UNKNOWN,
+    Html,
+    Table,
+    TableEntry,
     count,
     counted,
     data_size,
     duration,
     equals,
+    join,
     label,
     measure,
     number,
     out_of,
     percent,
+    tag,
 )
-from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
-from sottovoce.report.run_figures import confusion
-from sottovoce.report.table import Html, Table, TableEntry, join, tag
-from sottovoce.report.words import promise, warning, without_noise
 
 
 def cards(run: ReportedRun) -> list[Html]:
@@ -37,7 +42,7 @@ def cards(run: ReportedRun) -> list[Html]:
     released = sum(len(line.clients) for line in run.rounds)
     rounds = len(run.rounds) or 1
     return [
-        page.card(
+        report.card(
             "participants",
             "Took part",
             number(len(run.epsilon.per_client)),
@@ -45,7 +50,7 @@ def cards(run: ReportedRun) -> list[Html]:
             f"of {count(run.counts['participants'], 'participant')} in the plan",
             f"{count(released, 'gradient')} in {count(run.counts['rounds'], 'round')}",
         ),
-        page.card(
+        report.card(
             "time",
             "Rounds took",
             duration(run.seconds),
@@ -58,8 +63,8 @@ def cards(run: ReportedRun) -> list[Html]:
 def sections(run: ReportedRun) -> list[Html]:
     """What a server knows of the rounds and the clients."""
     return [
-        page.section("Rounds", page.grid(*run_figures.progress(run))),
-        page.section("In full", _clients(run), _rounds(run)),
+        report.section("Rounds", report.grid(*run_figures.progress(run))),
+        report.section("In full", _clients(run), _rounds(run)),
     ]
 
 
@@ -76,7 +81,7 @@ def _clients(run: ReportedRun) -> Html:
         for name in sorted(run.epsilon.per_client, key=natural)
     ]
     names = ["Client", "Averages over", "σ", "Gradients", "ε"]
-    return page.folded(Table(names, rows, f"Every client ({len(rows)})"))
+    return report.folded(Table(names, rows, f"Every client ({len(rows)})"))
 
 
 def _rounds(run: ReportedRun) -> Html:
@@ -85,7 +90,7 @@ def _rounds(run: ReportedRun) -> Html:
         for line in run.rounds
     ]
     names = ["Round", "Released", "Gain", "Time"]
-    return page.folded(Table(names, rows, f"Every round ({len(rows)})", words=2))
+    return report.folded(Table(names, rows, f"Every round ({len(rows)})", words=2))
 
 
 def write_report(directory: Path) -> Path:
@@ -103,9 +108,9 @@ def render(run: ReportedRun) -> Html:
     title = f"{run.facts['method'] or UNKNOWN} on {run.facts['dataset'] or UNKNOWN}"
     alert = warning(run)
     words = tag("div", promise(run), class_="prose", id="promise")
-    return page.page(
+    return report.page(
         f"{title} – Sottovoce",
-        page.header(title, _facts(run), "Sottovoce · run report"),
+        report.header(title, _facts(run), "Sottovoce · run report"),
         tag("p", alert, class_="alert", role="note") if alert else Html(),
         tag("main", *(_simulated(run, words) if run.engine is None else _federated(run, words))),
         tag("footer", f"Written by sottovoce {run.facts['sottovoce'] or UNKNOWN}. ", _ended(run)),
@@ -114,25 +119,25 @@ def render(run: ReportedRun) -> Html:
 
 def _simulated(run: ReportedRun, words: Html) -> list[Html]:
     return [
-        page.cards(*_cards(run)),
-        page.section("Accuracy", page.grid(*run_figures.accuracy(run)), _metrics_table(run)),
-        page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
-        audit.section(run.audit) if run.audit else Html(),
-        page.section("Signal and noise", page.grid(*run_figures.noise(run))),
-        page.section("Communication", page.grid(*run_figures.communication(run))),
-        page.section("Confusion", confusion(run.confusion, _groups(run), run.class_names))
+        report.cards(*_cards(run)),
+        report.section("Accuracy", report.grid(*run_figures.accuracy(run)), _metrics_table(run)),
+        report.section("What was promised", report.grid(words, run_figures.epsilon(run))),
+        audit_section(run.audit) if run.audit else Html(),
+        report.section("Signal and noise", report.grid(*run_figures.noise(run))),
+        report.section("Communication", report.grid(*run_figures.communication(run))),
+        report.section("Confusion", confusion(run.confusion, _groups(run), run.class_names))
         if run.confusion
         else Html(),
-        page.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
+        report.section("In full", _clients_table(run), _rounds_table(run), _plan_table(run)),
     ]
 
 
 def _federated(run: ReportedRun, words: Html) -> list[Html]:
     return [
-        page.cards(_epsilon_card(run), *cards(run)),
-        page.section("What was promised", page.grid(words, run_figures.epsilon(run))),
+        report.cards(_epsilon_card(run), *cards(run)),
+        report.section("What was promised", report.grid(words, run_figures.epsilon(run))),
         *sections(run),
-        page.section("The plan", _plan_table(run)),
+        report.section("The plan", _plan_table(run)),
     ]
 
 
@@ -181,7 +186,7 @@ def _cards(run: ReportedRun) -> list[Html]:
             future,
         ),
         _epsilon_card(run),
-        page.card(
+        report.card(
             "uplink",
             "Sent by clients",
             data_size(uplink.bytes),
@@ -199,11 +204,11 @@ def _cards(run: ReportedRun) -> list[Html]:
 def _epsilon_card(run: ReportedRun) -> Html:
     busiest = f"{count(run.counts['releases_max'], 'gradient')} of the busiest client"
     if without_noise(run):
-        return page.card("epsilon", "Privacy spent", "no limit", None, "no noise was added", busiest)
+        return report.card("epsilon", "Privacy spent", "no limit", None, "no noise was added", busiest)
     spent = run.epsilon.spent_max
     target = f"{out_of(spent, run.epsilon.target)} at {equals('δ', run.delta)}"
     counting = f"{run.epsilon.accounting} accounting, {busiest}"
-    return page.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
+    return report.card("epsilon", "Privacy spent", equals("ε", spent, 4), spent, target, counting)
 
 
 def _constant(run: ReportedRun, role: str) -> str:
@@ -222,7 +227,7 @@ def _accuracy_card(identifier: str, label: str, accuracy: Accuracy, constant: st
     among = f"{percent(accuracy.masked)} if only classes that a client has may be chosen"
     told = accuracy.masked is not None and accuracy.masked_per_client != accuracy.per_client
     details = constant, among if told else "", clients
-    return page.card(identifier, label, percent(accuracy.mean), accuracy.mean, *details)
+    return report.card(identifier, label, percent(accuracy.mean), accuracy.mean, *details)
 
 
 def _groups(run: ReportedRun) -> list[tuple[str, list[str]]]:
@@ -257,7 +262,7 @@ def _clients_table(run: ReportedRun) -> Html:
             rows.append([name, role, *sizes, *map(percent, values), number(spent, 4, zeros=True)])
     sized = [counted(run.unit).capitalize(), "σ"] if run.sites else []
     names = ["Client", "Role", *sized, label(run.metric).capitalize(), "Of own classes", "ε"]
-    return page.folded(Table(names, rows, f"Every client ({len(rows)})", words=2))
+    return report.folded(Table(names, rows, f"Every client ({len(rows)})", words=2))
 
 
 def _rounds_table(run: ReportedRun) -> Html:
@@ -275,7 +280,7 @@ def _rounds_table(run: ReportedRun) -> Html:
         for r in run.rounds
     ]
     names = ["Round", "Participants", "Future", "Bytes", "Signal", "Noise", "Gain", "Time"]
-    return page.folded(Table(names, rows, f"Every round ({len(rows)})"))
+    return report.folded(Table(names, rows, f"Every round ({len(rows)})"))
 
 
 def _plan_table(run: ReportedRun) -> Html:
@@ -283,4 +288,4 @@ def _plan_table(run: ReportedRun) -> Html:
     rows: list[list[str | TableEntry]] = [
         [TableEntry(key, small=meaning.get(key, "")), value] for key, value in run.plan.items()
     ]
-    return page.folded(Table(["Key", "Value"], rows, "The resolved plan", words=2))
+    return report.folded(Table(["Key", "Value"], rows, "The resolved plan", words=2))

@@ -13,11 +13,23 @@ from itertools import accumulate
 from sottovoce.report.chart import Axis, Chart, Format, linear, logarithmic
 from sottovoce.report.fields import PerClient
 from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
-from sottovoce.report.numbers import data_size, duration, equals, label, number, percent
 from sottovoce.report.reading import ReportedRun
-from sottovoce.report.table import Html, embedded_json, join, scrolling, tag
+from sottovoce.report.table import (
+    Html,
+    data_size,
+    duration,
+    embedded_json,
+    equals,
+    join,
+    label,
+    number,
+    percent,
+    scrolling,
+    tag,
+)
 
 _from_zero = partial(linear, zero=True)
+Matrix = list[list[int]]
 
 
 def accuracy(run: ReportedRun) -> list[Chart]:
@@ -168,9 +180,6 @@ def _over_rounds(
 
 def _known(values: PerClient) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-Matrix = list[list[int]]
 
 
 def confusion(

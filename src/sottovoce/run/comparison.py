@@ -29,14 +29,14 @@ from sottovoce.central import DrawnRounds
 from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Curves, Evaluation, mean_known
 from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, private_folder, write_atomically
 from sottovoce.finishing import finished_outputs
 from sottovoce.given import Clients, Held, given
+from sottovoce.metrics import Curves, Evaluation, mean_known
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run.directory import Updates
+from sottovoce.run import Updates
 from sottovoce.run.prepare import Prepared, Shared, about, prepare
 from sottovoce.run.result import Result, description, site_rows
 from sottovoce.run.rounds import Simulation

@@ -19,7 +19,7 @@ from sottovoce import data
 from sottovoce.blueprint import Blueprint
 from sottovoce.data.description import random_records
 from sottovoce.plan import Plan
-from sottovoce.privacy import accounting, schedule
+from sottovoce.privacy import accounting, call_counts
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.release import spending
 from sottovoce.run import prepare
@@ -31,6 +31,10 @@ TYPICAL_NORM = 0.3
 SENSIBLE_EPSILON = 20.0
 DEPLOYED_ROUND_SECONDS = 8.0
 """Of a round on Flower over a network: nearly all of it is waiting for nodes that ask for messages."""
+ALONE = (
+    "one client trains, and learns from nobody: its noise is for those who see its releases; a model that "
+    "it makes for itself needs none"
+)
 
 
 def outline(plan: Plan) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def outline(plan: Plan) -> dict[str, Any]:
     outlined = prepare.outline(plan)
     blueprint, resolved = outlined.blueprint, outlined.plan
     clients = [] if outlined.federation is None else site_rows(blueprint, outlined.federation)
-    counts = schedule.counts(blueprint.schedule, resolved.participants)
+    counts = call_counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
     made_up = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(resolved.seed))
@@ -80,12 +84,6 @@ def outline(plan: Plan) -> dict[str, Any]:
         "clients": clients,
         "plan": dataclasses.asdict(resolved),
     }
-
-
-ALONE = (
-    "one client trains, and learns from nobody: its noise is for those who see its releases; a model that "
-    "it makes for itself needs none"
-)
 
 
 def doubts(blueprint: Blueprint) -> list[str]:

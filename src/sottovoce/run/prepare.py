@@ -22,8 +22,8 @@ from sottovoce.blending import clip_bound, recipe
 from sottovoce.blueprint import Blueprint, draw
 from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
+from sottovoce.features import open_features
 from sottovoce.features.kept import Progress, described, described_facts
-from sottovoce.features.maps import open_features
 from sottovoce.models import given_name
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy import accounting

@@ -13,14 +13,14 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Curves, Evaluation, mean_accuracy, mean_known
-from sottovoce.features.local import pretrained
-from sottovoce.metrics import NoMeasures, Own, own_metrics
-from sottovoce.privacy import schedule
+from sottovoce.features import pretrained
+from sottovoce.metrics import Curves, Evaluation, NoMeasures, Own, mean_accuracy, mean_known, own_metrics
+from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task
 
 log = logging.getLogger(__name__)
+COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
 
 class Result(dict[str, Any]):
@@ -49,9 +49,6 @@ class Result(dict[str, Any]):
             for client in self["clients"]
         ]
         return pandas.DataFrame(rows)
-
-
-COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
 
 def assemble(
@@ -144,7 +141,7 @@ def site_rows(
 ) -> list[dict[str, Any]]:
     """Each client's number of records (units), σ and ε: of the ledger where there is one, else as planned."""
     plan, rows = blueprint.plan, []
-    counts = schedule.counts(blueprint.schedule, plan.participants)
+    counts = call_counts(blueprint.schedule, plan.participants)
     for i, name in enumerate(federation.names):
         spent = None
         if ledger is not None:
@@ -265,7 +262,7 @@ def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Eva
 
 def epsilon_add_remove(blueprint: Blueprint) -> float:
     """ε of this run's busiest participant for one record added or removed, to be read beside other work."""
-    calls = schedule.counts(blueprint.schedule, blueprint.plan.participants)
+    calls = call_counts(blueprint.schedule, blueprint.plan.participants)
     kinds = {int(i): blueprint.participant_counts(int(count)) for i, count in enumerate(calls)}
     if blueprint.uniform:
         kinds = {int(calls.argmax()): kinds[int(calls.argmax())]}

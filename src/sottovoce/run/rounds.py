@@ -21,11 +21,11 @@ from sottovoce.client import Asked, Client, Seal, release_together, unsealed
 from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation import Evaluation, mean_accuracy
+from sottovoce.metrics import Evaluation, mean_accuracy
 from sottovoce.plan import Phase
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import server_randomness
-from sottovoce.run.directory import Updates, round_line
+from sottovoce.run import Updates, round_line
 from sottovoce.server import Server
 
 if TYPE_CHECKING:

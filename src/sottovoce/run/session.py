@@ -33,16 +33,18 @@ from sottovoce.metrics import Own
 from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
 from sottovoce.models import logits
 from sottovoce.plan import Plan, PlanError
-from sottovoce.privacy import schedule
+from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Ledger, Overspent
 from sottovoce.release import spending
-from sottovoce.run.directory import RunDirectory, RunError, Updates
+from sottovoce.run import RunDirectory, RunError, Updates
 from sottovoce.run.prepare import Prepared
 from sottovoce.run.result import assemble, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server
 
 CHECKPOINT_SECONDS = 20.0
+TRIED = 32
+"""Records, or units, whose gradient is tried."""
 
 
 class Session:
@@ -218,7 +220,7 @@ def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> N
     What the plan allows counts, and what the ledger's owner does.
     """
     plan, held = blueprint.plan, book.budget
-    for participant, count in enumerate(schedule.counts(blueprint.schedule, plan.participants)):
+    for participant, count in enumerate(call_counts(blueprint.schedule, plan.participants)):
         name = names[participant]
         total = book.spent(name) + spending(
             blueprint.releases_of(participant), blueprint.participant_counts(int(count))
@@ -233,10 +235,6 @@ def _check_budget(blueprint: Blueprint, book: Ledger, names: Sequence[str]) -> N
                 f"{name} may spend ε={held.epsilon:g} at δ={held.delta:g} in all, says {book.path}, and this "
                 f"run would take it to {held.price(total):.3f}: lower epsilon, or 'sottovoce ledger raise'"
             )
-
-
-TRIED = 32
-"""Records, or units, whose gradient is tried."""
 
 
 def dry_run(blueprint: Blueprint, federation: FederatedDataset, *, own: bool) -> None:

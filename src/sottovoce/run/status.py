@@ -21,7 +21,7 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 
 EXIT_CODES = {"finished": 0, "failed": 1, "unknown": 2, "running": 3, "waiting": 4}
 """What `sottovoce status` ends with, by state."""
@@ -125,10 +125,7 @@ def _status(directory: RunDirectory) -> Status:
         state, why, phase = "finished", "it has a result", "finished"
     else:
         state, phase = "failed", None
-        why = (
-            f"no process trains in it any more, and it has no result: continue with 'sottovoce train "
-            f"--resume --out {directory.path}'"
-        )
+        why = "no process trains in it any more, and it has no result: resume it"
     history = [_line(line) for line in lines]
     recent = [line["seconds"] for line in history[-RECENT:]]
     evaluated = [line for line in history if line["seen"] is not None or line["future"] is not None]

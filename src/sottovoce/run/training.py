@@ -26,7 +26,7 @@ from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Own, check_own
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.run.directory import RunDirectory
+from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.result import Result, accuracies, measured
 from sottovoce.run.rounds import Simulation
@@ -35,6 +35,7 @@ from sottovoce.server import Server
 
 log = logging.getLogger(__name__)
 MOMENTS = ("on_plan", "on_round", "on_result")
+OnRound = Callable[[dict[str, Any]], None]
 
 
 class Callback(Protocol):
@@ -73,9 +74,6 @@ class Callbacks:
                 name, reason = type(one).__name__, shown(f"{type(error).__name__}: {error}")
                 log.warning("%s.%s failed and is not called again: %s", name, moment, reason)
                 self._following.remove(one)
-
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 class Interrupted(SottovoceError):

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from sottovoce.federation.contact import NodeStatus
-from sottovoce.report import page
+from sottovoce import report
+from sottovoce.federation.status import NodeStatus
 from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
-from sottovoce.report.numbers import count, data_size, duration, equals, number, percent
 from sottovoce.report.run_figures import percent_tick
-from sottovoce.report.table import Html, Table, join, tag
+from sottovoce.report.table import Html, Table, count, data_size, duration, equals, join, number, percent, tag
 from sottovoce.run.status import Status
 
 LISTED = 100
@@ -28,12 +27,12 @@ def parts(found: Status | NodeStatus) -> dict[str, str]:
     """The parts of the page that change, by the id of the element that holds each; the title is no markup."""
     shown = {"title": _title(found), "state": tag("p", tag("strong", found.state), f": {found.why}")}
     if isinstance(found, NodeStatus):
-        figures = page.cards(*_node_cards(found)) if found.client else Html()
+        figures = report.cards(*_node_cards(found)) if found.client else Html()
         return {**shown, "figures": figures, "charts": Html(), "clients": _errors(found.errors)}
     return {
         **shown,
-        "figures": page.cards(*_cards(found)) if found.rounds else Html(),
-        "charts": page.grid(*_charts(found)) if found.rounds else Html(),
+        "figures": report.cards(*_cards(found)) if found.rounds else Html(),
+        "charts": report.grid(*_charts(found)) if found.rounds else Html(),
         "clients": _federation(found) if found.engine else Html(),
     }
 
@@ -43,9 +42,9 @@ def document(found: Status | NodeStatus) -> Html:
     shown = parts(found)
     facts = _node_facts(found) if isinstance(found, NodeStatus) else _facts(found)
     seeded = isinstance(found, Status) and found.seeded
-    return page.page(
+    return report.page(
         _title(found),
-        page.header(_name(found), facts, "Sottovoce, live"),
+        report.header(_name(found), facts, "Sottovoce, live"),
         tag("p", LOST, id="lost", class_="alert", role="alert", hidden=True),
         Html() if not seeded else tag("p", "A seeded simulation protects nobody.", class_="alert"),
         tag("div", shown["state"], id="state", class_="state", role="status"),
@@ -82,7 +81,7 @@ def _cards(found: Status) -> list[Html]:
     going_on = found.state in ("running", "waiting")
     age = "" if silent is None or not going_on else f"last progress {duration(round(silent))} ago"
     bar = tag("progress", value=found.round, max=found.rounds, aria_label="rounds")
-    sent = page.card(
+    sent = report.card(
         "bytes",
         "To the server",
         data_size(found.bytes_up),
@@ -91,7 +90,7 @@ def _cards(found: Status) -> list[Html]:
         "of rounds that two or more clients answered" if found.engine else "",
     )
     return [
-        page.card("round", "Rounds", f"{found.round} of {found.rounds}", found.round, bar, left, age),
+        report.card("round", "Rounds", f"{found.round} of {found.rounds}", found.round, bar, left, age),
         _privacy(found),
         _connected(found) if found.engine else _accuracy(found),
         sent,
@@ -104,8 +103,8 @@ def _privacy(found: Status) -> Html:
     ]
     target, spent = found.epsilon.get("target"), found.epsilon.get("spent")
     if target is None:
-        return page.card("epsilon", "Privacy spent", "no limit", None, "no noise is added")
-    return page.card(
+        return report.card("epsilon", "Privacy spent", "no limit", None, "no noise is added")
+    return report.card(
         "epsilon",
         "Privacy spent",
         equals("ε", spent),
@@ -118,7 +117,7 @@ def _privacy(found: Status) -> Html:
 def _accuracy(found: Status) -> Html:
     judged = found.accuracy
     future = judged.get("future")
-    return page.card(
+    return report.card(
         "seen",
         "On held-out records",
         percent(judged.get("seen")),
@@ -130,7 +129,7 @@ def _accuracy(found: Status) -> Html:
 
 def _connected(found: Status) -> Html:
     connected, enrolled, late = (found.counted(what) for what in ("connected", "enrolled", "late"))
-    return page.card(
+    return report.card(
         "connected",
         "Connected",
         f"{connected} of {found.participants}",
@@ -182,8 +181,8 @@ def _federation(found: Status) -> Html:
         f"{datetime.fromtimestamp(error['time']):%Y-%m-%d %H:%M} {error['text']}" for error in found.errors
     ]
     return join(
-        page.section("Phases", tag("ol", *steps, class_="steps")),
-        page.section("Clients", table.html("measures"), tag("p", f"and {more} more") if more else Html()),
+        report.section("Phases", tag("ol", *steps, class_="steps")),
+        report.section("Clients", table.html("measures"), tag("p", f"and {more} more") if more else Html()),
         _errors(errors),
     )
 
@@ -195,7 +194,7 @@ def _yes(value: bool, word: str) -> str:
 def _errors(lines: Sequence[str]) -> Html:
     if not lines:
         return Html()
-    return page.section("Last errors", tag("ul", *(tag("li", line) for line in lines), class_="log"))
+    return report.section("Last errors", tag("ul", *(tag("li", line) for line in lines), class_="log"))
 
 
 def _node_facts(found: NodeStatus) -> list[str]:
@@ -213,15 +212,15 @@ def _node_cards(found: NodeStatus) -> list[Html]:
         planned = f"this run will spend {number(run)}, together {number(found.epsilon['together'])}"
     budget = f"of {number(found.epsilon.get('budget'))} at {equals('δ', found.delta)}, in all runs"
     return [
-        page.card("epsilon", "Privacy spent", equals("ε", spent), spent, budget, planned),
-        page.card(
+        report.card("epsilon", "Privacy spent", equals("ε", spent), spent, budget, planned),
+        report.card(
             "round",
             "Rounds",
             str(found.gradients),
             found.gradients,
             f"released in; the server was last at round {found.round} of {found.rounds}",
         ),
-        page.card(
+        report.card(
             "contact",
             "Last contact",
             "–" if since is None else duration(round(since)),
@@ -229,5 +228,5 @@ def _node_cards(found: NodeStatus) -> list[Html]:
             "ago",
             f"{count(found.answers, 'message')} answered",
         ),
-        page.card("refusals", "Refused", str(found.refusals), found.refusals, "messages of the server"),
+        report.card("refusals", "Refused", str(found.refusals), found.refusals, "messages of the server"),
     ]

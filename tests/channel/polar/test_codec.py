@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from sottovoce.channel import rangecoder
-from sottovoce.channel.kernel import load_tables
-from sottovoce.channel.polar.codec import (
+from sottovoce.channel import coding
+from sottovoce.channel.coding import load_tables
+from sottovoce.channel.polar import (
     STEP,
     offsets,
     put_offsets,
@@ -49,10 +49,10 @@ def test_offsets_come_back_and_leave_little(scale: float) -> None:
     v[7] += 40.0
     steps = offsets(v)
     assert np.abs(v - STEP * steps).max() <= max(STEP, 6 * math.sqrt(v @ v / v.size))
-    state = rangecoder.new_encoder()
-    out = rangecoder.with_room(state, np.empty(0, np.uint8), 100_000)
+    state = coding.new_encoder()
+    out = coding.with_room(state, np.empty(0, np.uint8), 100_000)
     put_offsets(state, out, steps)
-    state, data = rangecoder.new_decoder(rangecoder.finish(state, out))
+    state, data = coding.new_decoder(coding.finish(state, out))
     found = np.empty(500, np.int64)
     assert take_offsets(state, data, found)
     assert np.array_equal(found, steps)
@@ -66,10 +66,10 @@ def test_states_with_outliers_and_raw_blocks_come_back() -> None:
     outlier[[0, 9, 25, 30, 63]] = 1
     x = (np.floor(rng.uniform(0, 1, 64) * 2**53) + 0.5) * 2.0**-53
     hazards = load_tables().hazards[-1]
-    state = rangecoder.new_encoder()
-    out = rangecoder.with_room(state, np.empty(0, np.uint8), 10_000)
+    state = coding.new_encoder()
+    out = coding.with_room(state, np.empty(0, np.uint8), 10_000)
     put_states(state, out, x, index, outlier, edges, hazards)
-    state, data = rangecoder.new_decoder(rangecoder.finish(state, out))
+    state, data = coding.new_decoder(coding.finish(state, out))
     found, found_index, found_outlier = np.zeros(64), np.empty(4, np.int64), np.zeros(64, np.uint8)
     assert take_states(state, data, found, found_index, found_outlier, edges, hazards)
     raw = outlier.astype(bool)
@@ -86,10 +86,10 @@ def test_surprises_come_back_even_where_none_are_expected(share: float) -> None:
     surprises = (rng.uniform(0, 1, 1024) < share).astype(np.uint8)
     bins = rng.integers(0, BINS, 1024).astype(np.uint8)
     weights = load_tables().surprises
-    state = rangecoder.new_encoder()
-    out = rangecoder.with_room(state, np.empty(0, np.uint8), 100_000)
+    state = coding.new_encoder()
+    out = coding.with_room(state, np.empty(0, np.uint8), 100_000)
     put_plane(state, out, surprises, law.classes[0], bins, weights)
-    state, data = rangecoder.new_decoder(rangecoder.finish(state, out))
+    state, data = coding.new_decoder(coding.finish(state, out))
     found = np.empty(1024, np.uint8)
     assert take_plane(state, data, found, law.classes[0], bins, weights)
     assert np.array_equal(found, surprises)

@@ -14,8 +14,7 @@ from sottovoce.channel.polar import states
 from sottovoce.channel.polar.folding import state_ratio
 from sottovoce.channel.polar.model import guess, log_ratio, model, reduced_squares, scale_number, screen
 from sottovoce.channel.polar.states import RAW, chosen_words, select, uniforms
-from sottovoce.channel.randomness import SharedRandomness
-from sottovoce.channel.wire import Envelope
+from sottovoce.channel.wire import Envelope, SharedRandomness
 
 
 def _shared(number: int) -> SharedRandomness:

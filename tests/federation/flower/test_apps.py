@@ -16,10 +16,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Options
-from sottovoce.federation.flower import server_app
+from sottovoce.federation.flower import server_app, write_app
 from sottovoce.federation.flower.client_app import RECORD, client_app
 from sottovoce.federation.flower.server_app import Driver
-from sottovoce.federation.flower.template import write_app
 from sottovoce.federation.node import Node
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
@@ -125,7 +124,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path)
     driver = Driver(Network(world, seed), world.coordinator, retry=0.001)

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel, summing_kernel
+from sottovoce.channel.coding import kernel, summing_kernel
 from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals, upper_tails
 
 Reals = NDArray[np.float64]
@@ -26,6 +26,8 @@ Integers = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 
 _CHUNK = 512  # coordinates worked on at a time: temporaries stay in the fastest cache
+# A leaf's bias is at most Σ artanh|d| over its subtree, and artanh|d| ≤ 1.0987·|d| while |d| ≤ ½.
+_LEAF_BOUND = 1.1002
 
 
 @kernel
@@ -152,10 +154,6 @@ def sign_bias(magnitude: Reals, v: Reals, bias: Reals) -> None:
     exponentials(z, bias, bits)
     for j in range(v.size):
         bias[j] = (bias[j] - 1.0) / (bias[j] + 1.0)
-
-
-# A leaf's bias is at most Σ artanh|d| over its subtree, and artanh|d| ≤ 1.0987·|d| while |d| ≤ ½.
-_LEAF_BOUND = 1.1002
 
 
 @kernel

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel, load_tables
+from sottovoce.channel.coding import kernel, load_tables
 from sottovoce.channel.polar.folding import state_ratio, unfold
 
 SCALES = 86
@@ -33,6 +33,14 @@ _CLASS_BASE = (1023 - 24) << 1
 _BIN_SHIFT = 50  # quarter octaves
 _BIN_BASE = (1023 - 16) << 2
 CLASSES, BINS = 64, 64
+Reals = NDArray[np.float64]
+_BINS = 1024
+_FEW, _MANY = 4, 8  # terms in v²: few are enough while s is small
+_FEW_UP_TO = 0.06
+_REACH = 3.0  # the approximation covers |v| ≤ 3s
+_WORST = 1e-4  # bins that do worse are always computed exactly
+_SAFETY = 4.0  # claimed error over the largest error seen in a bin
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -120,17 +128,6 @@ def dither_bins(dithers: NDArray[np.float64]) -> NDArray[np.uint8]:
     for j in range(dithers.size):
         bins[j] = min(max((bits[j] >> _BIN_SHIFT) - _BIN_BASE, 0), BINS - 1)
     return bins
-
-
-Reals = NDArray[np.float64]
-
-_BINS = 1024
-_FEW, _MANY = 4, 8  # terms in v²: few are enough while s is small
-_FEW_UP_TO = 0.06
-_REACH = 3.0  # the approximation covers |v| ≤ 3s
-_WORST = 1e-4  # bins that do worse are always computed exactly
-_SAFETY = 4.0  # claimed error over the largest error seen in a bin
-_ROUNDING = 1e-13
 
 
 @functools.lru_cache(maxsize=32)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
+from sottovoce.channel.coding import kernel
 from sottovoce.channel.polar.folding import fold
 from sottovoce.channel.polar.model import Law, guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
-from sottovoce.channel.randomness import BELOW_ONE, PrivateRandomness, SharedRandomness
+from sottovoce.channel.wire import BELOW_ONE, PrivateRandomness, SharedRandomness
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.polar.states import RAW, raw_state, raw_word
-from sottovoce.channel.rangecoder import (
+from sottovoce.channel.coding import (
     Bytes,
     Words,
+    kernel,
     peek,
     put,
     put_bit,
@@ -22,6 +21,7 @@ from sottovoce.channel.rangecoder import (
     take_bit,
     take_number,
 )
+from sottovoce.channel.polar.states import RAW, raw_state, raw_word
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]

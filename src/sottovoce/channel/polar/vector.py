@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.kernel import kernel
-from sottovoce.channel.randomness import log_mantissa
+from sottovoce.channel.coding import kernel
+from sottovoce.channel.wire import log_mantissa
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]

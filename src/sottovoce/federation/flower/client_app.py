@@ -18,13 +18,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.helping import HelperNode
+from sottovoce.federation import Agreement
 from sottovoce.federation.node import Node
 from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.federation.sealing import Declined, EnrolmentError
+from sottovoce.federation.sharing import HelperNode
+from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import Overspent
-from sottovoce.privacy.terms import Terms
 
 log = logging.getLogger("sottovoce.federation")
 
@@ -33,6 +33,7 @@ RECORD = "sottovoce"
 
 TOLD = (EnrolmentError, Declined)
 """Errors that say nothing about records, nor about what is on this machine."""
+Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
 
 
 def client_app() -> ClientApp:
@@ -166,9 +167,6 @@ def show_log() -> None:
     ours.setLevel(logging.INFO)
     ours.handlers = flower.handlers
     ours.propagate = flower.propagate
-
-
-Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
 
 
 def _of_client(handle: Callable[[Node, Mapping[str, Any]], dict[str, Any]]) -> Handler:

@@ -23,9 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sottovoce.federation.contact import read_node
 from sottovoce.federation.flower.running import LONGEST_PAUSE, QUIET, RunFailed, program
-from sottovoce.federation.status import Minutely
+from sottovoce.federation.status import Minutely, read_node
 
 FIRST_PAUSE = 5.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

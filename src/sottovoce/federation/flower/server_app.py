@@ -18,13 +18,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation.agreement import Agreement
+from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
-from sottovoce.federation.helping import MASKS
-from sottovoce.federation.progress import Progress
-from sottovoce.federation.result import write_run
+from sottovoce.federation.progress import Progress, write_run
 from sottovoce.federation.sealing import MODEL, EnrolmentError
+from sottovoce.federation.sharing import MASKS
 from sottovoce.federation.store import Store
 from sottovoce.files import PRIVATE, private_folder
 

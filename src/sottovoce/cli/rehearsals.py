@@ -1,9 +1,15 @@
-"""`sottovoce audit`: is ε true? For people who do not believe us; nothing leaves, and nothing is charged."""
+"""`sottovoce compare` and `audit`: what joining would give a site, and whether ε is true, before anybody
+joins.
+
+A rehearsal sets what a site has today beside what joining gives it. An audit is for people who do not
+believe us: nothing leaves, and nothing is charged.
+"""
 
 from __future__ import annotations
 
 import json as texts
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +17,30 @@ import typer
 from rich.markup import escape
 
 from sottovoce.cli.datasets import lines
-from sottovoce.cli.display import as_json, feature_progress, out
-from sottovoce.cli.options import JSON, OWN_FEATURES, OWN_MODEL, complete_setting
+from sottovoce.cli.display import (
+    JSON,
+    OWN_FEATURES,
+    OWN_MODEL,
+    SETTINGS,
+    as_json,
+    complete_setting,
+    err,
+    feature_progress,
+    out,
+)
+from sottovoce.cli.display import out as stdout
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
 
 RESULT, PAGE, PICTURE = "audit.json", "audit.html", "audit.svg"
+MOST_LINES = 30
+"""Sites that the terminal lists; the report has them all."""
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
+    """Adds the commands to the application."""
     app.command(epilog="Example: sottovoce audit dataset=hospitals/ --runs 400")(audit)
+    app.command(epilog="Example: sottovoce compare dataset=hospitals/ epsilon=4 --out runs/c")(compare)
 
 
 def audit(
@@ -52,12 +71,12 @@ def audit(
     found: dict[str, Any] = {"faults": []}
     run = _run_of(settings or [])
     if run is not None:
-        from sottovoce.audit.recount import recount
+        from sottovoce.audit import recount
 
         found["ledger"] = recount(run)
         found["faults"] += found["ledger"]["faults"]
     if run is None or runs:
-        from sottovoce.audit.auditing import audit as audit_plan
+        from sottovoce.audit import audit as audit_plan
 
         named = [str(run / "plan.toml")] if run is not None else settings
         with feature_progress("auditing") as auditing, feature_progress() as describing:
@@ -92,23 +111,23 @@ def _run_of(settings: list[str]) -> Path | None:
 def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
     """Writes what was found, for its owner's eyes only; in the directory of a run, into its report."""
     from sottovoce.files import PRIVATE, private_folder, write_atomically
-    from sottovoce.report.audit import curve, picture, render
+    from sottovoce.report.promise import audit_page, audit_picture, curve
     from sottovoce.report.run import write_report
 
     private_folder(folder)
     write_atomically(folder / RESULT, (texts.dumps(found, indent=1) + "\n").encode(), PRIVATE)
     if curve(found).marks:
-        write_atomically(folder / PICTURE, picture(found).encode(), PRIVATE)
+        write_atomically(folder / PICTURE, audit_picture(found).encode(), PRIVATE)
     if alone:
-        write_atomically(folder / PAGE, render(found).encode(), PRIVATE)
+        write_atomically(folder / PAGE, audit_page(found).encode(), PRIVATE)
     else:
         write_report(folder)
 
 
 def show(found: Mapping[str, Any], kept: Path | None) -> None:
     """What was found, on the terminal."""
-    from sottovoce.report.audit import recount_table, releases_table, sentence, verdict
-    from sottovoce.report.numbers import plain
+    from sottovoce.report.promise import recount_table, releases_table, sentence, verdict
+    from sottovoce.report.table import plain
 
     for table in (releases_table(found), recount_table(found)):
         if table is not None:
@@ -121,3 +140,57 @@ def show(found: Mapping[str, Any], kept: Path | None) -> None:
     out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
     if kept is not None:
         out.print(f"kept: {escape(str(kept / RESULT))}", soft_wrap=True, highlight=False)
+
+
+def compare(
+    settings: list[str] = SETTINGS,
+    out: Path = typer.Option(..., help="Folder for compare.json, compare.html, compare.svg and ledgers."),
+    repeats: int = typer.Option(5, help="Splits of all records; more narrow the intervals."),
+    model: str = OWN_MODEL,
+    features: str = OWN_FEATURES,
+    json: bool = JSON,
+) -> None:
+    """Rehearse: what a site has today beside what joining gives it; who gains, who loses, how sure that is.
+
+    Rows: a constant, alone at home without noise, one shared model, the published model, and that model
+    finished at home. Several splits of all records give intervals. For records of which nothing is
+    published. Ledgers are its own, no model is written, and a choice made by
+    looking at the accuracies is not covered by ε.
+    """
+    from sottovoce.report.comparison import clients_table, rows_table, summary, write_comparison
+    from sottovoce.run.comparison import ROWS
+    from sottovoce.run.comparison import compare as compare_rows
+
+    words = list(settings or [])
+    if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):
+        words.append("preset=best")
+    plan = plan_of(words, model, features)
+    with ExitStack() as stack:
+        found = compare_rows(
+            plan,
+            out,
+            repeats=repeats,
+            on_round=stack.enter_context(_rows_progress(max(repeats, 1) * len(ROWS) * plan.rounds)),
+            on_features=stack.enter_context(feature_progress()),
+        )
+    path = write_comparison(out)
+    if json:
+        as_json(found)
+        return
+    stdout.print(f"[bold]{escape(summary(found))}[/]", soft_wrap=True, highlight=False)
+    stdout.print(rows_table(found).terminal())
+    if len(found["gain"]["per_client"]) <= MOST_LINES:
+        stdout.print(clients_table(found).terminal())
+    stdout.print(f"[dark_orange]•[/] {escape(found['warning'])}", soft_wrap=True, highlight=False)
+    stdout.print(f"report: {escape(str(path))}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _rows_progress(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """A bar over the rounds of all rows, gone when they are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    parts = (TextColumn("[bold]rehearsing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*parts, TextColumn("{task.description}"), console=err, transient=True) as bar:
+        task = bar.add_task("", total=rounds)
+        yield lambda row, line: bar.update(task, advance=1, description=row)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from sottovoce.data.description import Description
-from sottovoce.modelcard import card_file, model_card, write_model
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.plan import Plan
-from sottovoce.run.export import write_models
+from sottovoce.run.export import card_file, model_card, write_model, write_models
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
 from tests.small import ILL, drawn

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sottovoce.catalog import CONTEXTS
+from sottovoce.report.promise import promise, warning
 from sottovoce.report.reading import read_run
-from sottovoce.report.words import promise, warning
 
 from .example import example_result, write_example
 
