@@ -49,7 +49,12 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): ("client", "release"),
     ("run/test_prepare.py",): ("run/prepare",),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/wire",),
-    ("channel/test_channel.py", "channel/test_integers.py"): ("channel/__init__", "channel/direct"),
+    (
+        "channel/test_channel.py",
+        "channel/test_integers.py",
+        "channel/test_golden.py",
+        "channel/test_fuzz.py",
+    ): ("channel/__init__", "channel/direct"),
     ("test_calibration.py",): ("calibration",),
     ("test_shared.py", "test_masking.py", "test_helper.py"): ("shared", "masking", "helper"),
 }

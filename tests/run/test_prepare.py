@@ -296,6 +296,15 @@ def test_auto_describes_pictures_and_leaves_tables_alone() -> None:
     assert (smallest, smaller) == ("scattering+patterns", "none")
 
 
+@pytest.mark.parametrize(("named", "seen"), [({}, "none"), ({"features": "scattering"}, "scattering")])
+def test_a_module_from_python_sees_records_as_they_are_unless_features_are_named(
+    named: dict[str, str], seen: str
+) -> None:
+    plan = Plan.load(overrides={"dataset": "mnist-small", **named})
+    assert plan.features != "none"
+    assert prepare.about(plan, None, nn.Linear(1, 1)).features == seen
+
+
 def test_auto_counts_words_of_texts(tmp_path: Path) -> None:
     (tmp_path / "records.toml").write_text(TOKENS)
     facts = Description.load(tmp_path / "records.toml").facts()
