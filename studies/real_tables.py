@@ -41,7 +41,7 @@ from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_tables.json"
 PRESETS = {"client": "best", "server": "central"}
-EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(101, 108)), 40
+EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(111, 118)), 40
 CHOOSING = (51, 52, 53)
 """Seeds on which `picked` is picked."""
 DRAWS = 4

@@ -205,10 +205,10 @@ def test_who_sets_nothing_has_it_for_tables_and_not_for_pictures_methods_or_modu
     def share(**given: object) -> float:
         return Plan.load(overrides={"dataset": "mine.npz", **given}).calibration
 
-    assert share() == share(preset="central") == share(preset="shared") == 0.1
+    assert share() == share(preset="central") == share(preset="shared") == 0.2
     assert share(dataset="cifar10") == share(dataset="mnist-small") == share(preset="paper") == 0.0
     assert share(coefficients=64) == share(model="mine:net") == share(context="moments") == 0.0
-    assert share(context="moments", context_share=0.1) == share(model="mlp") == 0.1
+    assert share(context="moments", context_share=0.1) == share(model="mlp") == 0.2
     assert share(calibration=0) == 0.0
     for bad in ({"calibration": 1.0}, {"calibration": -0.1}, {"context": "moments", "calibration": 0.1}):
         with pytest.raises(PlanError):
