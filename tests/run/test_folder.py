@@ -172,7 +172,7 @@ def test_only_the_number_of_units_counts_where_a_unit_was_agreed_on(tmp_path: Pa
     assert result["unit"] == "patient"
     with Ledger.open(folder / "ledger.sqlite", scope=None) as book:
         gradients = {e.charge.sensitivity for e in book.charges("north") if e.charge.kind == "gradient"}
-    assert gradients == {2 * result["plan"]["clip"] / 16}
+    assert gradients == {2 * Plan.load(tmp_path / "run" / "plan.toml").clip / 16}
 
 
 def test_a_client_of_a_table_is_personalized_from_its_file_alone(tmp_path: Path) -> None:
