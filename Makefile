@@ -24,13 +24,13 @@ quickstart-tables: .venv/installed
 demo-federation: .venv/installed
 	$(BIN)/python tools/demo_federation.py $(DEMO)
 
-# While mypy works all tests are read and, by the golden messages, all kernels compiled: each of three workers would
-# do it again. Files of few tests come in their order: some are long, and would be alone at the end.
+# While mypy works all tests are read and, by the golden messages, all kernels compiled: each worker would do it
+# again. There are four for two cores, since tests of processes wait. Files of few tests come in their order: some are long, and would be alone at the end.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/pytest -q -k test_golden & { $(BIN)/mypy && $(BIN)/lint-imports; } && wait $$!
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not network"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow and not network"
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow or network"
