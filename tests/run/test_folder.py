@@ -225,8 +225,8 @@ def test_folders_of_pictures_are_described_by_public_features(
     tmp_path: Path, shape: tuple[int, ...], unit: bool
 ) -> None:
     folder = pictures(tmp_path / "sites", shape, unit=unit)
-    # What is tried are the features, not the noise, which follows from the plan and so from the folder's name:
-    # 12 of 12 folders of each case give 100 % after ten rounds; after three, one in four has two pictures wrong.
+    # What is tried are the features, not the noise, which follows from the plan, the folder's name included:
+    # 12 of 12 folders of each case give 100 % after ten rounds; after three, one in four has pictures wrong.
     plan = planned(folder, features="auto", future_clients="west", epsilon=300, seeded=True, rounds=10)
     result = train(plan, tmp_path / "run")
     assert result["features"] == "scattering+patterns"
