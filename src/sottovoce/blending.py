@@ -42,6 +42,8 @@ class Recipe:
     """Through the shared part."""
     own_drift: float
     """Through an own part beside it."""
+    summed_drift: float
+    """Through an own part with noise in a sum."""
     alone_drift: float
     """Through an own part alone."""
     largest_step: float
@@ -70,13 +72,14 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     task = TASKS[facts.task]
     agreed = None if facts.source is not None or plan.model != "linear" else description.of(facts)
     if not task.curvature or agreed is None or agreed.array is not None:
-        drifts = (DRIFT * task.reach, OWN_DRIFT * task.reach, ALONE_DRIFT * task.reach)
+        own = OWN_DRIFT * task.reach
+        drifts = (DRIFT * task.reach, own, own, ALONE_DRIFT * task.reach)
         step = task.largest_step
         return Recipe(*drifts, step, min(SUMMED_STEP, step), 0.5, (0.5, 0.5), (0.5, 0.5))
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
-    drifts = (task.drift, 0.25 * task.reach, 1.0 * task.reach)
+    drifts = (task.drift, task.own_drift, 0.25 * task.reach, 1.0 * task.reach)
     return Recipe(*drifts, step, step, 0.15, (0.0, 0.3), task.clips, task.clip_noise, task.luck)
 
 
@@ -89,7 +92,7 @@ def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> fl
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
-    >>> table = Recipe(2.5, 0.25, 1.0, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), 0.0015)
+    >>> table = Recipe(2.0, 0.5, 0.25, 1.0, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), 0.0015)
     >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.01, 0.4, 1.0)]
     [0.25, 1.04, 2.0]
     """
@@ -186,7 +189,7 @@ def blending(
         own = slower * np.array(alone)
     elif summed is not None:
         seen = releases * np.sqrt(individual) * np.hypot(noise, np.sqrt(individual) * luck)
-        own = np.minimum(step, [slower * _bounded(recipe.own_drift, value, largest) for value in seen])
+        own = np.minimum(step, [slower * _bounded(recipe.summed_drift, value, largest) for value in seen])
     return Blending(weights, step, own, individual, plan.generated, plan.attraction)
 
 

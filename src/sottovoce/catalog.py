@@ -217,6 +217,8 @@ class Task:
     input. 0: there is no recipe for its tables (`blending`)."""
     drift: float = 2.0
     """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
+    own_drift: float = 0.5
+    """On tables: the same through an own part beside it."""
     luck: float = 0.3
     """On tables: how far each number of one record's gradient lies from its mean."""
     clips: tuple[float, float] = (0.25, 2.0)
@@ -235,6 +237,7 @@ TASKS = {
         largest_step=10.0,
         curvature=2.0,
         drift=0.15,
+        own_drift=0.025,
         luck=0.05,
         clips=(0.25, 0.5),
         clip_noise=0.0005,
