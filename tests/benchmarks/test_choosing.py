@@ -38,7 +38,7 @@ def test_the_page_states_what_was_measured() -> None:
     shares = [
         *(accuracy(sweep="individual", epsilon=2.0, individual=0.1), ways[2]),
         *(accuracy(sweep="individual", epsilon=8.0, individual=0.1), rounds[2]),
-        accuracy(sweep="individual", epsilon=2.0, individual=0.3),
+        *(accuracy(sweep="individual", epsilon=epsilon, individual=0.3) for epsilon in (2.0, 8.0)),
     ]
     settings, _, _ = PAGE.partition("\n## ")[2].partition("\n## The recipe")
     stated = [float(figure) for figure in re.findall(r"([\d.]+) %(?! more)", settings)]
