@@ -239,6 +239,7 @@ def test_the_clip_bound_of_a_table_grows_as_noise_falls_and_what_is_set_stays() 
     clips = [resolve(table_plan(epsilon=epsilon), [400] * 3, table()).clip for epsilon in (1, 8, 16, 64)]
     assert clips[0] == 0.25
     assert sorted(clips) == clips
+    assert resolve(table_plan(epsilon=1, calibration=0), [400] * 3, table()).clip == 1.0
     assert clips[-1] == 2.0
     assert resolve(table_plan(epsilon=1), [400] * 3, table("number")).clip == 0.25
     assert resolve(table_plan(epsilon=1, clip=0.7), [400] * 3, table()).clip == 0.7

@@ -30,6 +30,9 @@ DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
 alone."""
 LARGEST_COUNT = 10
 """Times the median client: for more records nobody counts, unless the plan says for how many."""
+UNCUT = 1.0
+"""On tables of classes: about as long as a gradient is before training. Without a calibration nothing mends
+what a shorter clip bound does to probabilities."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
@@ -80,7 +83,10 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
     step = (1 + heavy) / (1 - heavy) / task.curvature
     drifts = (task.drift, task.own_drift, 0.25 * task.reach, 1.0 * task.reach)
-    return Recipe(*drifts, step, step, 0.15, (0.0, 0.3), task.clips, task.clip_noise, task.luck)
+    least, most = task.clips
+    if task.class_shares and not plan.calibration:
+        least = UNCUT
+    return Recipe(*drifts, step, step, 0.15, (0.0, 0.3), (least, most), task.clip_noise, task.luck)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
