@@ -304,12 +304,15 @@ class Place:
     """By the server, which sees releases that nothing protects, and is trusted with them."""
     shared: bool = False
     """By the clients of a round together; all but their sum is hidden."""
+    _: KW_ONLY
+    phrase: str
+    """Where it is added, as a report puts it."""
 
 
 PLACES = {
-    "client": Place(),
-    "server": Place(summed=True, at_server=True),
-    "shared": Place(summed=True, shared=True),
+    "client": Place(phrase="noise at the client"),
+    "server": Place(phrase="noise at the server", summed=True, at_server=True),
+    "shared": Place(phrase="noise shared by clients", summed=True, shared=True),
 }
 
 ACTIVATIONS = ("tanh", "relu")

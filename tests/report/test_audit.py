@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from sottovoce.catalog import PLACES
 from sottovoce.report import promise
 
 GAME: dict[str, Any] = {
@@ -59,6 +62,11 @@ def test_the_page_escapes_names_and_shows_faults_first() -> None:
     assert "<toy>" not in text
     assert "The promise is broken: a gradient moved 3 times as far (and 1 more)." in text
     assert "Nothing was found that breaks the promise." in promise.audit_page(FOUND)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_page_calls_the_place_of_noise_as_the_catalog_does(place: str) -> None:
+    assert f"<li>{PLACES[place].phrase}</li>" in promise.audit_page({**FOUND, "noise": place})
 
 
 def test_tables_are_there_where_there_is_something_to_tell() -> None:

@@ -74,13 +74,13 @@ def _participants(run: ReportedRun) -> str:
     factor = join("e", tag("sup", "ε"))
     noise = f"every one bounded and carrying Gaussian noise ({_sigma(run)} in each coordinate"
     seen = "its decoded releases, or in any model made from them"
-    if _place(run).at_server:
+    if place(run).at_server:
         noise = (
             "every one bounded. The server added Gaussian noise once a round, to the sum of the gradients "
             f"({equals('σ', run.sigma)} in each coordinate"
         )
         seen = "any generator or model (but not in a release)"
-    if _place(run).shared:
+    if place(run).shared:
         noise = (
             "every one bounded, and the gradients hidden in the sum of their round, to which each client "
             f"added a share of Gaussian noise in whole numbers ({equals('σ', run.sigma)} in each coordinate, "
@@ -119,7 +119,7 @@ def _sigma(run: ReportedRun) -> str:
     return f"σ from {number(min(sigmas))} to {number(max(sigmas))}, by the size of each participant,"
 
 
-def _place(run: ReportedRun) -> Place:
+def place(run: ReportedRun) -> Place:
     """Where the noise of gradients was added."""
     return PLACES.get(str(run.facts["noise"]), PLACES["client"])
 
@@ -131,19 +131,19 @@ def _releases_context(run: ReportedRun) -> bool:
 def _context_sigma(run: ReportedRun) -> str:
     if not _releases_context(run) or run.sigma_context in (None, run.sigma):
         return ""
-    where = ", at the client" if _place(run).summed else ""
+    where = ", at the client" if place(run).summed else ""
     return f"; {number(run.sigma_context)} for the context{where}"
 
 
 def _server(run: ReportedRun) -> str:
-    if _place(run).at_server:
+    if place(run).at_server:
         return (
             "The server saw every gradient release before the noise, and is trusted to have kept none: "
             "for a reader of releases there is no finite ε. The small noise of the channels protects nobody "
             "and is not counted. Accuracies, confusions and byte counts in this report depend on records "
             "too and are not charged; in a federation, don’t publish them."
         )
-    if _place(run).shared:
+    if place(run).shared:
         return (
             "Nobody needs to trust the server: it saw sums of rounds, and messages that are private "
             "themselves. This was a simulation, though, where all records lay on one machine. Accuracies and "
@@ -213,7 +213,7 @@ def audit_section(found: Mapping[str, Any]) -> Html:
 
 def audit_page(found: Mapping[str, Any]) -> Html:
     """A page of its own."""
-    facts = [f"preset {found['preset']}", f"noise at the {found['noise']}"] if "preset" in found else []
+    facts = [f"preset {found['preset']}", PLACES[found["noise"]].phrase] if "preset" in found else []
     title = f"Audit of {found.get('dataset') or found['ledger']['run']}"
     return report.page(
         f"{title} – Sottovoce",

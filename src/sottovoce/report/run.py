@@ -14,7 +14,7 @@ from sottovoce import report
 from sottovoce.files import write_atomically
 from sottovoce.plan import Plan
 from sottovoce.report import run_figures
-from sottovoce.report.promise import audit_section, promise, warning, without_noise
+from sottovoce.report.promise import audit_section, place, promise, warning, without_noise
 from sottovoce.report.reading import Accuracy, ReportedRun, natural, read_run
 from sottovoce.report.run_figures import confusion
 from sottovoce.report.table import (
@@ -147,9 +147,7 @@ def _facts(run: ReportedRun) -> list[str]:
         f"preset {facts['preset'] or UNKNOWN}",
         f"context {facts['context'] or UNKNOWN}",
         f"channel {facts['channel'] or UNKNOWN}",
-        "noise shared by clients"
-        if facts["noise"] == "shared"
-        else f"noise at the {facts['noise'] or 'client'}",
+        place(run).phrase,
         f"{facts['basis'] or UNKNOWN} basis",
         f"{number(counts['coefficients'])} coefficients of {number(counts['model_parameters'])} parameters",
         count(counts["rounds"], "round"),

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sottovoce import report
+from sottovoce.catalog import PLACES
 from sottovoce.federation.status import NodeStatus
 from sottovoce.report.chart import Chart, Format, linear
 from sottovoce.report.figures import Series, line_of, trend
@@ -198,8 +199,7 @@ def _errors(lines: Sequence[str]) -> Html:
 
 
 def _node_facts(found: NodeStatus) -> list[str]:
-    noise = f"noise at the {found.noise}" if found.noise != "shared" else "noise shared by clients"
-    return ["a client of a federation", *([noise] if found.client else [])]
+    return ["a client of a federation", *([PLACES[found.noise].phrase] if found.noise in PLACES else [])]
 
 
 def _node_cards(found: NodeStatus) -> list[Html]:
