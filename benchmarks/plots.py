@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from studies.figures import bars
+
 from sottovoce.report.chart import Axis, Chart, linear, logarithmic, svg
-from sottovoce.report.figures import Series, bars, line_of, trend
+from sottovoce.report.figures import Series, line_of, trend
 from studies.bench import channel
 
 OUT = Path(__file__).parent / "out"

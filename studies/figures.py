@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from sottovoce.report.chart import Axis, Chart, linear
-from sottovoce.report.figures import Series, bars, line_of, trend
+from sottovoce.report.chart import Axis, Chart, Format, linear
+from sottovoce.report.figures import Series, line_of, rect, stroke, trend, upright
 from sottovoce.report.table import number
 from studies.index import Indexed
 from studies.summary import GAIN_EVERY
@@ -87,6 +87,37 @@ def _geometry(entries: Sequence[Indexed]) -> list[Chart]:
         note = "How far a step moves the coefficients along the releases, with noise, mean over seeds."
         found.append(trend("Effective gain", note, lines, x_name="round", y=scale, show=number))
     return found
+
+
+def bars(
+    title: str,
+    note: str,
+    rows: Mapping[str, Mapping[str, float]],
+    tones: Mapping[str, str],
+    *,
+    x: Axis,
+    show: Format,
+    target: tuple[str, float] | None = None,
+) -> Chart:
+    """Lying bars, a row a name and in it a bar a group; the name stands above its bars.
+
+    `rows` has values by name and group, `tones` the color of each group.
+    """
+    marks, texts, labels, row = upright(x), [], [], 100 / len(rows)
+    for i, (name, values) in enumerate(rows.items()):
+        thick = 0.5 * row / max(len(values), 1)
+        for j, (group, value) in enumerate(values.items()):
+            place = (0, (i + 0.42) * row + j * thick, x.at(value), 0.86 * thick)
+            marks.append(rect(f"bar {tones[group]}", *place))
+        shown = [show(value) for value in values.values()]
+        words = ", ".join(" ".join(pair) for pair in zip(values, shown, strict=True))
+        texts.append((max((x.at(value) for value in values.values()), default=0.0), f"{name}: {words}"))
+        labels.append((100 - (i + 0.36) * row, f"{name}: {shown[0]}" if len(shown) == 1 else name))
+    legend = list(tones.items())
+    if target is not None:
+        marks.append(stroke("target", x.at(target[1]), 0, x.at(target[1]), 100))
+        legend.append((target[0], "target"))
+    return Chart(title, note, marks, texts, legend, labels, x=x, x_show=show, height=42 * len(rows))
 
 
 def _effective(entry: Indexed) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, measured, signed
+from sottovoce.report.table import UNKNOWN, Table, TableEntry, count
 from studies.cells import EXPERIMENTS, open_differences, read_table
 from studies.index import Indexed
 from studies.summary import GAIN_EVERY
@@ -25,8 +25,46 @@ def markdown(index: Sequence[Indexed]) -> str:
         if entries:
             tables = [table for group in by_dataset(entries) for table in accuracy(group)]
             tables += details(experiment, entries)
-            parts += [f"## {read_table(experiment)['title']}\n", *(table.markdown() for table in tables)]
+            parts += [f"## {read_table(experiment)['title']}\n", *map(markdown_table, tables)]
     return "\n".join(parts)
+
+
+def markdown_table(table: Table) -> str:
+    """The title as a sentence, then the table.
+
+    >>> print(markdown_table(Table(["k", "ours"], [["1,024", TableEntry("48.0", "50.1")]], "Accuracy")))
+    Accuracy:
+    <BLANKLINE>
+    | k | ours |
+    | --- | --- |
+    | 1,024 | 48.0 (50.1) |
+    <BLANKLINE>
+    """
+    rows = [[entry.bracketed() for entry in row] for row in table.entries]
+    lines = [table.head, ["---"] * len(table.head), *rows]
+    escaped = ([text.replace("|", "\\|") for text in line] for line in lines)
+    text = "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
+    return f"{table.title}:\n\n{text}" if table.title else text
+
+
+def measured(mean: float | None, deviation: float | None = None, digits: int = 1) -> str:
+    """A mean and its deviation.
+
+    >>> measured(83.61, 7.1), measured(1234.5, digits=0), measured(None)
+    ('83.6 ± 7.1', '1,234', '–')
+    """
+    if mean is None:
+        return UNKNOWN
+    return f"{mean:,.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+
+
+def signed(value: float | None, digits: int) -> str:
+    """A difference with its sign.
+
+    >>> signed(-1.25, 1), signed(None, 1)
+    ('−1.2', '–')
+    """
+    return UNKNOWN if value is None else f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
 
 
 def by_dataset(entries: Sequence[Indexed]) -> list[list[Indexed]]:

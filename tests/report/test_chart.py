@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import pytest
-
 from sottovoce.report.chart import Chart, linear, svg
-from sottovoce.report.figures import bars, line_of, trend
+from sottovoce.report.figures import line_of, trend
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
-def _texts(picture: str) -> list[str]:
+def texts(picture: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(picture).iter(f"{SPACE}text")]
 
 
@@ -26,7 +24,7 @@ def test_a_file_has_the_marks_of_the_page() -> None:
     for mark in example().marks:
         assert mark in page
         assert file.count(mark.replace("><", ">\n<")) == 2
-    assert {"File", "note", "Title", "a", "b", "round"} <= set(_texts(file))
+    assert {"File", "note", "Title", "a", "b", "round"} <= set(texts(file))
 
 
 def test_a_file_brings_its_colors_for_light_and_dark_pages() -> None:
@@ -43,12 +41,3 @@ def test_a_legend_that_is_too_long_continues_below() -> None:
     ]
     assert len({name.get("y") for name in names}) == 2
     assert all(float(name.get("x", "")) < 600 for name in names)
-
-
-def test_bars_are_as_long_as_their_values_and_labelled_with_them() -> None:
-    chart = bars("", "", {"a": {"g": 10.0}, "b & c": {"g": 40.0}}, {"g": "blue"}, x=linear([0, 40]), show=str)
-    picture = svg("t", "n", [chart])
-    drawn = [r for r in ElementTree.fromstring(picture).iter(f"{SPACE}rect") if r.get("class") != "paper"]
-    first, second = (float(rect.get("width", "0").removesuffix("%")) for rect in drawn)
-    assert second == pytest.approx(4 * first, rel=1e-2)
-    assert {"a: 10.0", "b & c: 40.0"} <= set(_texts(picture))

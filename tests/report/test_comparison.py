@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.tables import markdown_table
 
 from sottovoce.errors import SottovoceError
 from sottovoce.report.comparison import clients_table, read_comparison, rows_table, summary, write_comparison
@@ -61,14 +62,14 @@ def test_the_summary_says_how_many_gain_and_lose() -> None:
 
 
 def test_the_table_has_every_site_the_largest_first_with_its_interval() -> None:
-    assert "units (patient)" in clients_table({**found(), "unit": "patient"}).markdown()
-    text = clients_table(found()).markdown()
+    assert "units (patient)" in markdown_table(clients_table({**found(), "unit": "patient"}))
+    text = markdown_table(clients_table(found()))
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert [line.split("|")[1].strip() for line in lines] == ["site-2", "site-1", "site-0"]
     assert "-10.0" in lines[2]
     assert "-14.0 to -6.0" in lines[2]
     assert "alone at home" in text
-    assert "finished at home" in rows_table(found()).markdown()
+    assert "finished at home" in markdown_table(rows_table(found()))
 
 
 @pytest.mark.parametrize("clients", [3, 139])

@@ -1,4 +1,4 @@
-"""One table says the same in the terminal, in Markdown and on a page, and markup in it stays text."""
+"""One table says the same in the terminal and on a page, and markup in it stays text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ def printed(table: Table) -> str:
     with console.capture() as shown:
         console.print(table.terminal())
     return shown.get()
-
-
-def test_markdown_puts_in_brackets_what_stands_beside() -> None:
-    lines = TABLE.markdown().splitlines()
-    assert lines[:2] == ["Accuracy:", ""]
-    assert lines[4] == "| [b]\\|<i> | 83.6 ± 7.1 (87.6, −4.0) |"
 
 
 def test_a_page_colors_the_difference_and_keeps_the_unrounded_value() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from studies.figures import bars
 from studies.reproduction import write_reproduction
 
 from sottovoce.errors import SottovoceError
+from sottovoce.report.chart import linear, svg
+from tests.report.test_chart import SPACE, texts
 from tests.report.test_run import Outline
 
 
@@ -153,3 +157,12 @@ def test_rows_with_equal_settings_are_told_apart_by_their_labels(tmp_path: Path)
     rows = [cell(label="Ours-DG"), cell(label="Ours-DG, another h", future_mean=84.0)]
     page = Outline(write_reproduction(rows, tmp_path / "reproduction.html"))
     assert "Ours-DG, another h" in page.text
+
+
+def test_bars_are_as_long_as_their_values_and_labelled_with_them() -> None:
+    chart = bars("", "", {"a": {"g": 10.0}, "b & c": {"g": 40.0}}, {"g": "blue"}, x=linear([0, 40]), show=str)
+    picture = svg("t", "n", [chart])
+    drawn = [r for r in ElementTree.fromstring(picture).iter(f"{SPACE}rect") if r.get("class") != "paper"]
+    first, second = (float(rect.get("width", "0").removesuffix("%")) for rect in drawn)
+    assert second == pytest.approx(4 * first, rel=1e-2)
+    assert {"a: 10.0", "b & c: 40.0"} <= set(texts(picture))

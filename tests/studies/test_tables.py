@@ -10,9 +10,11 @@ from studies.grid import run_of
 from studies.index import build_index, read_index
 from studies.merge import BEGIN, END, milliseconds_per_event, write_tables
 from studies.summary import read_lines
-from studies.tables import differences, markdown
+from studies.tables import differences, markdown, markdown_table, measured, signed
 
 from sottovoce.errors import SottovoceError
+from sottovoce.report.table import UNKNOWN
+from tests.report.test_table import TABLE
 
 from .conftest import summary_of
 
@@ -118,3 +120,13 @@ def test_a_page_without_marks_is_refused_untouched(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match="no place for tables"):
         write_tables(page, [])
     assert page.read_text() == "my own page"
+
+
+def test_markdown_puts_in_brackets_what_stands_beside() -> None:
+    lines = markdown_table(TABLE).splitlines()
+    assert lines[:2] == ["Accuracy:", ""]
+    assert lines[4] == "| [b]\\|<i> | 83.6 ± 7.1 (87.6, −4.0) |"
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert {measured(None), signed(None, 1)} == {UNKNOWN}

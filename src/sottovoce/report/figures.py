@@ -1,10 +1,10 @@
-"""The kinds of chart: a trend, a strip or columns of clients, bars by name, spans and points with reach."""
+"""The kinds of chart: a trend, a strip or columns of clients, spans and points with reach."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sottovoce.report.chart import Axis, Chart, Format, counting
@@ -80,7 +80,7 @@ def trend(
 def strip(title: str, note: str, groups: Sequence[Group], *, x: Axis, x_name: str, show: Format) -> Chart:
     """One dot a client, a row a group; a box spans the middle half and a line marks the median."""
     rows = [group for group in groups if group.values]
-    marks = _upright(x)
+    marks = upright(x)
     texts: list[tuple[float, str]] = []
     labels = []
     for row, group in enumerate(rows):
@@ -116,44 +116,13 @@ def columns(
     for i, (group, name, value) in enumerate(found):
         height, left = y.at(value), i * width
         place = (left + gap, 100 - height, width - 2 * gap, height)
-        marks.append(_rect(f"bar {group.tone}", *place, words=f"{name}: {show(value)}"))
+        marks.append(rect(f"bar {group.tone}", *place, words=f"{name}: {show(value)}"))
         texts.append((left + width / 2, f"{name} ({group.name.lower()}): {show(value)}"))
     names = [(group.name, group.tone) for group in groups if group.values]
     if target is not None:
-        marks.append(_line("target", 0, y.at(target[1]), 100, y.at(target[1])))
+        marks.append(stroke("target", 0, y.at(target[1]), 100, y.at(target[1])))
         names.append((f"{target[0]} {show(target[1])}", "target"))
     return Chart(title, note, marks, texts, names, y=y, x_name="clients, most first", y_show=show)
-
-
-def bars(
-    title: str,
-    note: str,
-    rows: Mapping[str, Mapping[str, float]],
-    tones: Mapping[str, str],
-    *,
-    x: Axis,
-    show: Format,
-    target: tuple[str, float] | None = None,
-) -> Chart:
-    """Lying bars, a row a name and in it a bar a group; the name stands above its bars.
-
-    `rows` has values by name and group, `tones` the color of each group.
-    """
-    marks, texts, labels, row = _upright(x), [], [], 100 / len(rows)
-    for i, (name, values) in enumerate(rows.items()):
-        thick = 0.5 * row / max(len(values), 1)
-        for j, (group, value) in enumerate(values.items()):
-            place = (0, (i + 0.42) * row + j * thick, x.at(value), 0.86 * thick)
-            marks.append(_rect(f"bar {tones[group]}", *place))
-        shown = [show(value) for value in values.values()]
-        words = ", ".join(" ".join(pair) for pair in zip(values, shown, strict=True))
-        texts.append((max((x.at(value) for value in values.values()), default=0.0), f"{name}: {words}"))
-        labels.append((100 - (i + 0.36) * row, f"{name}: {shown[0]}" if len(shown) == 1 else name))
-    legend = list(tones.items())
-    if target is not None:
-        marks.append(_line("target", x.at(target[1]), 0, x.at(target[1]), 100))
-        legend.append((target[0], "target"))
-    return Chart(title, note, marks, texts, legend, labels, x=x, x_show=show, height=42 * len(rows))
 
 
 @dataclass(frozen=True)
@@ -184,15 +153,15 @@ def spans(
     """
     if not rows:
         return Chart(title, note)
-    marks, texts, labels, row = _upright(x), [], [], 100 / len(rows)
+    marks, texts, labels, row = upright(x), [], [], 100 / len(rows)
     (start_name, start_tone), (end_name, end_tone) = tones
     for i, span in enumerate(rows):
         up = 100 - (i + (0.72 if named else 0.5)) * row
         a, b = x.at(span.start), x.at(span.end)
         if span.low is not None and span.high is not None:
             low, high = (min(max(x.at(end), 0.0), 100.0) for end in (span.low, span.high))
-            marks.append(_line(f"reach {end_tone}", low, up, high, up))
-        marks += [_line(f"span {end_tone}", a, up, b, up), _dot(start_tone, a, up), _dot(end_tone, b, up)]
+            marks.append(stroke(f"reach {end_tone}", low, up, high, up))
+        marks += [stroke(f"span {end_tone}", a, up, b, up), _dot(start_tone, a, up), _dot(end_tone, b, up)]
         words = f"{start_name} {show(span.start)}, {end_name} {show(span.end)}"
         texts.append((b, f"{span.name}: {words} ({span.end - span.start:+.1f})"))
         if named:
@@ -217,12 +186,12 @@ def reaches(
     """A dot for each name at (x, its end), with its interval, around a line at zero."""
     if not points:
         return Chart(title, note)
-    marks, texts = [*_grid(y), _line("target", 0, y.at(0.0), 100, y.at(0.0))], []
+    marks, texts = [*_grid(y), stroke("target", 0, y.at(0.0), 100, y.at(0.0))], []
     for at, span in points:
         a, b = x.at(at), y.at(span.end)
         if span.low is not None and span.high is not None:
             low, high = (min(max(y.at(end), 0.0), 100.0) for end in (span.low, span.high))
-            marks.append(_line("reach blue", a, low, a, high))
+            marks.append(stroke("reach blue", a, low, a, high))
         marks.append(_dot("blue", a, b, f"{span.name}: {show(span.end)}"))
         texts.append((a, f"{span.name} ({at:,.0f}): {show(span.end)}"))
     return Chart(
@@ -245,20 +214,20 @@ def _dot(tone: str, x: float, y: float, words: str = "") -> Html:
     return tag("circle", label, class_=f"dot {tone}", cx=f"{x:g}%", cy=f"{100 - y:g}%", r="4")
 
 
-def _line(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
+def stroke(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
     ends = {"x1": f"{x1:g}%", "y1": f"{100 - y1:g}%", "x2": f"{x2:g}%", "y2": f"{100 - y2:g}%"}
     return tag("line", class_=tone, **ends)
 
 
 def _grid(y: Axis) -> list[Html]:
-    return [_line("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
+    return [stroke("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
 
 
-def _upright(x: Axis) -> list[Html]:
-    return [_line("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
+def upright(x: Axis) -> list[Html]:
+    return [stroke("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
 
 
-def _rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Html:
+def rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Html:
     label = tag("title", words) if words else Html()
     place = {"x": f"{x:g}%", "y": f"{y:.3f}%", "width": f"{width:.3f}%", "height": f"{height:.3f}%"}
     return tag("rect", label, class_=kind, **place)
@@ -269,9 +238,9 @@ def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
     lower, median, upper = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     )
-    box = _rect(f"box {group.tone}", x.at(lower), middle - half, x.at(upper) - x.at(lower), 2 * half)
+    box = rect(f"box {group.tone}", x.at(lower), middle - half, x.at(upper) - x.at(lower), 2 * half)
     ends = (x.at(median), 100 - middle + half, x.at(median), 100 - middle - half)
-    return [box, _line(f"median {group.tone}", *ends)]
+    return [box, stroke(f"median {group.tone}", *ends)]
 
 
 def _lanes(positions: Sequence[float]) -> list[int]:

@@ -1,4 +1,4 @@
-"""One table for the terminal, for Markdown and for a page, and its numbers as a reader wants them: units,
+"""One table for the terminal and for a page, and its numbers as a reader wants them: units,
 sensible digits, thin spaces, a dash for what is not known. 1 MB is 10⁶ bytes, as in the paper.
 
 HTML and SVG are nested calls, in which every string is escaped unless it is already markup. All pages of the
@@ -34,26 +34,6 @@ def plain(text: str) -> str:
     '80.3 %'
     """
     return text.replace(THIN, " ")
-
-
-def measured(mean: float | None, deviation: float | None = None, digits: int = 1) -> str:
-    """A mean and its deviation.
-
-    >>> measured(83.61, 7.1), measured(1234.5, digits=0), measured(None)
-    ('83.6 ± 7.1', '1,234', '–')
-    """
-    if mean is None:
-        return UNKNOWN
-    return f"{mean:,.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
-
-
-def signed(value: float | None, digits: int) -> str:
-    """A difference with its sign.
-
-    >>> signed(-1.25, 1), signed(None, 1)
-    ('−1.2', '–')
-    """
-    return UNKNOWN if value is None else f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
 
 
 def label(metric: str) -> str:
@@ -238,39 +218,32 @@ class TableEntry:
     share: float = 0.0
     value: float | None = None
 
+    def bracketed(self, space: str = " ") -> str:
+        """
+        >>> TableEntry("48.0", "50.1").bracketed()
+        '48.0 (50.1)'
+        """
+        return f"{self.text}{space}({self.beside})" if self.beside else self.text
+
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns, of which the first `words` are text and the others figures; without names, facts.
-
-    >>> print(Table(["k", "ours"], [["1,024", TableEntry("48.0", "50.1")]], title="Accuracy").markdown())
-    Accuracy:
-    <BLANKLINE>
-    | k | ours |
-    | --- | --- |
-    | 1,024 | 48.0 (50.1) |
-    <BLANKLINE>
-    """
+    """Named columns, of which the first `words` are text and the others figures; without names, facts."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str | TableEntry]]
     title: str = ""
     words: int = 1
 
-    def markdown(self) -> str:
-        """The title as a sentence, then the table."""
-        rows = [[_bracketed(_entry(value)) for value in row] for row in self.rows]
-        lines = [self.head, ["---"] * len(self.head), *rows]
-        escaped = ([text.replace("|", "\\|") for text in line] for line in lines)
-        table = "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
-        return f"{self.title}:\n\n{table}" if self.title else table
+    @property
+    def entries(self) -> list[list[TableEntry]]:
+        """Its rows, every place as an entry."""
+        return [[v if isinstance(v, TableEntry) else TableEntry(v) for v in row] for row in self.rows]
 
     def html(self, style: str | None = None) -> Html:
         """A table of a page, which scrolls by itself."""
         head = tag("tr", *(tag("th", n, scope="col", class_=self._kind(i)) for i, n in enumerate(self.head)))
-        body = [
-            tag("tr", *(self._cell(i, _entry(value)) for i, value in enumerate(row))) for row in self.rows
-        ]
+        body = [tag("tr", *(self._cell(i, entry) for i, entry in enumerate(row))) for row in self.entries]
         table = tag("table", tag("thead", head), tag("tbody", *body), class_=style)
         return scrolling(self.title or self.head[0], table)
 
@@ -305,19 +278,10 @@ class Table:
             # Words break, so that figures need not.
             width = None if i >= self.words else 10 if i else 20
             grid.add_column(escape(visible(name)), justify="left" if width else "right", max_width=width)
-        for row in self.rows:
-            entries = [_entry(value) for value in row]
+        for entries in self.entries:
             first = "[dim]{}[/]" if not self.head else "{}"
-            texts = [escape(visible(plain(_bracketed(entry, "\n")))) for entry in entries]
+            texts = [escape(visible(plain(entry.bracketed("\n")))) for entry in entries]
             colors = {None: "{}", True: "[green]{}[/]", False: "[dark_orange]{}[/]"}
             shown = [colors[entry.better].format(text) for entry, text in zip(entries, texts, strict=True)]
             grid.add_row(first.format(shown[0]), *shown[1:])
         return grid
-
-
-def _entry(value: str | TableEntry) -> TableEntry:
-    return value if isinstance(value, TableEntry) else TableEntry(value)
-
-
-def _bracketed(entry: TableEntry, space: str = " ") -> str:
-    return f"{entry.text}{space}({entry.beside})" if entry.beside else entry.text
