@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PUBLIC, write_atomically
-from sottovoce.report.table import Html, Table, TableEntry, tag
+from sottovoce.report.table import Table, TableEntry
 from studies.cells import EXPERIMENTS
 from studies.figures import figures
 from studies.index import Indexed, read_index
 from studies.tables import DATASETS, FULL_SHADE, SETTINGS, accuracy, by_dataset, details, uplink
 
+PAGE = Path(__file__).with_suffix(".html")
 ORIGIN = ("command", "version", "device", "time")
 FIELDS = ("experiment", "id", "label", "dataset", *SETTINGS, "uses_future_labels", "seeds", *ORIGIN)
 MEASURES = ("seen_mean", "seen_std", "future_mean", "future_std", "uplink_mb")
@@ -27,29 +29,25 @@ PUBLISHED = ("published_seen_mean", "published_future_mean")
 def write_reproduction(index: Sequence[Indexed], path: Path) -> Path:
     """Writes the page of a reproduction to `path`, in one step; `index` as in results/index.json."""
     _check(index)
-    sections = []
+    sections: list[dict[str, Any]] = []
     for experiment in EXPERIMENTS:
         entries = [entry for entry in index if entry["experiment"] == experiment]
         for group in by_dataset(entries):
             dataset = DATASETS.get(group[0]["dataset"], group[0]["dataset"])
             title = f"{experiment.replace('-', ' ').capitalize()} · {dataset}"
             tables = [*accuracy(group), uplink(group)]
-            sections.append(report.section(title, report.grid(*figures(group)), *map(_titled, tables)))
+            sections.append({"title": title, "charts": figures(group), "tables": tables})
         found = details(experiment, entries) if entries else []
         if found:
-            title = f"{experiment.capitalize()} in detail"
-            sections.append(report.section(title, *map(_titled, found)))
+            sections.append({"title": f"{experiment.capitalize()} in detail", "tables": found})
     least, most = (end((len(entry["seeds"]) for entry in index), default=0) for end in (min, max))
     seeds = f"{least} seeds each" if least == most else f"{least} to {most} seeds each"
-    facts = [f"{len(index)} cells", seeds, "mean ± deviation over seeds, percent, unmasked"]
-    key = (
-        "Small: the published value, and the difference in points. Green: ours is better; orange: ours is "
-        f"worse; full color at {FULL_SHADE:g} points of difference."
-    )
     document = report.page(
-        "Reproduction – Sottovoce",
-        report.header("The paper’s tables, ours beside theirs", facts, "Sottovoce · reproduction"),
-        tag("main", tag("p", key, class_="key"), *sections, report.section("In full", _origins(index))),
+        report.templates().from_string(PAGE.read_text(encoding="utf-8")),
+        facts=[f"{len(index)} cells", seeds, "mean ± deviation over seeds, percent, unmasked"],
+        full_shade=FULL_SHADE,
+        sections=sections,
+        origins=_origins(index),
     )
     write_atomically(path, document.encode(), PUBLIC)
     return path
@@ -75,14 +73,9 @@ def _check(index: Sequence[Indexed]) -> None:
         known.add(entry["id"])
 
 
-def _titled(table: Table) -> Html:
-    caption = tag("p", f"{table.title}:", class_="key") if table.title else Html()
-    return Html(caption + table.html("cells"))
-
-
-def _origins(index: Sequence[Indexed]) -> Html:
+def _origins(index: Sequence[Indexed]) -> Table:
     names = ["Cell", "Seeds", "Command", "Version", "Device", "Time"]
     rows: list[list[str | TableEntry]] = [
         [entry["id"], str(len(entry["seeds"])), *(str(entry[key]) for key in ORIGIN)] for entry in index
     ]
-    return report.folded(Table(names, rows, "How every cell was made", words=6))
+    return Table(names, rows, "How every cell was made", words=6)

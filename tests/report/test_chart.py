@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from sottovoce.report import macros
 from sottovoce.report.chart import Chart, linear, svg
 from sottovoce.report.figures import line_of, trend
 
@@ -20,10 +21,10 @@ def example() -> Chart:
 
 
 def test_a_file_has_the_marks_of_the_page() -> None:
-    page, file = example().html(), svg("File", "note", [example(), example()])
+    page, file = macros("report/parts.html").chart(example()), svg("File", "note", [example(), example()])
     for mark in example().marks:
         assert mark in page
-        assert file.count(mark.replace("><", ">\n<")) == 2
+        assert file.count(str(mark).replace("><", ">\n<")) == 2
     assert {"File", "note", "Title", "a", "b", "round"} <= set(texts(file))
 
 

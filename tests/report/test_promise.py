@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.catalog import CONTEXTS
+from sottovoce.catalog import CONTEXTS, PLACES
 from sottovoce.report.promise import promise, warning
 from sottovoce.report.reading import read_run
 
@@ -20,7 +20,8 @@ PROTECTS_NOBODY = "Seeded simulation: the noise is reproducible, so this run pro
 
 def words(directory: Path, **changes: Any) -> tuple[str, str | None]:
     run = read_run(write_example(directory, **changes))
-    return html.unescape(re.sub("<[^>]*>", "", promise(run))).replace("\u00a0", " "), warning(run)
+    text = html.unescape(re.sub("<[^>]*>", "", str(promise(run)))).replace("\u00a0", " ")
+    return re.sub("[ \n]+", " ", text), warning(run)
 
 
 def without_noise() -> dict[str, Any]:
@@ -85,6 +86,35 @@ def test_the_promise_names_the_unit_and_the_noise_of_each_size(tmp_path: Path) -
     assert "all records of one patient" in said
     assert "patient-level differential privacy" in said
     assert "σ from 0.125 to 0.25" in said
+
+
+SEEN = {
+    "client": "its decoded releases, or in any model made from them, would change",
+    "server": "any generator or model (but not in a release), would change",
+    "shared": "any sum of a round, generator or model, while cryptography holds and one helper is honest,",
+}
+"""What the promise covers, by the place of the noise."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("context", [*CONTEXTS, None, "of a later version"])
+@pytest.mark.parametrize("unit", ["record", "patient_id"])
+@pytest.mark.parametrize("noisy", [True, False])
+def test_every_promise_is_made_of_whole_sentences(
+    tmp_path: Path, place: str, context: str | None, unit: str, noisy: bool
+) -> None:
+    changes = {"noise": place, "context": context, "unit": unit} | ({} if noisy else without_noise())
+    sizes = [{"name": "a", "size": 9, "sigma": 0.1}, {"name": "b", "size": 8, "sigma": 0.2}]
+    for more in ({}, {"clients": sizes, "seeded": True, "uses_future_labels": True, "sigma_context": None}):
+        text, _ = words(tmp_path, **(changes | more))
+        assert not re.search(r" [.,;:)]|\( |  |\.\.|[^.] $|[a-z,;]\Z", text), text
+        assert text.count("(") == text.count(")")
+        assert (SEEN[place] in text) == noisy
+        assert ("all records of one patient of one participant" in text) == (noisy and unit != "record")
+        assert ("one context" in text) == (context not in (None, "public"))
+        assert ("for the context, at the client)" in text) == (
+            noisy and not more and context not in (None, "public") and place != "client"
+        )
 
 
 def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path) -> None:

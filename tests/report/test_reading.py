@@ -24,10 +24,10 @@ def refusal(directory: Path) -> str:
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     run, result = read_run(write_example(tmp_path)), example_result()
-    assert run.future.mean == result["accuracy"]["future"]
-    assert run.seen.masked_per_client == result["accuracy"]["seen_masked_per_client"]
-    assert run.epsilon.per_client == result["epsilon"]["per_client"]
-    assert [r.bytes for r in run.rounds] == [line["bytes"] for line in example_rounds()]
+    assert run.result["accuracy"]["future"] == result["accuracy"]["future"]
+    assert run.result["accuracy"]["seen_masked_per_client"] == result["accuracy"]["seen_masked_per_client"]
+    assert run.result["epsilon"]["per_client"] == result["epsilon"]["per_client"]
+    assert [r["bytes"] for r in run.rounds] == [line["bytes"] for line in example_rounds()]
     assert run.plan["seeded"] == "false"
     assert run.plan["alpha"] == "0.5"
 

@@ -39,7 +39,7 @@ class Outline(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] not in ("style", "script"):
+        if self._open and self._open[-1] not in ("style", "script") and data.strip():
             self.text += data + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from sottovoce.report import macros
 from sottovoce.report.table import Table, TableEntry, percent
 
 ENTRY = TableEntry("83.6 ± 7.1", "87.6, −4.0", small="tuned", better=False, share=0.4, value=83.61)
@@ -18,7 +19,7 @@ def printed(table: Table) -> str:
 
 
 def test_a_page_colors_the_difference_and_keeps_the_unrounded_value() -> None:
-    page = TABLE.html()
+    page = macros("report/parts.html").table(TABLE)
     assert '<td class="worse" style="--share:0.400"><data value="83.61">83.6 ± 7.1</data>' in page
     assert "<small>87.6, −4.0</small><small>tuned</small>" in page
     assert "[b]|&lt;i&gt;" in page

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.status import NodeStatus
 from sottovoce.run import RunDirectory
-from sottovoce.run.status import read_status
+from sottovoce.run.status import Status, read_status
 from sottovoce.run.training import train
 from sottovoce.watch import open_watch
 from sottovoce.watch.page import document, parts
@@ -203,6 +204,23 @@ def test_names_from_files_become_no_markup(run: Path) -> None:
     assert found.dataset == "<img src=x onerror=alert(1)>"
     assert "<img" not in document(found)
     assert "<b>" not in document(found) + parts(found)["state"]
+
+
+def test_names_of_clients_become_no_markup() -> None:
+    evil = "<script>alert(1)</script>"
+    client = {"name": evil, "enrolled": True, "connected": True, "late": False}
+    server = Status(
+        "run", "waiting", evil, phase=evil, phases=[evil], engine="flower", clients=[client], noise="client",
+        waiting=[{"name": evil, "why": evil}], errors=[{"time": 0.0, "text": evil}],
+    )  # fmt: skip
+    node = NodeStatus(
+        "node", "failed", evil, client=evil, noise="client", errors=[evil], epsilon={"spent": 1.0}
+    )
+    for found, times in ((server, 5), (node, 4)):
+        shown = parts(found)
+        del shown["title"]  # no markup, and put in its place as text
+        assert evil not in str(shown) + document(found)
+        assert document(found).count("&lt;script&gt;alert(1)") == times
 
 
 def test_a_seeded_simulation_is_said_to_protect_nobody(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ Positions are shares of the plot and not pixels, so that a figure fits a phone a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from sottovoce.report.table import Html, number, tag
+from markupsafe import Markup
+
+from sottovoce.report.table import number
 
 MOST_TICKS = 6
 Format = Callable[[float], str]
@@ -117,9 +118,6 @@ def _cover(ticks: list[float], low: float, high: float) -> tuple[float, ...]:
     return tuple(ticks[start : max(stop, start + 1) + 1])
 
 
-STYLE = (files(__package__) / "chart.css").read_text(encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Chart:
     """A chart without its surroundings: marks, axes, legend, names inside the plot, and readouts.
@@ -130,7 +128,7 @@ class Chart:
 
     title: str
     note: str
-    marks: Sequence[Html] = ()
+    marks: Sequence[Markup] = ()
     stops: Sequence[tuple[float, str]] = ()
     legend: Sequence[tuple[str, str]] = ()
     labels: Sequence[tuple[float, str]] = ()
@@ -141,75 +139,39 @@ class Chart:
     y_show: Format = number
     height: int = 210
 
-    def html(self) -> Html:
-        """A figure of a page; its script reads the stops for pointer and arrow keys."""
-        caption = tag("figcaption", tag("h3", self.title), tag("p", self.note))
-        if not self.marks:
-            return tag("figure", caption, tag("p", "Nothing was recorded.", class_="nothing"))
-        legend = [tag("li", name, class_=tone) for name, tone in self.legend]
-        ticks = {t: self.y_show(t) for t in self.y.ticks} if self.y else {}
-        vertical = [
-            tag("span", words, style=f"bottom:{self.y.at(t)}%") for t, words in ticks.items() if self.y
-        ]
-        along = (
-            [tag("span", self.x_show(t), style=f"left:{self.x.at(t)}%") for t in self.x.ticks]
-            if self.x
-            else []
-        )
-        names = [tag("span", name, style=f"bottom:{bottom:.3f}%") for bottom, name in self.labels]
-        chart = tag(
-            "div",
-            # The widest label, in the flow but hidden, gives the column of labels its width.
-            tag(
-                "div",
-                tag("i", max(ticks.values(), key=len, default="")),
-                *vertical,
-                class_="y-ticks",
-                aria_hidden="true",
-            ),
-            tag(
-                "div",
-                self._plot(),
-                tag("div", *names, class_="rows", aria_hidden="true"),
-                class_="area",
-                style=f"height:{self.height}px",
-            ),
-            tag("div", *along, class_="x-ticks" if along else "x-ticks none", aria_hidden="true"),
-            tag("div", tag("output", aria_hidden="true"), tag("span", self.x_name), class_="x-name"),
-            class_="chart",
-        )
-        return tag("figure", caption, tag("ul", *legend, class_="legend") if legend else Html(), chart)
+    @property
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """Where the ticks of the axis below lie, in percent, and what they say."""
+        return [(self.x.at(tick), self.x_show(tick)) for tick in self.x.ticks] if self.x else []
 
-    def _plot(self) -> Html:
-        picture = tag("svg", *self.marks, aria_hidden="true", focusable="false")
-        rule = tag("span", class_="rule", hidden=True)
-        stops = json.dumps(self.stops, separators=(",", ":"), ensure_ascii=False)
-        # A slider is what assistive technology calls a thing whose values the arrow keys step through.
-        role = {"role": "slider", "tabindex": "0", "aria_label": self.title, "data_stops": stops}
-        reading = {"aria_valuemin": "0", "aria_valuemax": str(len(self.stops) - 1), "aria_valuenow": "0"}
-        reading["aria_valuetext"] = self.stops[0][1] if self.stops else ""
-        return tag("div", picture, rule, class_="plot", **role, **reading)
+    @property
+    def y_ticks(self) -> list[tuple[float, str]]:
+        """The same of the axis beside the plot."""
+        return [(self.y.at(tick), self.y_show(tick)) for tick in self.y.ticks] if self.y else []
 
-    def svg(self, top: float) -> tuple[list[Html], float]:
+    @property
+    def widest(self) -> str:
+        """The longest of the words beside the plot."""
+        return max((words for _, words in self.y_ticks), key=len, default="")
+
+    def svg(self, top: float) -> tuple[list[Markup], float]:
         """Its elements in a file, from the height `top` on, and where they end."""
         parts, x = [], float(LEFT)
         for name, tone in self.legend:
             if x + 21 + 7 * len(name) > WIDTH - PAD:
                 x, top = float(LEFT), top + 20
-            key = {"x1": f"{x:g}", "x2": f"{x + 14:g}", "y1": f"{top - 4:g}", "y2": f"{top - 4:g}"}
-            parts += [tag("line", class_=f"key {tone}", **key), _text(name, x + 21, top)]
+            key = Markup('<line class="key {}" x1="{:g}" x2="{:g}" y1="{:g}" y2="{:g}"></line>')
+            parts += [key.format(tone, x, x + 14, top - 4, top - 4), _text(name, x + 21, top)]
             x += 45 + 7 * len(name)
         top += 20 if self.legend else 0
         width, bottom = WIDTH - PAD - LEFT, top + self.height
-        place = {"x": str(LEFT), "y": f"{top:g}", "width": str(width), "height": str(self.height)}
-        parts.append(tag("svg", *self.marks, overflow="visible", **place))
+        plot = Markup('<svg overflow="visible" x="{}" y="{:g}" width="{}" height="{}">{}</svg>')
+        parts.append(plot.format(LEFT, top, width, self.height, Markup().join(self.marks)))
         parts += [_text(name, LEFT, bottom - self.height * up / 100 - 3, "label") for up, name in self.labels]
-        for tick in self.y.ticks if self.y else ():
-            at = bottom - self.height * self.y.at(tick) / 100 + 4 if self.y else 0
-            parts.append(_text(self.y_show(tick), LEFT - 10, at, "tick end"))
-        for tick in self.x.ticks if self.x else ():
-            at = LEFT + width * self.x.at(tick) / 100 if self.x else 0
-            parts.append(_text(self.x_show(tick), at, bottom + 20, "tick middle"))
+        for up, words in self.y_ticks:
+            parts.append(_text(words, LEFT - 10, bottom - self.height * up / 100 + 4, "tick end"))
+        for along, words in self.x_ticks:
+            parts.append(_text(words, LEFT + width * along / 100, bottom + 20, "tick middle"))
         if self.x_name:
             parts.append(_text(self.x_name, LEFT + width / 2, bottom + 40, "tick middle"))
         return parts, bottom + (28 if self.x else 8) + (20 if self.x_name else 0)
@@ -225,12 +187,14 @@ def svg(title: str, note: str, charts: Sequence[Chart]) -> str:
             top += 24
         drawn, end = chart.svg(top)
         parts, top = [*parts, *drawn], end + 24
-    head = [tag("title", title), tag("style", Html(STYLE))]
-    head.append(tag("rect", class_="paper", width="100%", height="100%", rx="8"))
-    size = f"0 0 {WIDTH} {top:.0f}"
-    picture = tag("svg", *head, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img")
-    return picture.replace("><", ">\n<") + "\n"
+    picture = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {:.0f}" role="img"><title>{}</title>'
+        '<style>{}</style><rect class="paper" width="100%" height="100%" rx="8"></rect>{}</svg>'
+    )
+    style = Markup((files(__package__) / "chart.css").read_text(encoding="utf-8"))
+    return str(picture.format(WIDTH, top, title, style, Markup().join(parts))).replace("><", ">\n<") + "\n"
 
 
-def _text(words: str, x: float, y: float, kind: str | None = None) -> Html:
-    return tag("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
+def _text(words: str, x: float, y: float, kind: str = "") -> Markup:
+    named = Markup(' class="{}"').format(kind) if kind else ""
+    return Markup('<text x="{:.1f}" y="{:.1f}"{}>{}</text>').format(x, y, named, words)

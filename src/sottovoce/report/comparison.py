@@ -23,7 +23,6 @@ from sottovoce.report.table import (
     label,
     number,
     percent,
-    tag,
 )
 
 ROWS = ("constant", "home_alone", "shared", "blend", "finished")
@@ -163,29 +162,18 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
 
 def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
     """The page."""
-    cards = [
-        report.card(
-            row,
-            WORDS[row].capitalize(),
-            percent(found["rows"][row]["participants"]),
-            found["rows"][row]["participants"],
-            f"{label(found['metric'])}; {_loss(found)} {number(found['rows'][row]['log_loss'])}",
-            EXPLAINED[row],
-        )
-        for row in ROWS
-    ]
-    later = future_table(found)
     return report.page(
-        f"{_title(found)} – Sottovoce",
-        report.header(_title(found), [summary(found), *_facts(found)], "Sottovoce · rehearsal"),
-        tag("p", found["warning"], class_="alert", role="note"),
-        tag(
-            "main",
-            report.cards(*cards),
-            report.section("Who gains, who loses", report.grid(*pictures), clients_table(found).html()),
-            report.section("Future clients", later.html()) if later is not None else "",
-        ),
-        tag("footer", f"Written by sottovoce {found.get('sottovoce', UNKNOWN)}."),
+        "report/comparison.html",
+        found=found,
+        title=_title(found),
+        facts=[summary(found), *_facts(found)],
+        rows=ROWS,
+        words=WORDS,
+        explained=EXPLAINED,
+        loss=_loss(found),
+        charts=pictures,
+        clients=clients_table(found),
+        future=future_table(found),
     )
 
 

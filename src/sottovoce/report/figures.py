@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from sottovoce.report.chart import Axis, Chart, Format, counting
-from sottovoce.report.table import Html, tag
 
 
 @dataclass(frozen=True)
@@ -203,37 +204,45 @@ def _points(line: Series) -> list[tuple[float, float]]:
     return list(zip(line.x, line.y, strict=True))
 
 
-def _polyline(line: Series, x: Axis, y: Axis) -> Html:
+def _polyline(line: Series, x: Axis, y: Axis) -> Markup:
     points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in _points(line))
-    path = tag("polyline", points=points, class_=f"line {line.tone}", vector_effect="non-scaling-stroke")
-    return tag("svg", path, viewBox="0 0 100 100", preserveAspectRatio="none")
+    return Markup(
+        '<svg viewBox="0 0 100 100" preserveAspectRatio="none">'
+        '<polyline points="{}" class="line {}" vector-effect="non-scaling-stroke"></polyline></svg>'
+    ).format(points, line.tone)
 
 
-def _dot(tone: str, x: float, y: float, words: str = "") -> Html:
-    label = tag("title", words) if words else Html()
-    return tag("circle", label, class_=f"dot {tone}", cx=f"{x:g}%", cy=f"{100 - y:g}%", r="4")
+def _dot(tone: str, x: float, y: float, words: str = "") -> Markup:
+    mark = Markup('<circle class="dot {}" cx="{:g}%" cy="{:g}%" r="4">{}</circle>')
+    return mark.format(tone, x, 100 - y, _label(words))
 
 
-def stroke(tone: str, x1: float, y1: float, x2: float, y2: float) -> Html:
-    ends = {"x1": f"{x1:g}%", "y1": f"{100 - y1:g}%", "x2": f"{x2:g}%", "y2": f"{100 - y2:g}%"}
-    return tag("line", class_=tone, **ends)
+def stroke(tone: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    """A straight line between two points, in percent from the left and from the bottom."""
+    mark = Markup('<line class="{}" x1="{:g}%" y1="{:g}%" x2="{:g}%" y2="{:g}%"></line>')
+    return mark.format(tone, x1, 100 - y1, x2, 100 - y2)
 
 
-def _grid(y: Axis) -> list[Html]:
+def rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Markup:
+    """A rectangle, in percent from the left and from the top."""
+    mark = Markup('<rect class="{}" x="{:g}%" y="{:.3f}%" width="{:.3f}%" height="{:.3f}%">{}</rect>')
+    return mark.format(kind, x, y, width, height, _label(words))
+
+
+def _label(words: str) -> Markup:
+    return Markup("<title>{}</title>").format(words) if words else Markup()
+
+
+def _grid(y: Axis) -> list[Markup]:
     return [stroke("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
 
 
-def upright(x: Axis) -> list[Html]:
+def upright(x: Axis) -> list[Markup]:
+    """A line at each tick of the axis below."""
     return [stroke("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]
 
 
-def rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Html:
-    label = tag("title", words) if words else Html()
-    place = {"x": f"{x:g}%", "y": f"{y:.3f}%", "width": f"{width:.3f}%", "height": f"{height:.3f}%"}
-    return tag("rect", label, class_=kind, **place)
-
-
-def _box(group: Group, x: Axis, middle: float, half: float) -> list[Html]:
+def _box(group: Group, x: Axis, middle: float, half: float) -> list[Markup]:
     values = sorted(group.values.values())
     lower, median, upper = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3

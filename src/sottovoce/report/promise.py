@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
+from markupsafe import Markup
+
 from sottovoce import report
 from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
 from sottovoce.report.chart import Axis, Chart, svg
 from sottovoce.report.figures import Series, trend
 from sottovoce.report.reading import ReportedRun
-from sottovoce.report.table import Html, Table, count, equals, join, number, out_of, percent, tag
+from sottovoce.report.table import Table, equals, number, percent
 
 TONES = {"worst": "orange", "given": "blue"}
 PAIRS = {"worst": "the worst pair", "given": "the worst pair of the given records"}
@@ -27,80 +29,34 @@ def warning(run: ReportedRun) -> str | None:
     """Why nobody is protected by this run, if that is so."""
     if without_noise(run):
         return "No noise was added, so this run protects nobody. It is an ablation."
-    if run.seeded:
+    if run.result["seeded"]:
         return "Seeded simulation: the noise is reproducible, so this run protects nobody."
     return None
 
 
-def promise(run: ReportedRun) -> Html:
-    """The promise as paragraphs."""
-    return join(*(tag("p", tag("strong", head), " ", text) for head, text in _paragraphs(run)))
-
-
-def _paragraphs(run: ReportedRun) -> list[tuple[str, str]]:
-    parts = [*_made(run), ("Records of participants.", _participants(run))]
-    if not without_noise(run):
-        parts.append(("Trusted server.", _server(run)))
-    if run.counts["future_clients"]:
-        parts.append(("Future clients.", _future(run)))
-    if not without_noise(run):
-        parts.append(("Randomness.", _randomness(run)))
-    return parts
-
-
-def _made(run: ReportedRun) -> list[tuple[str, str]]:
-    """What was learned and how it travelled, where this version knows the names."""
-    method, channel = METHODS.get(str(run.facts["method"])), CHANNELS.get(str(run.facts["channel"]))
-    if method is None or channel is None:
-        return []
-    learned = method.phrase[0].upper() + method.phrase[1:]
-    return [("What was learned.", f"{learned}. Releases travelled as {channel.phrase}.")]
+def promise(run: ReportedRun) -> Markup:
+    """The promise as paragraphs, in the catalog's words for the names that this version knows."""
+    result = run.result
+    accounting = result["epsilon"]["accounting"]
+    words: Markup = report.macros("report/promise.html").promise(
+        result,
+        method=METHODS.get(str(result["method"])),
+        channel=CHANNELS.get(str(result["channel"])),
+        place=place(run),
+        context=CONTEXTS.get(str(result["context"])),
+        releases_context=result["context"] not in (None, "public"),
+        noisy=not without_noise(run),
+        sigma=_sigma(run),
+        unit=unit_word(result["unit"]),
+        accounting=ACCOUNTINGS.get(accounting, accounting),
+    )
+    return words
 
 
 def without_noise(run: ReportedRun) -> bool:
     """Returns whether releases left without noise, as an ablation."""
-    return run.epsilon.target is None or math.isinf(run.epsilon.target) or not run.sigma
-
-
-def _participants(run: ReportedRun) -> str:
-    if without_noise(run):
-        return "Releases were clipped but carried no noise: there is no privacy promise."
-    releases = f"at most {count(run.counts['releases_max'], 'gradient')}"
-    if _releases_context(run):
-        context = CONTEXTS.get(str(run.facts["context"]))
-        confusion = context is not None and context.predicted_for_future
-        once = "one context, one confusion of classes" if confusion else "one context"
-        releases = f"{once} and {releases}"
-    factor = join("e", tag("sup", "ε"))
-    noise = f"every one bounded and carrying Gaussian noise ({_sigma(run)} in each coordinate"
-    seen = "its decoded releases, or in any model made from them"
-    if place(run).at_server:
-        noise = (
-            "every one bounded. The server added Gaussian noise once a round, to the sum of the gradients "
-            f"({equals('σ', run.sigma)} in each coordinate"
-        )
-        seen = "any generator or model (but not in a release)"
-    if place(run).shared:
-        noise = (
-            "every one bounded, and the gradients hidden in the sum of their round, to which each client "
-            f"added a share of Gaussian noise in whole numbers ({equals('σ', run.sigma)} in each coordinate, "
-            "counting those who do not collude"
-        )
-        seen = "any sum of a round, generator or model, while cryptography holds and one helper is honest"
-    counted = ACCOUNTINGS.get(run.epsilon.accounting, run.epsilon.accounting)
-    unit, other = unit_word(run.unit), "any other"
-    what = "one record"
-    if run.unit != "record":
-        what, other = f"all records of one {unit}", "any others, of another or of none"
-    return join(
-        f"Each participant released {releases}, {noise}{_context_sigma(run)}). If {what} of one "
-        f"participant were replaced by {other}, the probability of anything that can be seen in {seen}, "
-        "would change by a factor of at most ",
-        factor,
-        f", up to δ: {equals('ε', run.epsilon.spent_max, 4)} for the participant that spent most, "
-        f"{out_of(run.epsilon.spent_max, run.epsilon.target)} at {equals('δ', run.delta)}. This is "
-        f"{unit}-level differential privacy; it was counted by {counted}.",
-    )
+    target = run.result["epsilon"]["target"]
+    return target is None or math.isinf(target) or not run.result["sigma"]
 
 
 def unit_word(unit: str) -> str:
@@ -113,77 +69,16 @@ def unit_word(unit: str) -> str:
 
 
 def _sigma(run: ReportedRun) -> str:
-    sigmas = [site.sigma for site in run.sites.values() if site.sigma is not None]
-    if len(set(sigmas)) < 2:
-        return equals("σ", run.sigma)
+    """The noise of gradients, which differs with the size of a participant where each adds its own."""
+    sigmas = {site["sigma"] for site in run.result["clients"]} - {None}
+    if place(run).summed or len(sigmas) < 2:
+        return equals("σ", run.result["sigma"])
     return f"σ from {number(min(sigmas))} to {number(max(sigmas))}, by the size of each participant,"
 
 
 def place(run: ReportedRun) -> Place:
     """Where the noise of gradients was added."""
-    return PLACES.get(str(run.facts["noise"]), PLACES["client"])
-
-
-def _releases_context(run: ReportedRun) -> bool:
-    return run.facts["context"] not in (None, "public")
-
-
-def _context_sigma(run: ReportedRun) -> str:
-    if not _releases_context(run) or run.sigma_context in (None, run.sigma):
-        return ""
-    where = ", at the client" if place(run).summed else ""
-    return f"; {number(run.sigma_context)} for the context{where}"
-
-
-def _server(run: ReportedRun) -> str:
-    if place(run).at_server:
-        return (
-            "The server saw every gradient release before the noise, and is trusted to have kept none: "
-            "for a reader of releases there is no finite ε. The small noise of the channels protects nobody "
-            "and is not counted. Accuracies, confusions and byte counts in this report depend on records "
-            "too and are not charged; in a federation, don’t publish them."
-        )
-    if place(run).shared:
-        return (
-            "Nobody needs to trust the server: it saw sums of rounds, and messages that are private "
-            "themselves. This was a simulation, though, where all records lay on one machine. Accuracies and "
-            "confusions in this report depend on records and are not charged."
-        )
-    return (
-        "The server decodes the releases and is trusted with what it receives. The promise covers decoded "
-        "releases and models. It does not cover the encoded bytes, their lengths, or the randomness that "
-        "client and server share: these stay between the two. Accuracies, confusions, byte counts and signal "
-        "norms in this report depend on records too and are not charged; in a federation, don’t publish them."
-    )
-
-
-def _future(run: ReportedRun) -> str:
-    if not _releases_context(run):
-        return (
-            "They released nothing: their models do not depend on their records. Their labels were not used."
-        )
-    context = run.facts["context"] or ""
-    phrase = CONTEXTS[context].phrase if context in CONTEXTS else context
-    labels = (
-        "Labels of future clients were used."
-        if run.uses_future_labels
-        else ("Labels of future clients were not used.")
-    )
-    if without_noise(run):
-        return f"Each released one context without noise ({phrase}). {labels}"
-    return (
-        f"Each released one context ({phrase}), which cost its records "
-        f"{equals('ε', run.epsilon.future_context)}, and got its model from it without any training. {labels}"
-    )
-
-
-def _randomness(run: ReportedRun) -> str:
-    if run.seeded:
-        return (
-            "The noise came from the plan’s seed, so that the run can be repeated bit by bit. Whoever knows "
-            "the seed can subtract the noise: ε says what the same run with secret noise would have promised."
-        )
-    return "The noise came from the operating system’s cryptographic generator."
+    return PLACES.get(str(run.result["noise"]), PLACES["client"])
 
 
 _TENTHS = Axis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
@@ -198,27 +93,26 @@ def verdict(found: Mapping[str, Any]) -> str:
     return "Nothing was found that breaks the promise."
 
 
-def audit_section(found: Mapping[str, Any]) -> Html:
+def audit_section(found: Mapping[str, Any]) -> Markup:
     """Everything that was found, for a page."""
-    parts = [tag("p", verdict(found), class_="alert" if found["faults"] else None)]
-    parts += [tag("p", sentence(game)) for game in found.get("games", ())]
-    tables = [table for table in (releases_table(found), recount_table(found)) if table is not None]
-    drawn = curve(found)
-    charts = [drawn] if drawn.marks else []
-    return report.section(
-        "Audit", tag("div", *parts, class_="prose"), report.grid(*charts) if charts else Html(),
-        *(table.html() for table in tables), identifier="audit",
-    )  # fmt: skip
+    tables, drawn = (releases_table(found), recount_table(found)), curve(found)
+    section: Markup = report.macros("report/promise.html").audit(
+        found,
+        verdict(found),
+        sentences=[sentence(game) for game in found.get("games", ())],
+        charts=[drawn] if drawn.marks else [],
+        tables=[table for table in tables if table is not None],
+    )
+    return section
 
 
-def audit_page(found: Mapping[str, Any]) -> Html:
+def audit_page(found: Mapping[str, Any]) -> str:
     """A page of its own."""
-    facts = [f"preset {found['preset']}", PLACES[found["noise"]].phrase] if "preset" in found else []
-    title = f"Audit of {found.get('dataset') or found['ledger']['run']}"
     return report.page(
-        f"{title} – Sottovoce",
-        report.header(title, facts, "Sottovoce · do not believe us"),
-        tag("main", audit_section(found)),
+        "report/audit.html",
+        title=f"Audit of {found.get('dataset') or found['ledger']['run']}",
+        facts=[f"preset {found['preset']}", PLACES[found["noise"]].phrase] if "preset" in found else [],
+        audit=audit_section(found),
     )
 
 

@@ -1,130 +1,130 @@
 """The files of a run, read and checked: result.json, rounds.jsonl and plan.toml of its directory.
 
-What is missing or damaged is said in one line, with what to do.
+Objects have the names of their files, and the fields that a report may show (`RESULT`, `ROUND`) and no
+others. What is missing or damaged is one line that names the file and the field, and says what to do.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report.fields import Fields, PerClient, damaged, read_object, read_text
 
 FORMAT_VERSION = 1
-_UNKNOWN_TO_A_SERVER = {"bytes": 0, "signal_norm": None, "noise_norm": None, "seen": None, "future": None}
-_UNTOLD = {"bytes": 0}  # the length of a lone message under noise at the server
-_FACTS = ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce")
-_COUNTS = (
-    "seed",
-    "model_parameters",
-    "coefficients",
-    "participants",
-    "future_clients",
-    "rounds",
-    "releases_max",
-)
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Percent; `masked` is restricted to the classes that a client has."""
+class Maybe:
+    """What a file may lack, and what it then is."""
 
-    mean: float | None
-    masked: float | None
-    per_client: PerClient
-    masked_per_client: PerClient
+    shape: Any
+    otherwise: Any = None
 
 
-@dataclass(frozen=True)
-class Site:
-    """What one client averages over, and the noise that follows from it; a future client has no σ."""
-
-    name: str
-    size: int
-    sigma: float | None
-
-
-@dataclass(frozen=True)
-class Epsilon:
-    """Privacy spent by participants, and what the context of one future client costs."""
-
-    target: float | None
-    spent_max: float | None
-    accounting: str
-    per_client: PerClient
-    future_context: float | None
-
-
-@dataclass(frozen=True)
-class Uplink:
-    """Bytes from clients to the server, and what the same releases cost as 32-bit floats."""
-
-    bytes: float
-    releases: int
-    bits_per_coefficient: float | None
-    context_bytes: float
-    fp32_bytes: float
-
-
-@dataclass(frozen=True)
-class ReportedRound:
-    """One round; norms are means over its clients, accuracies are None where it was not evaluated."""
-
-    round: int
-    clients: list[str]
-    bytes: float
-    signal_norm: float | None
-    noise_norm: float | None
-    gain: float | None
-    effective_gain: float | None
-    seconds: float
-    seen: float | None
-    future: float | None
+SQUARE = "a square matrix of counts"
+KINDS = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    SQUARE: SQUARE,
+}
+"""What a shape may ask for, in words; of an object `{str: X}` and a list `[X]` every value is an X."""
+NUMBERS = {str: Maybe(float)}
+RESULT: dict[str, Any] = {
+    **dict.fromkeys(
+        ("method", "dataset", "preset", "context", "channel", "noise", "basis", "created", "sottovoce"),
+        Maybe(str),
+    ),
+    **dict.fromkeys(
+        ("seed", "model_parameters", "coefficients", "participants", "future_clients", "rounds"), int
+    ),
+    "releases_max": int,
+    "seeded": bool,
+    "uses_future_labels": bool,
+    # Percent; what is masked is restricted to the classes that a client has.
+    "accuracy": {
+        **dict.fromkeys(("seen", "future", "seen_masked", "future_masked"), Maybe(float)),
+        **dict.fromkeys(("seen_per_client", "future_per_client"), NUMBERS),
+        **dict.fromkeys(("seen_masked_per_client", "future_masked_per_client"), NUMBERS),
+    },
+    "epsilon": {
+        "target": Maybe(float),
+        "spent_max": Maybe(float),
+        "accounting": str,
+        "per_client": NUMBERS,
+        "future_context": Maybe(float),
+    },
+    "delta": float,
+    "sigma": Maybe(float),
+    "sigma_context": Maybe(float),
+    "uplink": {
+        "bytes": float,
+        "releases": int,
+        "bits_per_coefficient": Maybe(float),
+        "context_bytes": float,
+        "fp32_bytes": float,
+    },
+    "downlink": {"bytes": float, "bits_per_coefficient": Maybe(float)},
+    "seconds": float,
+    "confusion": {str: SQUARE},
+    # What follows is missing in results of before there was some.
+    "engine": Maybe(str),
+    "class_names": Maybe(list, []),
+    "metric": Maybe(str, "accuracy"),
+    "metrics": Maybe(
+        {
+            "seen": Maybe(NUMBERS, {}),
+            "future": Maybe(NUMBERS, {}),
+            "constant": Maybe({"seen": Maybe(NUMBERS, {}), "future": Maybe(NUMBERS, {})}, {}),
+        },
+        {},
+    ),
+    "reliability": Maybe(
+        dict.fromkeys(("seen", "future"), Maybe([{"stated": float, "observed": float}], [])), {}
+    ),
+    "unit": Maybe(str, "record"),
+    "clients": Maybe([{"name": str, "size": int, "sigma": Maybe(float)}], []),
+}
+UNKNOWN_TO_A_SERVER = {
+    "accuracy": {f"{role}_per_client": {} for role in ("seen", "future", "seen_masked", "future_masked")},
+    "uplink": dict.fromkeys(("bytes", "releases", "context_bytes", "fp32_bytes"), 0),
+    "confusion": {},
+}
+ROUND: dict[str, Any] = {
+    "round": int,
+    "clients": [str],
+    "bytes": Maybe(float, 0),  # nobody knows the length of a lone message under noise at the server
+    "seconds": float,
+    # Means over the clients of the round; accuracies are missing where it was not evaluated.
+    **dict.fromkeys(("signal_norm", "noise_norm", "gain", "effective_gain", "seen", "future"), Maybe(float)),
+}
 
 
 @dataclass(frozen=True)
 class ReportedRun:
     """Everything that the report of a run shows."""
 
-    facts: dict[str, str | None]  # method, dataset, preset, context, channel, noise, basis, created, …
-    counts: dict[str, int]  # seed, model_parameters, coefficients, participants, future_clients, …
-    seeded: bool
-    uses_future_labels: bool
-    seen: Accuracy
-    future: Accuracy
-    epsilon: Epsilon
-    delta: float
-    sigma: float | None
-    sigma_context: float | None
-    uplink: Uplink
-    downlink_bytes: float
-    downlink_bits: float | None
-    seconds: float
-    confusion: dict[str, list[list[int]]]
-    class_names: list[str]
-    """Empty where classes have numbers only."""
-    metric: str
-    """What accuracies are, on a scale of 100."""
-    metrics: dict[str, PerClient]
-    """Means of all metrics, by role."""
-    constant: dict[str, PerClient]
-    """What clients would have without any model, by role."""
-    reliability: dict[str, list[dict[str, float]]]
-    """By group of clients, bins of stated probability: `records`, `stated`, `observed`."""
-    unit: str
-    """What privacy protects one of."""
-    sites: dict[str, Site]
-    rounds: list[ReportedRound]
+    result: dict[str, Any]
+    """As `RESULT`."""
+    rounds: list[dict[str, Any]]
+    """Each as `ROUND`."""
     plan: dict[str, str]
-    engine: str | None = None
-    """What carried the messages of a federation, whose server learns no accuracies, norms and bytes."""
-    audit: dict[str, Any] | None = None
+    audit: dict[str, Any] | None
     """What an audit found, where one was made."""
+
+    @property
+    def sites(self) -> dict[str, dict[str, Any]]:
+        """By name what each client averages over, and the σ that follows; a future client has none."""
+        return {site["name"]: site for site in self.result["clients"]}
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -139,91 +139,103 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 def read_run(directory: Path) -> ReportedRun:
     """The run stored in `directory`; raises SottovoceError when a file is missing or damaged."""
-    path = directory / "result.json"
-    result = Fields(path, read_object(path, read_text(path)))
-    version = result.whole("version")
+    path, audit = directory / "result.json", directory / "audit.json"
+    result = _object(path, _text(path))
+    version = _checked(int, result.get("version"), path, "version")
     if version != FORMAT_VERSION:
         raise SottovoceError(
-            f"{result.path} has format {version}, this version reads format {FORMAT_VERSION}: "
+            f"{path} has format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version of sottovoce that wrote it"
         )
-    engine = result.maybe_text("engine")
-    accuracy = None if engine is not None else result.section("accuracy")
+    if result.get("engine") is not None:
+        result |= UNKNOWN_TO_A_SERVER
     return ReportedRun(
-        facts={key: result.maybe_text(key) for key in _FACTS},
-        counts={key: result.whole(key) for key in _COUNTS},
-        seeded=result.flag("seeded"),
-        uses_future_labels=result.flag("uses_future_labels"),
-        seen=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "seen"),
-        future=Accuracy(None, None, {}, {}) if accuracy is None else _accuracy(accuracy, "future"),
-        epsilon=result.section("epsilon").read(Epsilon),
-        delta=result.number("delta"),
-        sigma=result.maybe_number("sigma"),
-        sigma_context=result.maybe_number("sigma_context"),
-        uplink=Uplink(0, 0, None, 0, 0) if engine is not None else result.section("uplink").read(Uplink),
-        downlink_bytes=result.section("downlink").number("bytes"),
-        downlink_bits=result.section("downlink").maybe_number("bits_per_coefficient"),
-        seconds=result.number("seconds"),
-        confusion={} if engine is not None else result.matrices("confusion"),
-        class_names=result.maybe_names("class_names"),
-        metric=result.maybe_text("metric") or "accuracy",
-        metrics={role: result.maybe_section("metrics").maybe_per_client(role) for role in ("seen", "future")},
-        constant={
-            role: result.maybe_section("metrics").maybe_section("constant").maybe_per_client(role)
-            for role in ("seen", "future")
-        },
-        reliability={
-            name: bins
-            for name, role in (("Participants", "seen"), ("Future clients", "future"))
-            if (bins := _bins(result.maybe_section("reliability"), role))
-        },
-        unit=result.maybe_text("unit") or "record",
-        sites={row.text("name"): row.read(Site) for row in result.rows("clients")},
-        rounds=_rounds(directory / "rounds.jsonl", _UNTOLD if engine is None else _UNKNOWN_TO_A_SERVER),
-        plan=_plan(directory / "plan.toml"),
-        engine=engine,
-        audit=_audit(directory / "audit.json"),
+        _fields(RESULT, result, path),
+        list(_rounds(directory / "rounds.jsonl")),
+        _plan(directory / "plan.toml"),
+        _object(audit, _text(audit)) if audit.exists() else None,
     )
 
 
-def _audit(path: Path) -> dict[str, Any] | None:
-    return read_object(path, read_text(path)) if path.exists() else None
-
-
-def _bins(fields: Fields, role: str) -> list[dict[str, float]]:
-    """A reliability curve; none in results of before there were some."""
-    return [{name: bin.number(name) for name in ("stated", "observed")} for bin in fields.rows(role)]
-
-
-def _accuracy(fields: Fields, group: str) -> Accuracy:
-    return Accuracy(
-        mean=fields.maybe_number(group),
-        masked=fields.maybe_number(f"{group}_masked"),
-        per_client=fields.per_client(f"{group}_per_client"),
-        masked_per_client=fields.per_client(f"{group}_masked_per_client"),
-    )
-
-
-def _rounds(path: Path, unknown: Mapping[str, Any]) -> list[ReportedRound]:
-    return [
-        Fields(path, {**unknown, **read_object(path, line, number)}, f"line {number}: ").read(ReportedRound)
-        for number, line in enumerate(read_text(path).splitlines(), start=1)
-    ]
+def _rounds(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        yield _fields(ROUND, _object(path, line, f" in line {number}"), path, f"line {number}: ")
 
 
 def _plan(path: Path) -> dict[str, str]:
     try:
-        table = tomllib.loads(read_text(path))
+        table = tomllib.loads(_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise damaged(path, f"is not TOML ({error})") from None
+        raise _damaged(path, f"is not TOML ({error})") from None
     return dict(_flat(table))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in table.items():
         if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            rows.append((prefix + key, str(value).lower() if isinstance(value, bool) else str(value)))
-    return rows
+            yield prefix + key, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fields(shape: dict[str, Any], found: dict[str, Any], path: Path, where: str = "") -> dict[str, Any]:
+    """The fields of an object that its shape names."""
+    return {key: _checked(inner, found.get(key), path, where + key) for key, inner in shape.items()}
+
+
+def _checked(shape: Any, value: Any, path: Path, name: str) -> Any:
+    """A value as its shape has it; raises SottovoceError, with the field's name, when it has another one."""
+    if isinstance(shape, Maybe):
+        value = shape.otherwise if value is None else value
+        return None if value is None else _checked(shape.shape, value, path, name)
+    kind = type(shape) if isinstance(shape, dict | list) else shape
+    if not _is(kind, value):
+        raise _damaged(path, f"({name}) is not {KINDS[kind]}")
+    if isinstance(shape, list):
+        return [_checked(shape[0], entry, path, f"{name}[{i}]") for i, entry in enumerate(value)]
+    if isinstance(shape, dict):
+        return _fields(dict.fromkeys(value, shape[str]) if str in shape else shape, value, path, f"{name}.")
+    return value
+
+
+def _is(kind: Any, value: Any) -> bool:
+    if kind is SQUARE:
+        return isinstance(value, list) and all(
+            isinstance(row, list) and len(row) == len(value) and all(isinstance(n, int) for n in row)
+            for row in value
+        )
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if not any((path.parent / name).exists() for name in ("plan.toml", "result.json")):
+            raise SottovoceError(
+                f"{path.parent} holds no run: give the folder that a training wrote"
+            ) from None
+        raise SottovoceError(
+            f"{path} does not exist: give the directory of a finished run, or resume the training in "
+            f"{path.parent}",
+            "resume",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"cannot be read ({error})") from None
+
+
+def _object(path: Path, text: str, place: str = "") -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise _damaged(path, f"is not JSON{place} ({error})") from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"has no JSON object{place}")
+    return value
+
+
+def _damaged(path: Path, problem: str) -> SottovoceError:
+    text = " ".join(problem.split())
+    return SottovoceError(f"{path} {text}: restore the file, or repeat the command that wrote it")

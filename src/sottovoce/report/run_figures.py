@@ -9,53 +9,37 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 from sottovoce.report.chart import Axis, Chart, Format, linear, logarithmic
-from sottovoce.report.fields import PerClient
 from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
-from sottovoce.report.reading import ReportedRun
-from sottovoce.report.table import (
-    Html,
-    data_size,
-    duration,
-    embedded_json,
-    equals,
-    join,
-    label,
-    number,
-    percent,
-    scrolling,
-    tag,
-)
+from sottovoce.report.reading import ReportedRun, natural
+from sottovoce.report.table import data_size, duration, equals, label, number, percent
 
-_from_zero = partial(linear, zero=True)
+from_zero = partial(linear, zero=True)
+ROLES = {"seen": ("Participants", "blue"), "future": ("Future clients", "orange")}
+"""Name and color of the clients who trained, and of those who join later."""
 Matrix = list[list[int]]
 
 
 def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
-    over_rounds = [
-        line_of("Participants", "blue", ((r.round, r.seen) for r in run.rounds)),
-        line_of("Future clients", "orange", ((r.round, r.future) for r in run.rounds)),
-    ]
-    groups = [
-        Group("Participants", "blue", _known(run.seen.per_client)),
-        Group("Future clients", "orange", _known(run.future.per_client)),
-    ]
+    metric, found = run.result["metric"], run.result["accuracy"]
+    groups = [Group(*ROLES[role], _known(found[f"{role}_per_client"])) for role in ROLES]
     values = [value for group in groups for value in group.values.values()]
     note = "Mean over clients, where it was evaluated."
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
     clients = "A dot is a client; boxes span the middle half, lines mark the median."
-    bounds = (0.0, 100.0) if run.metric == "accuracy" else (-math.inf, 100.0)
-    x, name = linear(values or [0.0, 100.0], bounds=bounds), f"{label(run.metric)} at the end"
-    found = [
-        _over_rounds("Over rounds", note, over_rounds, partial(_from_zero, bounds=bounds), percent_tick),
+    bounds = (0.0, 100.0) if metric == "accuracy" else (-math.inf, 100.0)
+    x, name = linear(values or [0.0, 100.0], bounds=bounds), f"{label(metric)} at the end"
+    lines = scores(run.rounds)
+    charts = [
+        over_rounds("Over rounds", note, lines, percent_tick, partial(from_zero, bounds=bounds)),
         strip("Client by client", clients, groups, x=x, x_name=name, show=percent_tick),
     ]
-    if run.reliability:
-        found.append(reliability(run.reliability, {"Participants": "blue", "Future clients": "orange"}))
-    return found
+    curves = {ROLES[role][0]: bins for role, bins in run.result["reliability"].items() if bins}
+    return [*charts, reliability(curves, dict(ROLES.values()))] if curves else charts
 
 
 def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapping[str, str]) -> Chart:
@@ -77,88 +61,66 @@ def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapp
 
 def epsilon(run: ReportedRun) -> Chart:
     """ε of every client against the target."""
-    context = _known({"each future client": run.epsilon.future_context})
+    spent, future = run.result["epsilon"], run.result["accuracy"]["future_per_client"]
+    context = _known({"each future client": spent["future_context"]})
     groups = [
-        Group("Participants", "blue", _known(run.epsilon.per_client)),
-        Group("Each future client, for its context", "orange", context if run.future.per_client else {}),
+        Group("Participants", "blue", _known(spent["per_client"])),
+        Group("Each future client, for its context", "orange", context if future else {}),
     ]
-    target = run.epsilon.target
+    target = spent["target"]
     aim = ("target", target) if target is not None and math.isfinite(target) else None
     values = [value for group in groups for value in group.values.values()] + ([aim[1]] if aim else [])
-    note = f"What each client’s records have spent, at {equals('δ', run.delta)}."
-    return columns("ε client by client", note, groups, y=_from_zero(values or [1.0]), target=aim, show=number)
+    note = f"What each client’s records have spent, at {equals('δ', run.result['delta'])}."
+    return columns("ε client by client", note, groups, y=from_zero(values or [1.0]), target=aim, show=number)
 
 
 def noise(run: ReportedRun) -> list[Chart]:
     """Norm of the noise against that of the signal, and the generator's gain where it has one."""
     norms = [
-        line_of("Signal", "green", ((r.round, r.signal_norm) for r in run.rounds), dots=False, positive=True),
-        line_of("Noise", "violet", ((r.round, r.noise_norm) for r in run.rounds), dots=False, positive=True),
-    ]
-    gains = [
-        line_of("Gain", "gray", ((r.round, r.gain) for r in run.rounds), dots=False),
-        line_of("Effective gain", "green", ((r.round, r.effective_gain) for r in run.rounds), dots=False),
+        over(run.rounds, "signal_norm", "Signal", "green", dots=False, positive=True),
+        over(run.rounds, "noise_norm", "Noise", "violet", dots=False, positive=True),
     ]
     note = "Mean norm over a round’s releases: the clipped mean gradient, and the noise it left with."
-    charts = [_over_rounds("Noise against signal", note, norms, logarithmic, number)]
-    if gains[0].x:
-        note = (
-            "How strongly a step of the server moves a client’s model: the mean over a round’s clients "
-            "(‖h‖² in the paper). Effective: how far the whole step moved them along the releases."
-        )
-        charts.append(_over_rounds("Gain of the generator", note, gains, _from_zero, number))
-    return charts
+    return [over_rounds("Noise against signal", note, norms, number, logarithmic), *_gain(run)]
 
 
 def progress(run: ReportedRun) -> list[Chart]:
     """How long each round of a federation took, and the generator's gain where it has one."""
-    took = [line_of("Time", "gray", ((r.round, r.seconds) for r in run.rounds), dots=False)]
-    charts = [
-        _over_rounds(
-            "Time of each round",
-            "From the first request to the last release that was waited for.",
-            took,
-            _from_zero,
-            duration,
-        )
-    ]
-    gain = line_of("Gain", "gray", ((r.round, r.gain) for r in run.rounds), dots=False)
-    if gain.x:
-        note = (
-            "How strongly a step of the server moves a client’s model: the mean over a round’s clients "
-            "(‖h‖² in the paper)."
-        )
-        charts.append(_over_rounds("Gain of the generator", note, [gain], _from_zero, number))
-    return charts
+    note = "From the first request to the last release that was waited for."
+    return [times(run.rounds, note), *_gain(run)]
+
+
+def _gain(run: ReportedRun) -> list[Chart]:
+    lines = [over(run.rounds, "gain", "Gain", "gray", dots=False)]
+    note = (
+        "How strongly a step of the server moves a client’s model: the mean over a round’s clients "
+        "(‖h‖² in the paper)."
+    )
+    if run.result["engine"] is None:
+        lines.append(over(run.rounds, "effective_gain", "Effective gain", "green", dots=False))
+        note += " Effective: how far the whole step moved them along the releases."
+    return [over_rounds("Gain of the generator", note, lines, number)] if lines[0].x else []
 
 
 def communication(run: ReportedRun) -> list[Chart]:
     """Bytes so far against the same releases in FP32, and bytes of every round."""
-    numbers = [r.round for r in run.rounds]
-    so_far = accumulate(r.bytes for r in run.rounds)
-    clients = list(accumulate(len(r.clients) for r in run.rounds))
-    fp32 = [run.uplink.fp32_bytes * n / clients[-1] for n in clients] if clients and clients[-1] else []
+    uplink, numbers = run.result["uplink"], [r["round"] for r in run.rounds]
+    so_far = accumulate(r["bytes"] for r in run.rounds)
+    clients = list(accumulate(len(r["clients"]) for r in run.rounds))
+    fp32 = [uplink["fp32_bytes"] * n / clients[-1] for n in clients] if clients and clients[-1] else []
     total = [
         line_of("FP32", "dashed", zip(numbers, fp32, strict=False), dots=False, positive=True),
         line_of("Sent", "gray", zip(numbers, so_far, strict=True), dots=False, positive=True),
     ]
-    each = [line_of("Sent", "gray", ((r.round, r.bytes) for r in run.rounds), dots=False)]
-    sent, dense, back = map(data_size, (run.uplink.bytes, run.uplink.fp32_bytes, run.downlink_bytes))
+    each = [over(run.rounds, "bytes", "Sent", "gray", dots=False)]
+    sent, dense, back = map(
+        data_size, (uplink["bytes"], uplink["fp32_bytes"], run.result["downlink"]["bytes"])
+    )
+    in_all = f"Gradient releases, {sent} in all; the same in FP32: {dense}."
+    together = f"All clients of a round together; the server sent them {back} in all."
     return [
-        _over_rounds(
-            "Bytes so far",
-            f"Gradient releases, {sent} in all; the same in FP32: {dense}.",
-            total,
-            logarithmic,
-            data_size,
-        ),
-        _over_rounds(
-            "Bytes of each round",
-            f"All clients of a round together; the server sent them {back} in all.",
-            each,
-            _from_zero,
-            data_size,
-        ),
+        over_rounds("Bytes so far", in_all, total, data_size, logarithmic),
+        over_rounds("Bytes of each round", together, each, data_size),
     ]
 
 
@@ -171,41 +133,65 @@ def percent_tick(value: float) -> str:
     return percent(value, 0 if value == round(value) else 1)
 
 
-def _over_rounds(
-    title: str, note: str, series: list[Series], axis: Callable[[list[float]], Axis], show: Format
+def over(
+    lines: Iterable[Mapping[str, Any]],
+    key: str,
+    name: str,
+    tone: str,
+    *,
+    dots: bool = True,
+    positive: bool = False,
+) -> Series:
+    """One field of every round's line, where it is known."""
+    return line_of(name, tone, ((r["round"], r[key]) for r in lines), dots=dots, positive=positive)
+
+
+def scores(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
+    """How well the models of participants and of future clients did, where rounds were evaluated."""
+    return [over(lines, role, *named) for role, named in ROLES.items()]
+
+
+def times(lines: Sequence[Mapping[str, Any]], note: str) -> Chart:
+    """How long rounds took."""
+    return over_rounds(
+        "Time of each round", note, [over(lines, "seconds", "Time", "gray", dots=False)], duration
+    )
+
+
+def over_rounds(
+    title: str,
+    note: str,
+    series: list[Series],
+    show: Format,
+    axis: Callable[[list[float]], Axis] = from_zero,
 ) -> Chart:
+    """Lines over rounds, on a scale from zero on, or on another."""
     values = [y for line in series for y in line.y]
     return trend(title, note, series, x_name="round", y=axis(values) if values else None, show=show)
 
 
-def _known(values: PerClient) -> dict[str, float]:
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def confusion(
-    matrices: dict[str, Matrix], groups: Iterable[tuple[str, list[str]]], classes: Sequence[str] = ()
-) -> Html:
-    """A selector and one table of counts, rows the true class and columns the predicted one.
+def confusion(run: ReportedRun) -> dict[str, Any]:
+    """The `groups` of a selector (name, choices), the `matrices` in the order of its choices, and `classes`.
 
-    `groups` are (name, clients) pairs; each group's sum comes before its clients in the selector. `classes`
+    Rows are the true class and columns the predicted one. Each group's sum comes before its clients. Classes
     are called by their numbers where they have no names.
-    Without the page's script the table shows the first group's sum.
     """
-    choices: list[Matrix] = []
-    options: list[Html] = []
-    for name, clients in groups:
-        present = [client for client in clients if client in matrices]
-        if not present:
-            continue
-        choices += [_sum([matrices[client] for client in present]), *(matrices[client] for client in present)]
-        entries = [tag("option", f"all {name.lower()}"), *(tag("option", client) for client in present)]
-        options.append(tag("optgroup", *entries, label=name))
-    if not choices:
-        return tag("p", "No confusion was recorded.")
-    select = tag("select", *options, id="confusion-client")
-    label = tag("label", "Records of", for_="confusion-client")
-    data = embedded_json("confusion-data", choices)
-    return join(label, select, scrolling("Confusion matrix", _table(choices[0], classes)), data)
+    found, groups, matrices = run.result["confusion"], [], []
+    for role in ("future", "seen"):
+        name, clients = ROLES[role][0], sorted(run.result["accuracy"][f"{role}_per_client"], key=natural)
+        present = [client for client in clients if client in found]
+        if present:
+            own = [found[client] for client in present]
+            matrices += [_sum(own), *own]
+            groups.append((name, [f"all {name.lower()}", *present]))
+    size = len(matrices[0]) if matrices else 0
+    names = run.result["class_names"]
+    classes = names if len(names) == size else [str(i) for i in range(size)]
+    return {"groups": groups, "matrices": matrices, "classes": classes}
 
 
 def _sum(matrices: list[Matrix]) -> Matrix:
@@ -214,25 +200,3 @@ def _sum(matrices: list[Matrix]) -> Matrix:
     [[1, 3], [3, 5]]
     """
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
-
-
-def _table(matrix: Matrix, classes: Sequence[str]) -> Html:
-    names = list(classes) if len(classes) == len(matrix) else [str(i) for i in range(len(matrix))]
-    head = tag("tr", tag("th", ""), *(tag("th", name, scope="col") for name in names))
-    body = [_row(names[i], i, counts) for i, counts in enumerate(matrix)]
-    caption = tag("caption", "Rows: true class. Columns: predicted class. Shade: share of the row.")
-    return tag("table", caption, tag("thead", head), tag("tbody", *body), class_="confusion")
-
-
-def _row(name: str, truth: int, counts: list[int]) -> Html:
-    total = max(sum(counts), 1)
-    cells = [
-        tag("td", str(n), class_=_classes(n, own=j == truth), style=f"--share:{n / total:.3f}")
-        for j, n in enumerate(counts)
-    ]
-    return tag("tr", tag("th", name, scope="row"), *cells)
-
-
-def _classes(count: int, *, own: bool) -> str | None:
-    names = [("own", own), ("zero", count == 0)]
-    return " ".join(name for name, holds in names if holds) or None

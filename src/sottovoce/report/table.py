@@ -1,18 +1,13 @@
 """One table for the terminal and for a page, and its numbers as a reader wants them: units,
 sensible digits, thin spaces, a dash for what is not known. 1 MB is 10⁶ bytes, as in the paper.
-
-HTML and SVG are nested calls, in which every string is escaped unless it is already markup. All pages of the
-report are built with `tag`, so nothing that was read from a file can become an element.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from sottovoce.catalog import METRICS
 from sottovoce.errors import visible
@@ -20,11 +15,9 @@ from sottovoce.errors import visible
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-
 THIN = "\u202f"
 UNKNOWN = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-Value: TypeAlias = str | float | bool | None
 
 
 def plain(text: str) -> str:
@@ -155,54 +148,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}{THIN}h {minutes % 60}{THIN}min"
 
 
-class Html(str):
-    """Text that is already markup and goes into a page unchanged."""
-
-    __slots__ = ()
-
-
-def tag(name: str, /, *children: str, **attributes: Value) -> Html:
-    """One element. A trailing underscore is dropped from attribute names and inner ones become hyphens;
-    an attribute that is None or False is left out, True stands alone.
-
-    >>> tag("p", "a < b", class_="note", data_value=1.5)
-    '<p class="note" data-value="1.5">a &lt; b</p>'
-    >>> tag("ul", tag("li", "x"), hidden=True)
-    '<ul hidden><li>x</li></ul>'
-    """
-    words = [name]
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        key = key.removesuffix("_").replace("_", "-")
-        words.append(key if value is True else f'{key}="{escape(str(value))}"')
-    return Html(f"<{' '.join(words)}>{join(*children)}</{name}>")
-
-
-def join(*children: str) -> Html:
-    """Markup side by side; plain strings are escaped.
-
-    >>> join(tag("b", "1"), " & 2")
-    '<b>1</b> &amp; 2'
-    """
-    return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
-
-
-def embedded_json(identifier: str, value: object) -> Html:
-    """Data for the page's script. `<` is written as an escape, so that no string can end the element.
-
-    >>> embedded_json("d", ["</script>"])
-    '<script type="application/json" id="d">["\\\\u003c/script>"]</script>'
-    """
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
-    return Html(f'<script type="application/json" id="{escape(identifier)}">{text}</script>')
-
-
-def scrolling(label: str, body: Html) -> Html:
-    """A box that scrolls sideways by itself, also by keyboard, so that the page never does."""
-    return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
 @dataclass(frozen=True)
 class TableEntry:
     """What stands in one place of a table: a text, and in brackets what is to be seen `beside` it.
@@ -239,26 +184,6 @@ class Table:
     def entries(self) -> list[list[TableEntry]]:
         """Its rows, every place as an entry."""
         return [[v if isinstance(v, TableEntry) else TableEntry(v) for v in row] for row in self.rows]
-
-    def html(self, style: str | None = None) -> Html:
-        """A table of a page, which scrolls by itself."""
-        head = tag("tr", *(tag("th", n, scope="col", class_=self._kind(i)) for i, n in enumerate(self.head)))
-        body = [tag("tr", *(self._cell(i, entry) for i, entry in enumerate(row))) for row in self.entries]
-        table = tag("table", tag("thead", head), tag("tbody", *body), class_=style)
-        return scrolling(self.title or self.head[0], table)
-
-    def _cell(self, column: int, entry: TableEntry) -> Html:
-        text = tag("data", entry.text, value=str(entry.value)) if entry.value is not None else entry.text
-        body = join(text, *(tag("small", more) for more in (entry.beside, entry.small) if more))
-        if column == 0:
-            return tag("th", body, scope="row")
-        if entry.better is None:
-            return tag("td", body, class_=self._kind(column))
-        shade = f"--share:{entry.share:.3f}"
-        return tag("td", body, class_="better" if entry.better else "worse", style=shade)
-
-    def _kind(self, column: int) -> str | None:
-        return None if column < self.words else "figure"
 
     def terminal(self) -> Grid:
         """A table of rich."""
