@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,13 @@ def test_a_run_that_is_gone_while_it_is_watched_is_shown_as_unknown(run: Path) -
     shown = parts(read_status(run))
     assert "unknown" in shown["state"]
     assert shown["figures"] == shown["charts"] == ""
+
+
+def test_nothing_is_said_of_a_plan_that_is_not_known() -> None:
+    found = Status("run", "waiting", "sottovoce federate waits: the server is about to start")
+    assert "<li>" not in document(found)
+    assert "without privacy" in document(replace(found, noise="client"))
+    assert "<li>noise at the client</li>" in document(replace(found, noise="client"))
 
 
 def federation(folder: Path) -> Told:

@@ -59,15 +59,12 @@ def _name(found: Status | NodeStatus) -> str:
 
 
 def _facts(found: Status) -> list[str]:
-    facts = [
-        found.dataset or "",
-        found.method or "",
-        f"{number(found.participants)} participants",
-        found.noise_words,
-    ]
-    if found.epsilon.get("target") is None:
-        return [*facts, "without privacy"]
-    return [*facts, f"{equals('ε', found.epsilon['target'])} at {equals('δ', found.delta)}"]
+    if found.noise is None:  # nothing is known of its plan
+        return []
+    about = [found.dataset or "", found.method or "", f"{number(found.participants)} participants"]
+    target = found.epsilon.get("target")
+    promise = "without privacy" if target is None else f"{equals('ε', target)} at {equals('δ', found.delta)}"
+    return [*about, found.noise_words, promise]
 
 
 def _node_facts(found: NodeStatus) -> list[str]:
