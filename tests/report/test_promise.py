@@ -125,6 +125,13 @@ def test_noise_at_the_server_is_said_with_whom_it_does_not_cover(tmp_path: Path)
     assert "its decoded releases, or in any model" in words(tmp_path / "client")[0]
 
 
+def test_a_federation_is_not_said_to_be_a_simulation(tmp_path: Path) -> None:
+    assert "This was a simulation" in words(tmp_path, noise="shared")[0]
+    text, _ = words(tmp_path / "federation", noise="shared", engine="flower")
+    assert "Nobody needs to trust the server: it saw sums of rounds" in text
+    assert "simulation" not in text
+
+
 @pytest.mark.parametrize("name", [name for name, context in CONTEXTS.items() if context.released])
 def test_a_report_calls_a_context_as_the_catalog_does(tmp_path: Path, name: str) -> None:
     assert f"one context ({CONTEXTS[name].phrase})" in words(tmp_path, context=name)[0]
