@@ -114,8 +114,7 @@ def locked(path: Path, *, patience: float | None = None, busy: str = "") -> Iter
 class Database:
     """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
 
-    `explain` turns an error of SQLite's or of the operating system's into one that says what to do. One in
-    `memory` promises nothing of that: it ends with its process, unless `save` writes it to `path`.
+    `explain` turns an error of SQLite's or of the operating system's into one that says what to do.
     """
 
     def __init__(
@@ -126,18 +125,13 @@ class Database:
         patience: float = 60.0,
         page_size: int = 4096,
         threads: bool = False,
-        memory: bool = False,
     ) -> None:
         self.path = path
         self._explain = explain
         with self.explained():
-            if not memory:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
-                ":memory:" if memory else path,
-                timeout=patience,
-                isolation_level=None,
-                check_same_thread=not threads,
+                path, timeout=patience, isolation_level=None, check_same_thread=not threads
             )
             self._connection.execute(f"PRAGMA page_size = {page_size}")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -173,15 +167,6 @@ class Database:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-
-    def copy_to(self, other: Database) -> None:
-        """Puts everything that is here in the place of what is there."""
-        with self.explained():
-            self._connection.backup(other._connection)
-
-    def save(self) -> None:
-        """Replaces the file at `path`, durably, by what is in memory."""
-        write_atomically(self.path, self._connection.serialize(), PRIVATE)
 
     def restrict(self) -> None:
         """Makes the file and its log readable by their owner only, also where a restore left them open."""

@@ -163,17 +163,6 @@ class LedgerFile(Database):
             raise
         return file
 
-    @classmethod
-    def in_memory(cls, path: Path, scope: str) -> Self:
-        """The tables of the ledger at `path`, or new ones, in memory; only `save` writes them to it."""
-        file = cls(path, _explain, memory=True)
-        if path.exists():
-            with closing(LedgerFile.open(path, scope)) as kept:
-                kept.copy_to(file)
-        else:
-            _begin(file, scope, "")
-        return file
-
     def settle(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
         if not self._checkpoint():
@@ -273,16 +262,11 @@ def _create(path: Path, scope: str, name: str) -> None:
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
         with closing(Database(draft, _explain, page_size=_PAGE)) as database:
-            _begin(database, scope, name)
+            database.script(_SCHEMA)
+            database.query("INSERT INTO ledger VALUES (?, ?)", scope, name or secrets.token_hex(16))
         with suppress(FileExistsError):  # another process was faster, and its ledger counts
             os.link(draft, path)
     sync_folder(path.parent)
-
-
-def _begin(database: Database, scope: str, name: str) -> None:
-    """The tables of a new ledger."""
-    database.script(_SCHEMA)
-    database.query("INSERT INTO ledger VALUES (?, ?)", scope, name or secrets.token_hex(16))
 
 
 def _explain(path: Path, error: Exception) -> LedgerError:
