@@ -246,10 +246,6 @@ class Sums:
         self.round = 0
         """The round that is open; beyond the last when the run is over."""
 
-    def begin(self, round_number: int) -> None:
-        """Opens a round."""
-        self.round = round_number
-
     def asked(self) -> list[int]:
         """The helpers without whom nothing goes on: their keys before the set is fixed, then their masks."""
         helpers, fixed = range(len(self.terms.helpers)), self.fixed
