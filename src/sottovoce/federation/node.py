@@ -60,13 +60,6 @@ from sottovoce.run.export import write_model
 from sottovoce.run.session import dry_client
 
 
-class NotReady(EnrolmentError):
-    """All that a server hears of a client whose records or model cannot be used as agreed."""
-
-    def __init__(self) -> None:
-        super().__init__("this client is not ready: its own log says why")
-
-
 class Node:
     """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
 
@@ -397,7 +390,7 @@ class Node:
         except Exception as error:  # it may be about records
             why = str(error) if isinstance(error, SottovoceError) else repr(error)
             self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
-            raise NotReady from None
+            raise EnrolmentError("this client is not ready: its own log says why") from None
         return declared, blueprint
 
     def _released(self, run: str) -> bool:
