@@ -24,6 +24,7 @@ PRIVATE = 0o600
 PUBLIC = 0o644
 """The mode of a file that is meant for others."""
 SECRET_BYTES = 32
+_READER_MILLISECONDS = 5000  # how long to wait for another process that reads what is to be forgotten
 
 
 class FileError(SottovoceError):
@@ -128,6 +129,7 @@ class Database:
     ) -> None:
         self.path = path
         self._explain = explain
+        self._patience = patience
         with self.explained():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
@@ -167,6 +169,18 @@ class Database:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+    def emptied_log(self) -> bool:
+        """Moves the write-ahead log into the file; False if another process has read from it all the while.
+
+        Only when it has moved is what was deleted in neither of them.
+        """
+        self.query(f"PRAGMA busy_timeout = {_READER_MILLISECONDS}")
+        try:
+            [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.query(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
+        return not busy
 
     def restrict(self) -> None:
         """Makes the file and its log readable by their owner only, also where a restore left them open."""
