@@ -161,6 +161,10 @@ class Node:
                 self._finish_at_home(path, blueprint.plan)
         return {"kind": MODEL, "kept": True}
 
+    def masks(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What helpers are asked for."""
+        raise Declined("this node is no helper: it has no masks")
+
     def _finish_at_home(self, published: Path, plan: Plan) -> None:
         """Begins to fit the model to the records, in a process of its own.
 
