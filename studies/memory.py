@@ -7,13 +7,31 @@ draws the same releases again and protects nobody; for anything else a release w
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
+from sottovoce.files import write_atomically
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_file import LedgerFile
 from sottovoce.privacy.rollback import Memory
+
+
+class MemoryFile(LedgerFile):
+    """The tables of the ledger at `path`, which is made where there is none, in memory."""
+
+    def __init__(self, path: Path, scope: str) -> None:
+        with closing(LedgerFile.open(path, scope)) as kept:
+            self.path, self._explain, self._patience = path, kept._explain, kept._patience
+            self._connection = sqlite3.connect(":memory:", isolation_level=None)
+            with kept.explained():
+                kept._connection.backup(self._connection)
+
+    def save(self) -> None:
+        """Replaces the file at `path`, durably, by what is in memory."""
+        write_atomically(self.path, self._connection.serialize())
 
 
 class MemoryLedger(Ledger):
@@ -26,11 +44,14 @@ class MemoryLedger(Ledger):
     True []
     """
 
+    _file: MemoryFile
+
     @classmethod
     def begin(cls, path: Path, *, scope: str) -> Self:
         """Goes on from the file at `path`, or begins a new ledger there."""
-        ledger = cls(LedgerFile.in_memory(path, scope), _Later(path))
-        if not path.exists():
+        new = not path.exists()
+        ledger = cls(MemoryFile(path, scope), _Later(path))
+        if new:
             ledger.keep()
         return ledger
 

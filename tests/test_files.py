@@ -300,37 +300,6 @@ def test_errors_of_the_database_and_of_the_disk_become_ours_and_mistakes_do_not(
         database.restrict()
 
 
-def test_a_database_takes_over_all_that_another_holds(tmp_path: Path) -> None:
-    kept, other = (Database(tmp_path / name, explain) for name in ("kept.sqlite", "other.sqlite"))
-    kept.script("CREATE TABLE word (said TEXT); INSERT INTO word VALUES ('once')")
-    kept.copy_to(other)
-    assert other.query("SELECT said FROM word") == [("once",)]
-    kept.close()
-    other.close()
-
-
-def test_a_database_that_cannot_be_copied_says_what_to_do(tmp_path: Path) -> None:
-    damaged, other = (Database(tmp_path / name, explain) for name in ("file.sqlite", "other.sqlite"))
-    damaged.path.write_bytes(b"something else, and long enough to be taken for a database" * 100)
-    with pytest.raises(SottovoceError, match=r"file\.sqlite: file is not a database"):
-        damaged.copy_to(other)
-    damaged.close()
-    other.close()
-
-
-def test_a_database_in_memory_is_a_file_of_its_owner_when_it_is_saved(tmp_path: Path, no_umask: None) -> None:
-    path = tmp_path / "file.sqlite"
-    database = Database(path, explain, memory=True)
-    database.script("CREATE TABLE word (said TEXT); INSERT INTO word VALUES ('once')")
-    assert not path.exists()
-    database.save()
-    database.close()
-    assert mode(path) == 0o600
-    kept = Database(path, explain)
-    assert kept.query("SELECT said FROM word") == [("once",)]
-    kept.close()
-
-
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_what_somebody_put_under_the_temporary_name_is_neither_followed_nor_used(
     tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ PRIVATE = 0o600
 PUBLIC = 0o644
 """The mode of a file that is meant for others."""
 SECRET_BYTES = 32
+_READER_MILLISECONDS = 5000  # how long to wait for another process that reads what is to be forgotten
 
 
 class FileError(SottovoceError):
@@ -114,8 +115,7 @@ def locked(path: Path, *, patience: float | None = None, busy: str = "") -> Iter
 class Database:
     """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
 
-    `explain` turns an error of SQLite's or of the operating system's into one that says what to do. One in
-    `memory` promises nothing of that: it ends with its process, unless `save` writes it to `path`.
+    `explain` turns an error of SQLite's or of the operating system's into one that says what to do.
     """
 
     def __init__(
@@ -126,18 +126,14 @@ class Database:
         patience: float = 60.0,
         page_size: int = 4096,
         threads: bool = False,
-        memory: bool = False,
     ) -> None:
         self.path = path
         self._explain = explain
+        self._patience = patience
         with self.explained():
-            if not memory:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
-                ":memory:" if memory else path,
-                timeout=patience,
-                isolation_level=None,
-                check_same_thread=not threads,
+                path, timeout=patience, isolation_level=None, check_same_thread=not threads
             )
             self._connection.execute(f"PRAGMA page_size = {page_size}")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -174,14 +170,17 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
-    def copy_to(self, other: Database) -> None:
-        """Puts everything that is here in the place of what is there."""
-        with self.explained():
-            self._connection.backup(other._connection)
+    def emptied_log(self) -> bool:
+        """Moves the write-ahead log into the file; False if another process has read from it all the while.
 
-    def save(self) -> None:
-        """Replaces the file at `path`, durably, by what is in memory."""
-        write_atomically(self.path, self._connection.serialize(), PRIVATE)
+        Only when it has moved is what was deleted in neither of them.
+        """
+        self.query(f"PRAGMA busy_timeout = {_READER_MILLISECONDS}")
+        try:
+            [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.query(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
+        return not busy
 
     def restrict(self) -> None:
         """Makes the file and its log readable by their owner only, also where a restore left them open."""

@@ -113,16 +113,6 @@ class Helper(Database):
             self._close_round(round_number, _GIVEN_UP, b"")
         return self.key()
 
-    def finish(self) -> None:
-        """Ends the run: a key that was not used is erased, and no other is ever made."""
-        if self.round:
-            last = len(self._terms.schedule)
-            with self.transaction():
-                for number in range(self.round, last + 1):
-                    self.query("INSERT INTO answer VALUES (?, ?, ?)", number, _GIVEN_UP, b"")
-                self.query("DELETE FROM key")
-            self._settle()
-
     def _masks(self, private: X25519PrivateKey, round_number: int, ephemerals: Mapping[int, bytes]) -> bytes:
         terms, public = self._terms, private.public_key().public_bytes_raw()
         total = np.zeros(terms.size, f"<u{terms.word // 8}")

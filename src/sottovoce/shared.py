@@ -40,24 +40,6 @@ IMPOSSIBLE = 1e-12
 """The probability below which a sum is not believed."""
 
 
-def ripple(variance: float) -> float:
-    """q(v) = e^(−2π²v): by how much sums of e^(−(y − x)²/2v) over whole numbers y depend on x, halved."""
-    return math.exp(-2 * math.pi**2 * variance)
-
-
-def sum_error(shares: int, tau_squared: float) -> float:
-    """η₁: P(ΣY = y) of so many independent N_ℤ(x_i, τ²) is the density of N(Σx, Hτ²) times e^{±η₁}."""
-    inner = sum(ripple(tau_squared * j / (j + 1)) for j in range(1, shares))
-    e = 2.01 * (shares * ripple(tau_squared) + inner)
-    return e / (1 - e)
-
-
-def rounded_error(variance: float) -> float:
-    """η₃: as `sum_error`, for N(x, V − r²) rounded to a whole number by N_ℤ(·, r²)."""
-    e = 2.01 * ripple(variance)
-    return e / (1 - e)
-
-
 @dataclass(frozen=True)
 class Sharing:
     """The public numbers of shared noise, from which both ends make the same grid.
@@ -160,12 +142,6 @@ class Sharing:
     def total(self) -> float:
         """The noise of the sum if all planned clients are in it: what training sees."""
         return math.sqrt(self.clients * TAU_SQUARED) * self.step / self.records
-
-    @property
-    def error(self) -> float:
-        """Γ of the whole run, which κ pays for."""
-        each = sum_error(self.honest, TAU_SQUARED) + rounded_error(self.rounded)
-        return self.size * self.releases * each
 
     @property
     def bits(self) -> int:

@@ -181,7 +181,7 @@ def test_keys_live_until_their_release_is_applied(store: Store) -> None:
 def test_a_reader_delays_the_cutting_of_the_log_and_is_named(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sottovoce.federation.store._CHECKPOINT_MILLISECONDS", 50)
+    monkeypatch.setattr("sottovoce.files._READER_MILLISECONDS", 50)
     reader = sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM release").fetchall()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from studies.memory import MemoryLedger
+from studies.memory import MemoryFile, MemoryLedger
 
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
+from sottovoce.privacy.ledger_file import LedgerFile
 from sottovoce.privacy.past import Remembered
 from sottovoce.privacy.rollback import Memory
 
@@ -70,3 +73,36 @@ def test_a_new_one_is_on_the_disk_with_its_witness_before_anything_is_charged(tm
     assert (known.ledger, known.scope, memory.copied) == (name, "demo", False)
     with Ledger.open(path, scope="demo") as ledger:
         assert (ledger.name, ledger.clients()) == (name, [])
+
+
+def test_a_file_in_memory_takes_over_all_that_is_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger.open(path, scope="s") as durable:
+        durable.commit(charge(1), b"once", BUDGET)
+    file = MemoryFile(path, "s")
+    assert file.query("SELECT body FROM message") == [(b"once",)]
+    file.close()
+
+
+def test_a_damaged_ledger_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"something else, and long enough to be a page" * 4096)
+    with pytest.raises(LedgerError, match="file is not a database"):
+        MemoryFile(path, "s")
+
+
+def test_a_file_in_memory_is_its_owner_s_when_it_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    file = MemoryFile(path, "s")
+    file.query("INSERT INTO message VALUES (1, 'kept')")
+    before = path.read_bytes()
+    mask = os.umask(0)
+    try:
+        file.save()
+    finally:
+        os.umask(mask)
+    file.close()
+    assert path.read_bytes() != before
+    assert path.stat().st_mode & 0o777 == 0o600
+    with closing(LedgerFile.open(path, "s")) as kept:
+        assert kept.query("SELECT body FROM message") == [("kept",)]

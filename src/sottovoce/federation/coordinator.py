@@ -19,8 +19,8 @@ import numpy as np
 from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement
-from sottovoce.federation.roster import Decoder, Implausible, ModelDelivery, Roster
-from sottovoce.federation.sealing import MODEL, public_key
+from sottovoce.federation.roster import Implausible, Roster
+from sottovoce.federation.sealing import MODEL, SEAL_BYTES, public_key
 from sottovoce.federation.sharing import MASKS, Sums, terms_of
 from sottovoce.federation.store import Store
 from sottovoce.plan import ONCE, Phase
@@ -88,8 +88,6 @@ class Coordinator:
         self.blueprint = self.agreement.blueprint()
         self._digest = self.agreement.digest()
         self.server = Server(self.blueprint)
-        self._decoder = Decoder(self.blueprint, self._store, self._roster, self.options.bucket)
-        self._delivery = ModelDelivery(self.server, self._store, self._roster)
         if self.agreement.parties is not None:
             self._sums = Sums(self._store, terms_of(self.agreement, self.blueprint, self.run))
             log.info("masks are derived from the agreement %s", self._sums.terms.digest.hex())
@@ -98,7 +96,10 @@ class Coordinator:
             self.server.load_state(state)
             log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
         for participant, kind, round_number, message in self._store.waiting():
-            self._decoded[participant, kind] = self._decoder.decode(participant, kind, round_number, message)
+            release = self.blueprint.releases_of(participant)[kind]
+            self._decoded[participant, kind] = self._roster.decode(
+                participant, release, round_number, message
+            )
         self._begin(self._phase_after(None))
 
     @property
@@ -165,7 +166,7 @@ class Coordinator:
             return {}
         if self._phase == "over":
             idle = [] if self._sums is None else self._sums.idle()
-            return {**dict.fromkeys(self._delivery.waiting(), MODEL), **self._helpers(idle)}
+            return {**dict.fromkeys(self._roster.without_model(), MODEL), **self._helpers(idle)}
         if self._sums is not None and self._phase.by == "called" and (asked := self._sums.asked()):
             return self._helpers(asked)
         if self._sums is not None and self._phase.by == "called" and self._sums.fixed is not None:
@@ -198,7 +199,8 @@ class Coordinator:
         """
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
-            return {**self._delivery.message(participant), **frozen}
+            [coefficients] = self.server.coefficients([participant])
+            return {**self._roster.model(participant, coefficients), **frozen}
         if kind == MASKS:
             assert self._sums is not None
             return {"run": self.run, **frozen, **self._sums.request(self._masked())}
@@ -250,7 +252,9 @@ class Coordinator:
         if self._phase == "enrolment":
             raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
-            self._delivery.accept(participant, answer)
+            if answer.get("kept") is True and participant in self.enrolled:
+                self._store.keep_model(participant)
+                log.info("%s has its model", participant_name(participant))
             return
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
@@ -271,10 +275,14 @@ class Coordinator:
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
-        self._decoder.check_size(participant, kind, body)
-        decoded = self._decoder.decode(participant, kind, round_number, body)
+        release = releases[kind]
+        if len(body) > SEAL_BYTES + release.largest_message + self.options.bucket:
+            raise SottovoceError(
+                f"{participant_name(participant)} sent {len(body)} bytes for {release.size} numbers: "
+                "refused unread"
+            )
         try:
-            self._decoder.check_plausible(participant, kind, decoded)
+            decoded = self._roster.decode(participant, release, round_number, body)
         except Implausible:
             self._left_out.add((participant, kind))
             raise
@@ -383,7 +391,7 @@ class Coordinator:
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
         if self._sums is not None:
-            self._sums.begin(self.server.round + 1)
+            self._sums.round = self.server.round + 1
         if isinstance(phase, Phase) and phase.by == "called":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
             messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))

@@ -60,13 +60,6 @@ from sottovoce.run.export import write_model
 from sottovoce.run.session import dry_client
 
 
-class NotReady(EnrolmentError):
-    """All that a server hears of a client whose records or model cannot be used as agreed."""
-
-    def __init__(self) -> None:
-        super().__init__("this client is not ready: its own log says why")
-
-
 class Node:
     """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
 
@@ -167,6 +160,10 @@ class Node:
             if self._finish:
                 self._finish_at_home(path, blueprint.plan)
         return {"kind": MODEL, "kept": True}
+
+    def masks(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What helpers are asked for."""
+        raise Declined("this node is no helper: it has no masks")
 
     def _finish_at_home(self, published: Path, plan: Plan) -> None:
         """Begins to fit the model to the records, in a process of its own.
@@ -397,7 +394,7 @@ class Node:
         except Exception as error:  # it may be about records
             why = str(error) if isinstance(error, SottovoceError) else repr(error)
             self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
-            raise NotReady from None
+            raise EnrolmentError("this client is not ready: its own log says why") from None
         return declared, blueprint
 
     def _released(self, run: str) -> bool:

@@ -179,6 +179,15 @@ class HelperNode:
             **following,
         }
 
+    def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What clients are asked for."""
+        raise Declined("this node is a helper: it holds no records")
+
+    keep_model = release
+
+    def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
+        """Only a client notes for its owner who came: a helper's log says all there is."""
+
     @contextmanager
     def _opened(self, request: Mapping[str, Any]) -> Iterator[Helper]:
         """The store of a run, under the agreement that its first request froze."""
@@ -245,10 +254,6 @@ class Sums:
         self.terms = terms
         self.round = 0
         """The round that is open; beyond the last when the run is over."""
-
-    def begin(self, round_number: int) -> None:
-        """Opens a round."""
-        self.round = round_number
 
     def asked(self) -> list[int]:
         """The helpers without whom nothing goes on: their keys before the set is fixed, then their masks."""

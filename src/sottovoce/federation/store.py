@@ -36,7 +36,6 @@ from sottovoce.privacy.ledger import Kind
 log = logging.getLogger("sottovoce.federation")
 
 _FORMAT = 3
-_CHECKPOINT_MILLISECONDS = 5000  # how long to wait for one that reads what is to be forgotten
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
@@ -337,11 +336,7 @@ class Store(Database):
 
     def _forget(self) -> None:
         """Cuts what was dropped from the write-ahead log; `secure_delete` has overwritten it in the file."""
-        [(patience,)] = self.query("PRAGMA busy_timeout")
-        self.query(f"PRAGMA busy_timeout = {_CHECKPOINT_MILLISECONDS}")
-        [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.query(f"PRAGMA busy_timeout = {patience}")
-        if busy:
+        if not self.emptied_log():
             log.warning(
                 "%s is being read by another process: dropped messages stay in its log until the next round",
                 self.path,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.channel import ChannelError
+from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key, pad, public_key, unpad
@@ -195,7 +196,7 @@ class Onboarding:
     def context_model(self) -> bytes | None:
         """The shared coefficients behind contexts that use a model, float32, or None."""
         model = self._run.context_model()
-        return None if model is None else _packed(model)
+        return None if model is None else Downlink(len(model)).encode(model)
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | SottovoceError]:
         """One answer, or the reason why there is none, for each request, from one visit to the disk.
@@ -241,7 +242,7 @@ class Onboarding:
 
     def _answered(self, request: Request, coefficients: Tensor, again: bool) -> Answer:
         if not request.model:
-            return Answer(_packed(coefficients), again)
+            return Answer(Downlink(len(coefficients)).encode(coefficients), again)
         # Undated, so that asking again gives the same.
         model = personal_model(
             self.blueprint,
@@ -255,8 +256,3 @@ class Onboarding:
 
     def close(self) -> None:
         self._contexts.close()
-
-
-def _packed(coefficients: Tensor) -> bytes:
-    """Coefficients as they travel: float32, little-endian."""
-    return coefficients.numpy().astype("<f4", copy=False).tobytes()

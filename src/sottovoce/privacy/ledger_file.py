@@ -25,7 +25,6 @@ log = logging.getLogger("sottovoce.privacy")
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 4
 _PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
-_CHECKPOINT_MILLISECONDS = 5000  # and for one that reads what is to be forgotten
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SINCE_2 = (
@@ -163,20 +162,9 @@ class LedgerFile(Database):
             raise
         return file
 
-    @classmethod
-    def in_memory(cls, path: Path, scope: str) -> Self:
-        """The tables of the ledger at `path`, or new ones, in memory; only `save` writes them to it."""
-        file = cls(path, _explain, memory=True)
-        if path.exists():
-            with closing(LedgerFile.open(path, scope)) as kept:
-                kept.copy_to(file)
-        else:
-            _begin(file, scope, "")
-        return file
-
     def settle(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
-        if not self._checkpoint():
+        if not self.emptied_log():
             log.warning(
                 "%s is being read by another process: forgotten messages stay in its write-ahead log until "
                 "the next are forgotten, or nobody has it open",
@@ -186,16 +174,7 @@ class LedgerFile(Database):
         [(free,)] = self.query("PRAGMA freelist_count")
         if free > _SPARE_PAGES:
             self.script("PRAGMA incremental_vacuum")  # `query` would stop after the first page
-            self._checkpoint()
-
-    def _checkpoint(self) -> bool:
-        """Empties the write-ahead log; False if another process has read from it all the while."""
-        self.query(f"PRAGMA busy_timeout = {_CHECKPOINT_MILLISECONDS}")
-        try:
-            [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            self.query(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE_SECONDS)}")
-        return not busy
+            self.emptied_log()
 
     @property
     def name(self) -> str:
@@ -273,16 +252,11 @@ def _create(path: Path, scope: str, name: str) -> None:
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
         with closing(Database(draft, _explain, page_size=_PAGE)) as database:
-            _begin(database, scope, name)
+            database.script(_SCHEMA)
+            database.query("INSERT INTO ledger VALUES (?, ?)", scope, name or secrets.token_hex(16))
         with suppress(FileExistsError):  # another process was faster, and its ledger counts
             os.link(draft, path)
     sync_folder(path.parent)
-
-
-def _begin(database: Database, scope: str, name: str) -> None:
-    """The tables of a new ledger."""
-    database.script(_SCHEMA)
-    database.query("INSERT INTO ledger VALUES (?, ?)", scope, name or secrets.token_hex(16))
 
 
 def _explain(path: Path, error: Exception) -> LedgerError:

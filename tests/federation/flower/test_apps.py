@@ -20,6 +20,7 @@ from sottovoce.federation.flower import server_app, write_app
 from sottovoce.federation.flower.client_app import RECORD, client_app
 from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
+from sottovoce.federation.progress import Progress
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train
@@ -124,10 +125,15 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def driver_of(world: World, network: Network, *, retry: float) -> Driver:
+    progress = Progress(world.folder, world.coordinator, world.store, late=retry)
+    return Driver(network, world.coordinator, progress, retry=retry)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_unreliable_network_changes_no_bit_of_the_generator(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path)
-    driver = Driver(Network(world, seed), world.coordinator, retry=0.001)
+    driver = driver_of(world, Network(world, seed), retry=0.001)
     driver.drive()
     driver.deliver_models()
     assert len(list((tmp_path / "clients").glob("*personal.safetensors"))) == 3
@@ -180,7 +186,7 @@ def test_nodes_slower_than_a_retry_are_not_buried_in_requests(
     network = SlowNetwork(world, seconds=40.0)
     monkeypatch.setattr(server_app, "time", network)
     monkeypatch.setattr(server_app, "POLL_SECONDS", 1.0)
-    Driver(network, world.coordinator, retry=15.0).drive()
+    driver_of(world, network, retry=15.0).drive()
     wanted = 3 * (1 + 1) + sum(len(chosen) for chosen in world.coordinator.blueprint.schedule)
     assert network.pushed <= 4 * wanted
     assert network.now <= 40.0 * 4 * wanted / 3
@@ -208,7 +214,7 @@ def test_a_node_that_comes_back_is_asked_at_once(tmp_path: Path, monkeypatch: py
     network = LeavingNetwork(world, seconds=1.0)
     monkeypatch.setattr(server_app, "time", network)
     monkeypatch.setattr(server_app, "POLL_SECONDS", 1.0)
-    Driver(network, world.coordinator, retry=600.0).drive()
+    driver_of(world, network, retry=600.0).drive()
     assert 60.0 < network.now < 120.0
 
 
@@ -219,7 +225,7 @@ def test_a_node_that_is_refused_hears_why_and_the_others_train(
     other = World(tmp_path / "other", epsilon=1.0, seeded=False)
     false = other.folder / "clients" / "agreement.toml"
     network = Network(world, 1, agreements={2: false})
-    Driver(network, world.coordinator, retry=0.001).drive()
+    driver_of(world, network, retry=0.001).drive()
     assert any("another agreement" in str(fields.get("error")) for fields in network.told)
     assert "node 102 refused" in caplog.text
     assert not (tmp_path / "clients" / "client-2" / "ledger.sqlite").exists()

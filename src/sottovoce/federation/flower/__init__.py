@@ -9,6 +9,7 @@ settings are in the app itself, so what a client downloads from the server decid
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
@@ -16,66 +17,6 @@ from sottovoce.federation import Agreement
 from sottovoce.federation.coordinator import Options
 from sottovoce.files import PUBLIC, write_atomically
 from sottovoce.models import MODELS
-
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "sottovoce-app"
-version = "1.0.0"
-description = "A Sottovoce federation on Flower."
-license = {{ file = "LICENSE" }}
-# torch and sottovoce are installed beforehand on every machine, never by 'flwr run'.
-dependencies = ["flwr>=1.41,<1.42"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["sottovoce_app"]
-
-[tool.flwr.app]
-publisher = "sottovoce"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "sottovoce_app.server_app:app"
-clientapp = "sottovoce_app.client_app:app"
-
-[tool.flwr.app.config]
-# The server's own directory: store, checkpoints, and the finished run.
-run-directory = {directory}
-# Seconds after which a round continues without the clients that are missing.
-patience = {patience}
-# Seconds after which an unanswered request is made again.
-retry = {retry}
-# Messages are padded to multiples of so many bytes; 0: not padded.
-bucket = {bucket}
-# Log bytes, norms and accuracies per client. Private to the server, and charged to nobody.
-diagnostics = {diagnostics}
-# CPU threads of both ends. Equal results bit for bit need equal threads.
-threads = {threads}
-{simulated}"""
-
-_SERVER = '''\
-"""The server of this federation."""
-
-from pathlib import Path
-
-from sottovoce.federation.flower.server_app import server_app
-
-app = server_app(Path(__file__).with_name("agreement.toml"))
-'''
-
-_CLIENT = '''\
-"""A client of this federation."""
-
-from sottovoce.federation.flower.client_app import client_app
-
-app = client_app()
-'''
-
-_LICENSE = "This app was written by 'sottovoce federate' and is under the Apache License, Version 2.0.\n"
 
 
 def write_app(
@@ -111,13 +52,13 @@ def write_app(
     if simulated_clients is not None:
         where = json.dumps(str(Path(simulated_clients).resolve()))
         simulated += f"# Client files for Flower's simulation engine.\nsimulated-clients = {where}\n"
-    files = {
+    texts = {
         "sottovoce_app/__init__.py": '"""A Sottovoce federation on Flower."""\n',
-        "sottovoce_app/server_app.py": _SERVER,
-        "sottovoce_app/client_app.py": _CLIENT,
+        "sottovoce_app/server_app.py": _template("server_app.py"),
+        "sottovoce_app/client_app.py": _template("client_app.py"),
         "sottovoce_app/agreement.toml": agreement.to_toml(),
-        "LICENSE": _LICENSE,
-        "pyproject.toml": _PYPROJECT.format(
+        "LICENSE": _template("LICENSE"),
+        "pyproject.toml": _template("pyproject.toml").format(
             directory=json.dumps(str(Path(run_directory).resolve())),
             patience=float(chosen.patience),
             retry=float(retry),
@@ -127,6 +68,10 @@ def write_app(
             simulated=simulated,
         ),
     }
-    for name, text in files.items():
+    for name, text in texts.items():
         write_atomically(folder / name, text.encode(), PUBLIC)
     return folder
+
+
+def _template(name: str) -> str:
+    return (files(__package__) / "app" / f"{name}.in").read_text(encoding="utf-8")

@@ -40,36 +40,11 @@ def client_app() -> ClientApp:
     """A ClientApp that enrols, releases, and keeps its model at the end."""
     app = ClientApp()
     show_log()
-
-    @app.query("enrol")
-    def enrol(message: Message, context: Context) -> Message:
-        return _answered(message, context, "enrolment", lambda member, fields: member.enrol(fields))
-
-    @app.query("refused")
-    def refused(message: Message, context: Context) -> Message:
-        def note(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
-            member.refused(str(fields["run"]), str(fields["reason"]))
-            return {"noted": True}
-
-        return _answered(message, context, "refusal", note)
-
-    @app.train("release")
-    def release(message: Message, context: Context) -> Message:
-        return _answered(message, context, "release", _of_client(Node.release))
-
-    @app.query("masks")
-    def masks(message: Message, context: Context) -> Message:
-        def answer(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
-            if not isinstance(member, HelperNode):
-                raise Declined("this node is no helper: it has no masks")
-            return member.masks(fields)
-
-        return _answered(message, context, "masks", answer)
-
-    @app.query("model")
-    def model(message: Message, context: Context) -> Message:
-        return _answered(message, context, "model", _of_client(Node.keep_model))
-
+    app.query("enrol")(_answering("enrolment", lambda member, asked: member.enrol(asked)))
+    app.query("refused")(_answering("refusal", _noting))
+    app.train("release")(_answering("release", lambda member, asked: member.release(asked)))
+    app.query("masks")(_answering("masks", lambda member, asked: member.masks(asked)))
+    app.query("model")(_answering("model", lambda member, asked: member.keep_model(asked)))
     return app
 
 
@@ -169,35 +144,36 @@ def show_log() -> None:
     ours.propagate = flower.propagate
 
 
-def _of_client(handle: Callable[[Node, Mapping[str, Any]], dict[str, Any]]) -> Handler:
-    """What a client answers, and a helper does not."""
+def _noting(member: Node | HelperNode, asked: Mapping[str, Any]) -> dict[str, Any]:
+    member.refused(str(asked["run"]), str(asked["reason"]))
+    return {"noted": True}
 
-    def answer(member: Node | HelperNode, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(member, Node):
-            raise Declined("this node is a helper: it holds no records")
-        return handle(member, fields)
+
+def _answering(what: str, handle: Handler) -> Callable[[Message, Context], Message]:
+    """The replies to one kind of message.
+
+    A refusal is logged here, and told to the server unless it may be about records.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        asked, member = message.content.config_records[RECORD], None
+        refused = str(asked["reason"]) if what == "refusal" else ""
+        try:
+            member = member_of(context)
+            fields = handle(member, asked)
+        except TOLD as error:
+            log.error("answered with a refusal: %s", error)
+            fields, refused = {"error": str(error)}, str(error)
+        except Overspent as error:  # names a ledger, what it has spent and its budget: the owner's own
+            log.error("refused: %s", error)
+            fields, refused = {"error": "refused"}, str(error)
+        except Exception as error:  # Flower would tell the server all of it
+            ours = isinstance(error, SottovoceError)
+            log.error("cannot answer: %s", error, exc_info=None if ours else error)
+            refused = "this client cannot answer: its own log says why"
+            fields = {"error": refused}
+        if member is not None:
+            member.contacted(what, asked, refused)
+        return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
 
     return answer
-
-
-def _answered(message: Message, context: Context, what: str, handle: Handler) -> Message:
-    """The reply; a refusal is logged here, and told to the server unless it may be about records."""
-    asked, node = message.content.config_records[RECORD], None
-    refused = str(asked["reason"]) if what == "refusal" else ""
-    try:
-        node = member_of(context)
-        fields = handle(node, asked)
-    except TOLD as error:
-        log.error("answered with a refusal: %s", error)
-        fields, refused = {"error": str(error)}, str(error)
-    except Overspent as error:  # names a ledger, what it has spent and its budget: the owner's own
-        log.error("refused: %s", error)
-        fields, refused = {"error": "refused"}, str(error)
-    except Exception as error:  # Flower would tell the server all of it
-        ours = isinstance(error, SottovoceError)
-        log.error("cannot answer: %s", error, exc_info=None if ours else error)
-        refused = "this client cannot answer: its own log says why"
-        fields = {"error": refused}
-    if isinstance(node, Node):
-        node.contacted(what, asked, refused)
-    return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -63,7 +63,7 @@ def server_app(agreement_file: Path) -> ServerApp:
             retry = float(config["retry"])
             progress = Progress(directory, coordinator, store, late=retry)
             log.addHandler(progress.errors)
-            driver = Driver(grid, coordinator, retry=retry, progress=progress)
+            driver = Driver(grid, coordinator, progress, retry=retry)
             driver.drive()
             write_run(directory, coordinator, store)
             driver.deliver_models()
@@ -103,9 +103,7 @@ class Pause:
 class Driver:
     """Carries messages for a coordinator until its last round is closed and everybody has their model."""
 
-    def __init__(
-        self, grid: Grid, coordinator: Coordinator, *, retry: float, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, grid: Grid, coordinator: Coordinator, progress: Progress, *, retry: float) -> None:
         self._grid = grid
         self._progress = progress
         self._coordinator = coordinator
@@ -140,9 +138,8 @@ class Driver:
 
     def _tell(self, line: Fields | None = None, *, over: bool = False) -> None:
         """Lets whoever looks know how it stands."""
-        if self._progress is not None:
-            connected = [p for p, node in self._nodes.items() if node in self._online]
-            self._progress.update(connected, line, over=over)
+        connected = [p for p, node in self._nodes.items() if node in self._online]
+        self._progress.update(connected, line, over=over)
 
     def _exchange(self) -> None:
         self._look_for_nodes()
@@ -221,8 +218,7 @@ class Driver:
             participant = self._coordinator.enrol(fields, str(node))
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, shown(error))
-            if self._progress is not None:
-                self._progress.refused()
+            self._progress.refused()
             self._rest(node)
             reason = {"run": self._coordinator.run, "reason": str(error)}
             self._grid.push_messages([self._message(node, "query.refused", reason)])
@@ -237,14 +233,13 @@ class Driver:
                     self._coordinator.accept(participant, fields)
                 except SottovoceError as error:
                     log.warning("%s", shown(error))
-                    if self._progress is not None:
-                        self._progress.refused()
+                    self._progress.refused()
                 if fields.get("error"):
                     self._rest(node)
                 elif self._coordinator.missing().get(participant) != wanted:
                     # An answer to a repeated request is no reason to ask again: the node is busy.
                     self._pauses[node] = Pause()
-                    if self._progress is not None and isinstance(body := fields.get("release"), bytes):
+                    if isinstance(body := fields.get("release"), bytes):
                         self._progress.received(participant, len(body))
                 return
         log.warning("node %d answered after another took its place: dropped", node)
