@@ -29,7 +29,6 @@ def test_an_agreement_says_what_a_record_is() -> None:
     facts = agreed.facts()
     assert (facts.shape, facts.classes, facts.class_names) == ((6,), 2, ("benign", "malignant"))
     assert facts.std == (math.sqrt(3),), "three columns: a record has norm about one"
-    assert agreed.needed == ["age", "pressure", "sex", "diagnosis"]
 
 
 def test_the_agreements_of_the_documentation_are_agreements() -> None:

@@ -69,20 +69,15 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
-def strange_categories(found: Findings, agreed: Description) -> list[str]:
-    """Categories of which a site knows so many values that nobody agreed on that it hardly means them."""
-    return [
-        name
-        for name, column in found.columns.items()
-        if isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
-    ]
-
-
 def verdict(found: Findings, agreed: Description) -> str:
-    """Refused, to be looked at, or ok."""
+    """Refused, to be looked at (many values of a category are none that was agreed on), or ok."""
     if found.problems:
         return "refused"
-    return "warning" if strange_categories(found, agreed) else "ok"
+    strange = any(
+        isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
+        for name, column in found.columns.items()
+    )
+    return "warning" if strange else "ok"
 
 
 class UnusableFile(DataError):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sottovoce.data.own import DataError
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import extra
 
 ABSENT = frozenset(
     [
@@ -203,11 +203,5 @@ def _text(value: object) -> str:
 
 def arrow() -> tuple[Any, Any]:
     """pyarrow and its functions, or one line that says how to get them."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-    except ImportError:
-        raise SottovoceError(
-            "CSV and Parquet files need pyarrow: pip install 'sottovoce[tables]', or save tables as .npz"
-        ) from None
-    return pyarrow, pyarrow.compute
+    needs, instead = "CSV and Parquet files need pyarrow", ", or save tables as .npz"
+    return extra("pyarrow", needs, "tables", instead), extra("pyarrow.compute", needs, "tables", instead)

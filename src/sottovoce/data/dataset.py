@@ -281,5 +281,28 @@ class Dataset:
         return replace(self, identity=identity.of_names(map(str, self.unit.tolist())))
 
 
+def joined(name: str, clients: Mapping[str, Dataset]) -> Dataset:
+    """The records of several clients, by name, that agree on what a record is; units stay their client's."""
+    each = list(clients.values())
+    xs, units, first = [one.x for one in each], [], 0
+    if len({x.dtype for x in xs}) > 1:  # bytes stay bytes if all of them are
+        xs = [x / 255 if x.dtype == torch.uint8 else x for x in xs]
+    for one in each:
+        if one.unit is not None:
+            units.append(one.unit + first)
+            first += int(one.unit.max()) + 1
+    identities = [one.identity for one in each if one.identity is not None]
+    return Dataset(
+        name,
+        torch.cat(xs),
+        torch.cat([one.y for one in each]),
+        each[0].facts,
+        torch.repeat_interleave(torch.arange(len(each)), torch.tensor([len(one) for one in each])),
+        tuple(clients),
+        torch.cat(units) if units else None,
+        identity=torch.cat(identities) if len(identities) == len(each) else None,
+    )
+
+
 def _at(values: Tensor | None, index: Tensor | slice) -> Tensor | None:
     return None if values is None else values[index]

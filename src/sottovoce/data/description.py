@@ -145,11 +145,6 @@ class Description:
         return tuple(part for name, column in self.columns.items() for part in column.encoded(name))
 
     @property
-    def needed(self) -> list[str]:
-        """Names of everything that is read from a client's file of a table."""
-        return [*self.columns, *self.target.sources, *([self.unit] if self.unit else [])]
-
-    @property
     def scale(self) -> float:
         """What a table's inputs are divided by at last, √(number of columns): records have norm about 1.
 

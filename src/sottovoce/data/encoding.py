@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sottovoce.data.cells import (
@@ -37,6 +38,7 @@ from sottovoce.data.cells import (
     without_unusable,
 )
 from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
+from sottovoce.data.dataset import Dataset, Facts
 from sottovoce.data.description import NAME, Array, Description
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Category, Date, Number
@@ -57,6 +59,12 @@ class Site:
     identity: Tensor | None
     """What each record's unit is, int64 (n, 2), where units have names."""
     findings: Findings
+
+    def dataset(self, facts: Facts) -> Dataset:
+        """The records as a dataset; `facts` are those of the agreement."""
+        x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
+        unit = None if self.unit is None else torch.from_numpy(self.unit)
+        return Dataset(self.findings.client, x, y, facts, unit=unit, identity=self.identity)
 
 
 def read_site(

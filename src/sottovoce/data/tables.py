@@ -19,7 +19,7 @@ from xml.etree.ElementTree import ParseError
 
 from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
 from sottovoce.data.own import DataError, array_names, read_arrays
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import extra
 
 FORMATS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
 TEXTS = (".csv", ".tsv")
@@ -275,15 +275,9 @@ def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: i
 
 @contextmanager
 def _lines(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
+    openpyxl = extra("openpyxl", "Excel files need openpyxl", "excel", ", or save tables as CSV")
     try:
-        from openpyxl import load_workbook
-        from openpyxl.utils.exceptions import InvalidFileException
-    except ImportError:
-        raise SottovoceError(
-            "Excel files need openpyxl: pip install 'sottovoce[excel]', or save tables as CSV"
-        ) from None
-    try:
-        book = load_workbook(path, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             if len(book.worksheets) != 1:
                 sheets = ", ".join(sheet.title for sheet in book.worksheets[:4])
@@ -293,7 +287,7 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
             yield iter(book.worksheets[0].iter_rows(values_only=True))
         finally:
             book.close()
-    except (InvalidFileException, *_DAMAGED):
+    except (openpyxl.utils.exceptions.InvalidFileException, *_DAMAGED):
         raise DataError(
             f"{path} is not an .xlsx file, is locked by a password, or damaged: save it again"
         ) from None

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from sottovoce.catalog import DESCRIBED, entry
 from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError
-from sottovoce.features.fixed import SIZE, Scattering, mirrored, ngrams, spectrum
+from sottovoce.features.fixed import COEFFICIENTS, SIZE, Scattering, mirrored, ngrams, spectrum
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
 from sottovoce.features.patterns import channels as by_channel
 from sottovoce.models import imported, reason
@@ -188,7 +188,7 @@ def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Pa
         flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
         return describe(coefficients) + describe(flipped)
 
-    return part, channels * 81 * math.prod(scatter.grid)
+    return part, channels * COEFFICIENTS * math.prod(scatter.grid)
 
 
 def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
