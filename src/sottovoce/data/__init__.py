@@ -18,10 +18,8 @@ from typing import Any
 from sottovoce.data.cells import ColumnFindings, Findings, UnusableFile, Values, suspicions, verdict
 from sottovoce.data.clients import (
     ClientRecords,
-    Clients,
     FederatedDataset,
     check_sizes,
-    client_names,
     delta_doubt,
     divide,
     division,
@@ -35,7 +33,7 @@ from sottovoce.data.clients import (
 from sottovoce.data.columns import ArrayColumns, canonical
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
-from sottovoce.data.encoding import Reader, Site, kinds_of, read_site
+from sottovoce.data.encoding import Reader, kinds_of, read_site
 from sottovoce.data.folder import (
     Copies,
     agreement,
@@ -48,53 +46,10 @@ from sottovoce.data.folder import (
     unread_files,
 )
 from sottovoce.data.own import DataError, from_torch, read_array_parts, read_arrays, read_npz
-from sottovoce.data.partitions import partition
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.data.tables import FORMATS, read_parts
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
-
-__all__ = [
-    "NAMES",
-    "PUBLIC",
-    "SHIPPED",
-    "Check",
-    "ClientRecords",
-    "Clients",
-    "DataError",
-    "Dataset",
-    "Description",
-    "Facts",
-    "FederatedDataset",
-    "FetchError",
-    "Records",
-    "Site",
-    "cache_folder",
-    "check",
-    "check_sizes",
-    "client_files",
-    "client_names",
-    "copy_shipped",
-    "delta_doubt",
-    "divide",
-    "division",
-    "fetch",
-    "fetched",
-    "from_torch",
-    "identified",
-    "load",
-    "partition",
-    "read_client",
-    "read_folder",
-    "read_npz",
-    "read_site",
-    "scope",
-    "split_future",
-    "split_participant",
-    "split_seeds",
-    "tokens",
-    "training_size",
-]
 
 NAMES = ("mnist-small", *FOLDERS, *PUBLIC)
 TABLES = [kind for kind in FORMATS if kind != ".npz"]
