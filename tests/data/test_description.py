@@ -184,6 +184,27 @@ def test_facts_travel_with_the_agreement_and_without() -> None:
     assert description.of(plain) is None
 
 
+HUGE = "0x" + "F" * 5000
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("task", TABLE.replace('"classes"', HUGE)),
+        ("unusable", f"unusable = {HUGE}\n{TABLE}"),
+        ("unit", f"unit = {HUGE}\n{TABLE}"),
+        ("values", TABLE.replace('"b"', HUGE)),
+        ("aliases", TABLE.replace(TARGET, f"{TARGET}aliases = {{ c = {HUGE} }}\n")),
+    ],
+    ids=["task", "unusable", "unit", "values", "aliases"],
+)
+def test_a_number_that_cannot_be_written_out_is_refused_in_one_line(key: str, text: str) -> None:
+    """TOML knows hexadecimal numbers of any length, Python writes out those of 4300 digits."""
+    with pytest.raises(DescriptionError, match=rf"{key} (is|has) …") as refused:
+        Description.parse(text)
+    assert len(str(refused.value)) < 250
+
+
 @pytest.mark.parametrize(
     "lie",
     [

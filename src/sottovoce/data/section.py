@@ -107,7 +107,7 @@ class Section:
     def choice(self, key: str, words: Sequence[str], default: str | None = None) -> str:
         value = self._take(key, " or ".join(words), default=_REQUIRED if default is None else default)
         if not isinstance(value, str) or value not in words:
-            raise self.error(key, f"is {_short(value)}: {nearest(str(value)[:MOST_LETTERS], words)}")
+            raise self.error(key, f"is {_short(value)}: {nearest(_short(value), words)}")
         return value
 
     def text(self, key: str, *, optional: bool = False) -> Any:
@@ -120,7 +120,7 @@ class Section:
         values = self._take(key, f"a list of {kind}")
         if not isinstance(values, list) or not 1 <= len(values) <= most:
             raise self.error(key, f"is not a list of 1 to {most} {kind}: give one")
-        texts = [_printable(self, key, str(value) if type(value) is int else value) for value in values]
+        texts = [_printable(self, key, _name(value)) for value in values]
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
             raise self.error(key, f"names {twice!r} twice: name it once")
@@ -131,8 +131,10 @@ class Section:
         values = self._take(key, "a table of names", default={})
         if not isinstance(values, dict) or len(values) > most:
             raise self.error(key, f'is {_short(values)}: give names and what they stand for, {{ w = "f" }}')
-        whole = {name: str(value) if type(value) is int else value for name, value in values.items()}
-        return tuple((_printable(self, key, name), _printable(self, key, v)) for name, v in whole.items())
+        return tuple(
+            (_printable(self, key, name), _printable(self, key, _name(value)))
+            for name, value in values.items()
+        )
 
     def day(self, key: str) -> date:
         """A day, as TOML writes it."""
@@ -204,8 +206,16 @@ def _printable(section: Section, key: str, value: Any) -> str:
     return unicodedata.normalize("NFC", value)
 
 
+def _name(value: Any) -> Any:
+    """A whole number may stand for its name, except where Python would not write it out."""
+    return str(value) if type(value) is int and abs(value) < 10**MOST_LETTERS else value
+
+
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else value
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = "…"
     shown = text if len(text) <= 40 else text[:39] + "…"
     return shown if shown.isprintable() else ascii(shown)
 
