@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sottovoce.data import DataError, Dataset, Description, load, read_site
-from sottovoce.data.columns import ArrowColumns, arrow, canonical
+from sottovoce.data.columns import ArrowColumns, arrow
 from sottovoce.data.dataset import joined
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import Copies
 from sottovoce.data.own import Array, from_arrays, items_of
+from sottovoce.data.section import canonical
 
 LONGEST = 100
 """Letters of a client's name."""

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data import Description, Facts, description
-from sottovoce.data.dataset import FactsError
 from sottovoce.data.description import Array, Target
 from sottovoce.data.kinds import Category, Number
 from sottovoce.data.section import DescriptionError
@@ -216,7 +215,7 @@ def test_a_number_that_cannot_be_written_out_is_refused_in_one_line(key: str, te
     ],
 )
 def test_facts_of_a_stranger_are_checked(lie: dict[str, object]) -> None:
-    with pytest.raises(FactsError):
+    with pytest.raises(DescriptionError):
         Facts.parse({**Description.parse(AGREED).facts().fields(), **lie})
 
 

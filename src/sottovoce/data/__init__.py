@@ -30,7 +30,7 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
-from sottovoce.data.columns import ArrayColumns, canonical
+from sottovoce.data.columns import ArrayColumns
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
 from sottovoce.data.encoding import Reader, kinds_of, read_site
@@ -45,8 +45,9 @@ from sottovoce.data.folder import (
     read_one,
     unread_files,
 )
-from sottovoce.data.own import DataError, from_torch, read_array_parts, read_arrays, read_npz
+from sottovoce.data.own import from_torch, read_array_parts, read_arrays, read_npz
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
+from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import FORMATS, read_parts
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sottovoce.data.columns import Numbers, Texts, canonical
+from sottovoce.data.columns import Numbers, Texts
 from sottovoce.data.description import Array, Description
 from sottovoce.data.kinds import NO_DAY, PARTS, Category, Date, Number, Text
-from sottovoce.data.own import DataError
-from sottovoce.data.section import OTHER
+from sottovoce.data.section import OTHER, DataError, canonical
 
 COMMA = 'write decimal = "," above [target] in records.toml'
 MANY_UNKNOWN = 0.1

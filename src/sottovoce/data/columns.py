@@ -6,8 +6,6 @@ that replacing one record changes the reading of that record only.
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sottovoce.data.own import DataError
+from sottovoce.data.section import DataError
 from sottovoce.errors import extra
 
 ABSENT = frozenset(
@@ -42,7 +40,6 @@ ABSENT = frozenset(
 )
 """Texts that stand for a missing number: what common programs write."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,6 @@ class Columns(ABC):
     @abstractmethod
     def texts(self, name: str) -> Texts:
         """A column as texts."""
-
-
-def canonical(text: str, *, whole: bool = False) -> str:
-    """Without spaces around it and in one Unicode form; without an empty fraction where it is a whole number.
-
-    >>> canonical(" cafe\u0301 "), canonical("1.0", whole=True)
-    ('café', '1')
-    """
-    plain = unicodedata.normalize("NFC", text.strip())
-    match = _WHOLE.fullmatch(plain) if whole else None
-    return match[1] if match else plain
 
 
 class ArrayColumns(Columns):

@@ -261,8 +261,8 @@ def _array(section: Section) -> Array:
     bare = Array(shape)
     array = Array(
         shape,
-        section.numbers("mean", bare.mean, bare.channels),
-        section.numbers("std", bare.std, bare.channels),
+        section.numbers("mean", bare.channels, bare.mean),
+        section.numbers("std", bare.channels, bare.std),
     )
     section.end()
     if min(array.std) <= 0:

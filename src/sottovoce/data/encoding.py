@@ -37,13 +37,13 @@ from sottovoce.data.cells import (
     whole_records,
     without_unusable,
 )
-from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
+from sottovoce.data.columns import ArrayColumns, Columns, Texts
 from sottovoce.data.dataset import Dataset, Facts
 from sottovoce.data.description import NAME, Array, Description
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Category, Date, Number
-from sottovoce.data.own import DataError, read_arrays
-from sottovoce.data.section import Names
+from sottovoce.data.own import read_arrays
+from sottovoce.data.section import DataError, Names, canonical
 from sottovoce.data.tables import read_columns
 
 LABELS = ("0", "1", "false", "true")

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from sottovoce.data import description
 from sottovoce.data.cells import without_unusable
-from sottovoce.data.columns import canonical
 from sottovoce.data.dataset import Dataset, Facts, Records, joined
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
 from sottovoce.data.identity import contents, of_records
-from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
+from sottovoce.data.own import read_arrays, read_npz, whole_labels
+from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import FORMATS, column_names
 from sottovoce.errors import visible
 

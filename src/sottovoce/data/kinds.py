@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import ClassVar
 
-from sottovoce.data.columns import ABSENT, canonical
-from sottovoce.data.section import OTHER, Names, Section
+from sottovoce.data.columns import ABSENT
+from sottovoce.data.section import OTHER, Names, Section, canonical
 
 MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6

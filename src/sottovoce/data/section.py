@@ -1,4 +1,4 @@
-"""A table of a public TOML file, read strictly: typed, bounded, no key unread; errors name table and key.
+"""A table of a public file, read strictly: typed, bounded, no key unread; errors name table and key.
 
 `Names` are the texts that such a table agrees on, of classes and categories, and what else stands for each.
 """
@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
-from sottovoce.data.own import DataError
-from sottovoce.errors import nearest
+from sottovoce.errors import SottovoceError, nearest
 
+MOST_DIMENSIONS, MOST_NUMBERS = 6, 2**24
+MOST_TEXT = 2**20
+"""What a stranger's description of a record may reach."""
 MOST_LETTERS = 200
 MOST_SIZE = 1e30
 """Largest number that an agreement may name: far from the ends of float32."""
@@ -29,12 +29,28 @@ BLANK = "?"
 """What a draft writes where only people know what to write."""
 
 _REQUIRED = object()
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 OTHER = "other"
 """The value of a category for all that nobody agreed on."""
 
 
+class DataError(SottovoceError):
+    """Records that cannot be used as they are."""
+
+
 class DescriptionError(DataError):
-    """An agreement on records that cannot be one."""
+    """A description of records, or an agreement on them, that cannot be one."""
+
+
+def canonical(text: str, *, whole: bool = False) -> str:
+    """Without spaces around it and in one Unicode form; without an empty fraction where it is a whole number.
+
+    >>> canonical(" cafe\u0301 "), canonical("1.0", whole=True)
+    ('café', '1')
+    """
+    plain = unicodedata.normalize("NFC", text.strip())
+    match = _WHOLE.fullmatch(plain) if whole else None
+    return match[1] if match else plain
 
 
 def text_of(path: Path) -> str:
@@ -162,9 +178,9 @@ class Section:
             raise self.error(key, f"is {_short(value)}: give a whole number from 1 to {most}")
         return value
 
-    def numbers(self, key: str, default: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    def numbers(self, key: str, channels: int, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         """One number, or one for each channel."""
-        value = self._take(key, "a number", default=list(default))
+        value = self._take(key, "a number", default=_REQUIRED if default is None else list(default))
         values = value if isinstance(value, list) else [value]
         if len(values) not in (1, channels):
             raise self.error(

@@ -18,7 +18,8 @@ from typing import Any
 from xml.etree.ElementTree import ParseError
 
 from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
-from sottovoce.data.own import DataError, array_names, read_arrays
+from sottovoce.data.own import array_names, read_arrays
+from sottovoce.data.section import DataError
 from sottovoce.errors import extra
 
 FORMATS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
