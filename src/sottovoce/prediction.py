@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sottovoce.data import DataError, Facts, Part, description, kept_arrays, read_inputs
-from sottovoce.data.cells import ColumnFindings, whole_records
-from sottovoce.data.columns import arrow
-from sottovoce.data.own import read_stored_parts
+from sottovoce.data import DataError, Facts, read_inputs
+from sottovoce.data.cells import whole_records
+from sottovoce.data.columns import ColumnFindings, arrow
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view
 from sottovoce.files import replaced
@@ -169,10 +168,8 @@ def predictions(
     """The predictions of a file of records, block by block, in its order."""
     if threshold is not None:
         _check_threshold(model.records, threshold)
-    agreed = description.of(model.records)
-    parts = _stored(records, model.records, keep) if agreed is None else read_inputs(records, agreed, keep)
     seen, task = view(model.plan, model.facts, features), open_task(model.facts)
-    for part in parts:
+    for part in read_inputs(records, model.records, keep):
         found = part.columns
         for start in range(0, len(part.x), BLOCK):
             rows = part.x[start : start + BLOCK]
@@ -189,14 +186,6 @@ def predictions(
             decisions = decided.long().reshape(len(x), -1).numpy()
             yield Block(values.numpy(), decisions, usable.numpy(), kept, found)
             found = {}  # counted once
-
-
-def _stored(path: Path, facts: Facts, keep: Sequence[str]) -> Iterator[Part]:
-    """Records of an npz that has no agreement."""
-    kept, start = kept_arrays(path, keep), 0
-    for x in read_stored_parts(path, facts.shape):
-        yield Part(x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {})
-        start += len(x)
 
 
 def _check_threshold(records: Facts, threshold: float) -> None:

@@ -130,7 +130,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
     rows[row] = "old,?,f,benign\n"
     path = written(tmp_path, HEADER + "".join(rows))
     whole = read_site(path, AGREEMENT).x
-    parts = [part.x for part in read_inputs(path, AGREEMENT)]
+    parts = [part.x for part in read_inputs(path, AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
     columns = {
@@ -138,13 +138,13 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
         for i, name in enumerate(("age", "pressure", "sex"))
     }
     pq.write_table(pa.table(columns), tmp_path / "north.parquet")
-    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT)]
+    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
 
 
 def test_parts_of_what_is_not_as_agreed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'sex'"):
-        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT))
+        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT.facts()))
     with pytest.raises(DataError, match="a line with 4 cells instead of 3"):
-        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT))
+        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT.facts()))

@@ -2,21 +2,36 @@
 
 How one cell is read never depends on another: types are those of the agreement, not guessed from records, so
 that replacing one record changes the reading of that record only.
+
+Free text becomes numbers without weights: hashed words, pairs of words and letters, at public random places.
+Nothing is learned and nothing is looked up: a text's numbers follow from the text alone. Grams of letters let
+misspelled and inflected words share most of theirs.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import unicodedata
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sottovoce.data.section import DataError
+from sottovoce.data.section import DataError, canonical
 from sottovoce.errors import extra
 
+Values = npt.NDArray[Any]
+EXAMPLES = 3
+"""How many names a message lists."""
+MOST_LETTERS = 20_000
+"""Of a text; what follows is not read."""
+LETTERS = (3, 4, 5)
+"""Lengths of grams of letters, a space before and after each word included."""
 ABSENT = frozenset(
     [
         "",
@@ -42,6 +57,19 @@ ABSENT = frozenset(
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
+@dataclass
+class ColumnFindings:
+    """What a column of one client holds that the agreement does not foresee, in numbers of records."""
+
+    missing: int = 0
+    unreadable: int = 0
+    commas: int = 0
+    outside: int = 0
+    unknown: int = 0
+    examples: tuple[str, ...] = ()
+    constant: bool = False
+
+
 @dataclass(frozen=True)
 class Numbers:
     """A column of numbers, float64: NaN where one is missing, or where something else stands in its place."""
@@ -50,6 +78,11 @@ class Numbers:
     unreadable: int = 0
     commas: int = 0
     """How many of the unreadable ones would be numbers if a comma were a decimal point."""
+
+    def findings(self) -> ColumnFindings:
+        """What the column lacks."""
+        absent = int(np.isnan(self.values).sum()) - self.unreadable
+        return ColumnFindings(missing=absent, unreadable=self.unreadable, commas=self.commas)
 
 
 @dataclass(frozen=True)
@@ -68,6 +101,17 @@ class Texts:
     def places(self, place: Callable[[str], int]) -> npt.NDArray[np.int64]:
         """The place that each record's text has by `place`; −1 where nothing stands."""
         return np.array([*map(place, self.distinct), -1], np.int64)[self.codes]
+
+    def findings(self, places: npt.NDArray[np.int64]) -> ColumnFindings:
+        """Counts texts outside the agreed ones, whose place is −1, and nothing where nothing stands."""
+        strange = self.codes[places < 0]
+        counts = np.bincount(strange[strange >= 0], minlength=len(self.distinct))
+        blank = [place for place in np.flatnonzero(counts).tolist() if not canonical(self.distinct[place])]
+        missing = int((strange < 0).sum() + counts[blank].sum())
+        counts[blank] = 0
+        most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
+        examples = tuple(canonical(self.distinct[place])[:40] for place in most if counts[place])
+        return ColumnFindings(missing=missing, unknown=len(strange) - missing, examples=examples)
 
 
 class Columns(ABC):
@@ -191,3 +235,44 @@ def arrow() -> tuple[Any, Any]:
     """pyarrow and its functions, or one line that says how to get them."""
     needs, instead = "CSV and Parquet files need pyarrow", ", or save tables as .npz"
     return extra("pyarrow", needs, "tables", instead), extra("pyarrow.compute", needs, "tables", instead)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hashed(text: str, size: int) -> npt.NDArray[np.float32]:
+    """A text as `size` numbers of unit norm, half of it words, half of it letters; 0 where it has no word.
+
+    Case, accents' way of writing and punctuation do not count. A place holds the root of its signed count.
+
+    >>> cold, colds, warm = (hashed(text, 512) for text in ("A cold.", "a colds", "so warm"))
+    >>> bool(cold @ colds > 0.3 > cold @ warm), round(float(cold @ hashed("a  COLD", 512)), 4)
+    (True, 1.0)
+    """
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text[:MOST_LETTERS]).casefold())
+    halves = [_counted(grams, size) for grams in (_of_words(words), _of_letters(words))]
+    both = np.sum([half / max(float(np.linalg.norm(half)), 1e-9) for half in halves], axis=0)
+    whole: npt.NDArray[np.float32] = (both / max(float(np.linalg.norm(both)), 1e-9)).astype(np.float32)
+    return whole
+
+
+def _of_words(words: list[str]) -> Iterator[str]:
+    yield from words
+    yield from (f"{one} {other}" for one, other in itertools.pairwise(words))
+
+
+def _of_letters(words: list[str]) -> Iterator[str]:
+    for word in words:
+        spaced = f" {word} "
+        for length in LETTERS:
+            # A leading # keeps them apart from words; a word that is shorter is a gram of its own length.
+            yield from (f"#{spaced[i : i + length]}" for i in range(max(1, len(spaced) - length + 1)))
+
+
+def _counted(grams: Iterator[str], size: int) -> npt.NDArray[np.float64]:
+    codes = np.array([zlib.crc32(gram.encode()) for gram in grams], np.uint64) * _MIX
+    signs = ((codes >> np.uint64(20)) & np.uint64(1)).astype(np.float64) * 2 - 1
+    places = ((codes >> np.uint64(32)) % np.uint64(size)).astype(np.int64)
+    counts = np.bincount(places, signs, size)
+    rooted: npt.NDArray[np.float64] = np.sign(counts) * np.sqrt(np.abs(counts))
+    return rooted

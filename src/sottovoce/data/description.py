@@ -162,7 +162,8 @@ class Description:
     @property
     def looked_up(self) -> list[str]:
         """What was read from records and is covered by no ε, as "low and high of age"."""
-        tables = [(self.target.column or "the target", self.target), *self.columns.items()]
+        target: tuple[str, Target | Column] = (self.target.column or "the target", self.target)
+        tables = [target, *self.columns.items()]
         return [f"{' and '.join(of.looked_up)} of {name}" for name, of in tables if of.looked_up]
 
     def facts(self) -> Facts:
