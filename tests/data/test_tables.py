@@ -116,6 +116,19 @@ def test_how_missing_numbers_are_written_follows_pyarrow(tmp_path: Path) -> None
         assert numbers.unreadable == (cell == "x")
 
 
+@pytest.mark.parametrize(
+    "cell", ["1", "+1", " 1", "1e5", ".5", "5.", "NA", "NAN", "inf", "1e400", "x", "1,5", "0x10", "1_000"]
+)
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_no_cell_changes_how_another_is_read(tmp_path: Path, cell: str, decimal: str) -> None:
+    found = set()
+    for beside in ("5", "NA", "+5", "x"):
+        path = written(tmp_path, f'age,b\n{beside},1\n"{cell}",1\n')
+        numbers = read_columns(path, ["age"], ["b"]).numbers("age", decimal)
+        found.add((repr(numbers.values[1]), numbers.unreadable - (beside == "x"), numbers.commas))
+    assert len(found) == 1
+
+
 def test_without_pyarrow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

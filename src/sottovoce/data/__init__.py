@@ -197,7 +197,7 @@ def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[
             start += len(x)
         return
     numbers, texts = kinds_of(agreed, list(keep))
-    for columns in read_parts(path, numbers, texts, agreed.decimal):
+    for columns in read_parts(path, numbers, texts):
         reader = Reader(path, agreed)
         inputs = reader.inputs(columns, keep)
         yield Part(inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)

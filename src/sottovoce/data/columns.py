@@ -16,6 +16,7 @@ import unicodedata
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,23 +171,13 @@ class ArrowColumns(Columns):
         self.records = table.num_rows
 
     def numbers(self, name: str, decimal: str = ".") -> Numbers:
-        pa, pc = arrow()
+        pa, _ = arrow()
         column = self._table.column(name)
-        unreadable = commas = 0
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        unreadable = commas = 0
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            texts = pc.utf8_trim_whitespace(column)
-            pointed = pc.replace_substring(texts, ",", ".")
-            if decimal == ",":
-                texts = pointed
-            readable = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
-            either = pc.fill_null(pc.match_substring_regex(pointed, _NUMBER), False)
-            commas = (pc.sum(either).as_py() or 0) - (pc.sum(readable).as_py() or 0)
-            absent = pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True)
-            unreadable = len(texts) - texts.null_count - (pc.sum(pc.or_(readable, absent)).as_py() or 0)
-            unsigned = pc.replace_substring_regex(texts, r"^\+", "")
-            column = pc.if_else(readable, unsigned, None)
+            column, unreadable, commas = _spelled(column, decimal)
         elif not _numeric(column.type):
             raise DataError(f"holds {column.type} where numbers were agreed on: save it as numbers")
         if pa.types.is_boolean(column.type):
@@ -209,6 +200,29 @@ class ArrowColumns(Columns):
             return Texts(np.zeros(0, np.int64), [])
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return Texts(codes, [_text(value) for value in encoded.dictionary.to_pylist()])
+
+
+def _spelled(column: Any, decimal: str) -> tuple[Any, int, int]:
+    """Numbers of texts, null where there is none; how many are unreadable, and how many for their commas.
+
+    A column of numbers alone, or of numbers and gaps, is read at once, as its cells would be one by one.
+    """
+    pa, pc = arrow()
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.float64()), 0, 0
+    texts = pc.utf8_trim_whitespace(column)
+    if decimal == ",":
+        texts = pc.replace_substring(texts, ",", ".")
+    present = pc.if_else(pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True), None, texts)
+    with suppress(pa.ArrowInvalid):
+        return present.cast(pa.float64()), 0, 0
+    present = pc.if_else(pc.match_substring_regex(present, "(?i)^-?nan$"), None, present)
+    readable = pc.fill_null(pc.match_substring_regex(present, _NUMBER), False)
+    pointed = pc.match_substring_regex(pc.replace_substring(present, ",", "."), _NUMBER)
+    unreadable = len(present) - present.null_count - pc.sum(readable).as_py()
+    commas = pc.sum(pc.fill_null(pointed, False)).as_py() - pc.sum(readable).as_py()
+    unsigned = pc.replace_substring_regex(present, r"^\+", "")
+    return pc.if_else(readable, unsigned, None).cast(pa.float64()), unreadable, commas
 
 
 def _numeric(kind: Any) -> bool:

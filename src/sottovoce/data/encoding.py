@@ -163,7 +163,7 @@ class Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources), agreed.decimal)
+            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources))
             inputs = list(agreed.columns)
         self._named(columns, [*inputs, *sources])
         return columns
