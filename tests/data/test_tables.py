@@ -129,6 +129,12 @@ def test_no_cell_changes_how_another_is_read(tmp_path: Path, cell: str, decimal:
     assert len(found) == 1
 
 
+def test_columns_that_are_kept_stand_as_they_are_whatever_they_are_read_as(tmp_path: Path) -> None:
+    path = written(tmp_path, "age,pressure,sex\n050,1.50,f\nNA,2,m\n")
+    (part,) = read_inputs(path, AGREEMENT.facts(), keep=["age", "pressure"])
+    assert part.kept == {"age": ["050", "NA"], "pressure": ["1.50", "2"]}
+
+
 def test_without_pyarrow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
