@@ -100,14 +100,56 @@ def contrast(z: Tensor, temperature: float) -> Tensor:
     return nn.functional.cross_entropy(similarity, partner)
 
 
+class Normalized(nn.Module):
+    """A convolution and a batch normalization in the place of its bias."""
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        inputs, outputs, size = like.in_channels, like.out_channels, like.kernel_size[0]
+        self.conv = nn.Conv2d(inputs, outputs, size, like.stride[0], size // 2, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized: Tensor = self.norm(self.conv(x))
+        return normalized
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the one convolution that does the same at evaluation."""
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
+        scale = self.norm.weight / (self.norm.running_var + self.norm.eps).sqrt()
+        return self.conv.weight * scale.view(-1, 1, 1, 1), self.norm.bias - self.norm.running_mean * scale
+
+
+def untrained(recipe: Recipe) -> Network:
+    """The network as it is trained: normalized after each convolution."""
+    blocks = (recipe.fine_blocks, recipe.coarse_blocks)
+    with torch.device("meta"):
+        network = Network(recipe.stem, (recipe.fine, recipe.coarse), blocks, recipe.channels)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.Conv2d):
+            network.set_submodule(name, Normalized(module))
+    return network
+
+
+@torch.no_grad()
+def folded(network: Network) -> dict[str, Tensor]:
+    """The weights in half precision, as they are shipped: normalizations folded into the convolutions."""
+    kept: dict[str, Tensor] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, Normalized):
+            weight, bias = module.folded()
+            kept[f"{name}.weight"] = weight.half().cpu().contiguous()
+            kept[f"{name}.bias"] = bias.half().cpu()
+    return kept
+
+
 def train(recipe: Recipe) -> tuple[Network, dict[str, float]]:
     """The trained network and what its training measured."""
     device = torch.device(recipe.device)
     torch.manual_seed(recipe.seed)
     rng = torch.Generator(device).manual_seed(recipe.seed)
-    network = Network(
-        recipe.stem, (recipe.fine, recipe.coarse), (recipe.fine_blocks, recipe.coarse_blocks), recipe.channels
-    )
+    network = untrained(recipe)
     head = nn.Sequential(
         nn.Linear(recipe.channels, 512, bias=False), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 128)
     ).to(device)
@@ -203,13 +245,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = chosen.pop("out")
     recipe = Recipe(**chosen)
     network, measured = train(recipe)
+    weights = folded(network)
     save_file(
-        network.weights(),
+        weights,
         out,
         metadata={"recipe": json.dumps(asdict(recipe)), "measured": json.dumps(measured)},
     )
     save_file(
-        centres(Network.restored(network.weights()), pictures=recipe.centred_on),
+        centres(Network.restored(weights), pictures=recipe.centred_on),
         out.with_name("centres.safetensors"),
     )
     print(json.dumps({"written": str(out), "bytes": out.stat().st_size, **measured}))

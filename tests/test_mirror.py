@@ -32,7 +32,7 @@ THROUGH = {
     "cli/test_compare.py": "rehearsals",
     "cli/test_ledger.py": "keeping",
     "cli/test_runs.py": "outcome",
-    "data/test_encoding.py": "columns",
+    "data/test_checking.py": "cells",
     "data/test_description.py": "section",
 }
 """Parts of one thing that are tested through it, by the test module that does so."""

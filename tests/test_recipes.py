@@ -88,7 +88,7 @@ def test_a_dataset_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sha256=public.array_sha256(x, y),
         files=("published.npz",),
         read=read,
-        sources=(public.folder(tmp_path),),
+        sources=(str(tmp_path),),
     )
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
     monkeypatch.setitem(public.PUBLIC, "toys", toy)

@@ -27,9 +27,9 @@ from typing import Self
 
 from sottovoce.data import Dataset
 from sottovoce.data.clients import NAMED
-from sottovoce.data.columns import canonical
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import LEDGER, client_files, described
+from sottovoce.data.section import canonical
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import PRIVATE, locked
 from sottovoce.plan import Plan

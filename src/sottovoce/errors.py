@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 SHOWN = 200
 """Letters of a stranger's text that are shown."""
@@ -23,6 +25,14 @@ class SottovoceError(Exception):
     def __init__(self, message: str = "", *options: str) -> None:
         super().__init__(message)
         self.options = options
+
+
+def extra(module: str, needs: str, name: str, instead: str = "") -> Any:
+    """A module of a package that the extra `name` brings, or a line that says what needs it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise SottovoceError(f"{needs}: pip install 'sottovoce[{name}]'{instead}") from None
 
 
 def shown(said: object) -> str:

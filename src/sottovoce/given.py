@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sottovoce.data import DataError, Dataset, Description, load, read_site
-from sottovoce.data.columns import ArrowColumns, arrow, canonical
+from sottovoce.data.columns import ArrowColumns, arrow
+from sottovoce.data.dataset import joined
 from sottovoce.data.description import NAME
-from sottovoce.data.folder import joined_sites
-from sottovoce.data.identity import fingerprints
+from sottovoce.data.folder import Copies
 from sottovoce.data.own import Array, from_arrays, items_of
+from sottovoce.data.section import canonical
 
 LONGEST = 100
 """Letters of a client's name."""
@@ -199,13 +200,14 @@ def _tables(name: str, held: Mapping[str, Held], records: str | Path | Descripti
         agreed = records
     else:
         agreed = Description.load(Path(records) / NAME if Path(records).is_dir() else Path(records))
-    sites = {
-        client: read_site(Path(one), agreed)
-        if isinstance(one, str | Path)
-        else read_site(Path(client), agreed, given=_columns(client, one))
-        for client, one in held.items()
-    }
-    return joined_sites(name, agreed, sites)
+    facts, sites = agreed.facts(), {}
+    for client, one in held.items():
+        if isinstance(one, str | Path):
+            site = read_site(Path(one), agreed)
+        else:
+            site = read_site(Path(client), agreed, given=_columns(client, one))
+        sites[client] = site.dataset(facts)
+    return joined(name, sites)
 
 
 def _columns(client: str, table: Any) -> ArrowColumns:
@@ -226,9 +228,8 @@ def _columns(client: str, table: Any) -> ArrowColumns:
 
 def _joined(name: str, held: Mapping[str, Held]) -> Dataset:
     """Datasets that agree on what a record is, each in one client's hands."""
-    first, sites = next(iter(held)), list(held.values())
+    first, like = next(iter(held.items()))
     for client, one in held.items():
-        like = sites[0]
         if not isinstance(one, Dataset) or not isinstance(like, Dataset):
             raise DataError(f"{client} and {first} hold records of unlike kinds: give all clients the same")
         units = (one.unit is None) == (like.unit is None)
@@ -237,30 +238,18 @@ def _joined(name: str, held: Mapping[str, Held]) -> Dataset:
                 f"records of {client} are described otherwise than those of {first}: make all datasets with "
                 "the same shape, classes, mean, std and unit"
             )
-    counts = [0 if one.unit is None else int(one.unit.max()) + 1 for one in sites]
-    starts = np.cumsum([0, *counts[:-1]]).tolist()
-    known = all(one.identity is not None for one in sites)
-    return Dataset(
-        name,
-        torch.cat([one.x for one in sites]),
-        torch.cat([one.y for one in sites]),
-        sites[0].facts,
-        torch.repeat_interleave(torch.arange(len(sites)), torch.tensor([len(one) for one in sites])),
-        tuple(held),
-        torch.cat([one.unit + at for one, at in zip(sites, starts, strict=True)]) if counts[0] else None,
-        identity=torch.cat([one.identity for one in sites]) if known else None,
-    )
+    return joined(name, held)
 
 
 def _different(dataset: Dataset) -> Dataset:
     """Refuses the same records under two names: both accounts would spend their privacy."""
-    seen: dict[bytes, str] = {}
+    copies = Copies()
     assert dataset.client is not None
-    x, y, owner = dataset.x.numpy(), dataset.y.numpy(), dataset.client.numpy()
-    rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    for client, mine in zip(dataset.clients, rows, strict=True):
-        first = seen.setdefault(fingerprints(x[mine], y[mine]).tobytes(), client)
-        if first != client:
+    sizes = torch.bincount(dataset.client).tolist()  # of one client after another
+    parts = (torch.split(values, sizes) for values in (dataset.x, dataset.y))
+    for client, x, y in zip(dataset.clients, *parts, strict=True):
+        first = copies.first(client, x, y)
+        if first is not None:
             raise DataError(f"{client} and {first} hold the same records, charged twice: leave one out")
     return dataset
 

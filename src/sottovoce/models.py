@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -151,11 +152,6 @@ def given_name(module: nn.Module) -> str:
     return GIVEN + type(module).__name__
 
 
-def _refuse_given(name: str) -> None:
-    if name.startswith(GIVEN):
-        raise ModelError(f"model={shown(name)} was given from Python: pass it again, as module=…")
-
-
 MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp, "bag": bag}
 """Built-in models by name."""
 
@@ -174,40 +170,32 @@ def model_options(plan: Plan) -> dict[str, Any]:
 
 
 def open_model(
-    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """The built-in model of that name at its reference parameters; `seed` is public.
-
-    No name makes this import anything: it may come from another party. The draw is made on the CPU in
-    float32, so that every machine starts from the same θ_ref.
-    """
-    _refuse_given(name)
-    if name not in MODELS:
-        if ":" in name:
-            raise ModelError(f"model={shown(name)} is not a built-in one: name it yourself", "model")
-        raise ModelError(f"model={shown(name)} is not a built-in one: {nearest(name, MODELS)}")
-    return _at_reference(MODELS[name], name, shape, classes, seed, options)
-
-
-def import_model(
-    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """The same for a name that this machine's owner gave, which may be 'package.module:function'.
-
-    That function is imported, also from the current folder, and called: never pass a name that came in a
-    message or in another's file.
-    """
-    return _at_reference(MODELS.get(name) or _imported(name), name, shape, classes, seed, options)
-
-
-def _at_reference(
-    factory: ModelFactory,
     name: str,
     shape: tuple[int, ...],
     classes: int,
     seed: int,
-    options: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    trusted: bool = False,
 ) -> nn.Module:
+    """The model of that name at its reference parameters; `seed` is public.
+
+    No name makes this import anything: it may come from another party. Only one that this machine's owner
+    gave is `trusted`: 'package.module:function' is then imported, also from the current folder, and called.
+    The draw is made on the CPU in float32, so that every machine starts from the same θ_ref.
+    """
+    if name.startswith(GIVEN):
+        raise ModelError(f"model={shown(name)} was given from Python: pass it again, as module=…")
+    if name in MODELS:
+        factory = MODELS[name]
+    elif ":" not in name:
+        known = "known" if trusted else "a built-in one"
+        more = " or use 'package.module:function'" if trusted else ""
+        raise ModelError(f"model={shown(name)} is not {known}: {nearest(name, MODELS)}{more}")
+    elif not trusted:
+        raise ModelError(f"model={shown(name)} is not a built-in one: name it yourself", "model")
+    else:
+        factory = imported("model", name)
     try:
         with seeded(seed):
             module = factory(shape, classes, **(options or {}))
@@ -220,6 +208,10 @@ def _at_reference(
     if not isinstance(module, nn.Module):
         raise ModelError(f"model={name} returned {type(module).__name__}: it must return a torch.nn.Module")
     return module.float().eval()
+
+
+import_model = partial(open_model, trusted=True)
+"""Never call this with a name that came in a message or in another's file."""
 
 
 def reason(error: BaseException) -> str:
@@ -313,16 +305,6 @@ class _Copies(threading.local):
 
 
 _copies = _Copies()
-
-
-def _imported(name: str) -> ModelFactory:
-    _refuse_given(name)
-    if ":" not in name:
-        raise ModelError(
-            f"model={name} is not known: {nearest(name, MODELS)} or use 'package.module:function'"
-        )
-    factory: ModelFactory = imported("model", name)
-    return factory
 
 
 def imported(what: str, name: str) -> Any:

@@ -23,7 +23,7 @@ from sottovoce.data import Facts, description
 from sottovoce.data.description import Description
 from sottovoce.data.kinds import PARTS, Category, Date, Number
 from sottovoce.data.section import OTHER
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, extra
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.modelfile import HomeModel
 from sottovoce.personal import PersonalModel
@@ -71,19 +71,11 @@ def export_onnx(
     }
 
 
-def _onnx() -> Any:
-    try:
-        import onnx
-    except ImportError:
-        raise SottovoceError("ONNX files need the package onnx: pip install 'sottovoce[onnx]'") from None
-    return onnx
-
-
 class _Graph:
     """A graph that grows node by node; every result is known by its name."""
 
     def __init__(self) -> None:
-        self._onnx = _onnx()
+        self._onnx = extra("onnx", "ONNX files need the package onnx", "onnx")
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self.inputs: list[Any] = []

@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sottovoce.data import DataError, Facts, Part, description, kept_arrays, read_inputs
-from sottovoce.data.cells import ColumnFindings
-from sottovoce.data.columns import arrow
-from sottovoce.data.own import read_stored_parts
+from sottovoce.data import DataError, Facts, read_inputs
+from sottovoce.data.cells import whole_records
+from sottovoce.data.columns import ColumnFindings, arrow
 from sottovoce.data.tables import PART
 from sottovoce.features.kept import view
 from sottovoce.files import replaced
@@ -50,22 +49,20 @@ class Layout:
     @classmethod
     def of(cls, model: PersonalModel, keep: Sequence[str] = ()) -> Layout:
         """A probability for each class and one decision; both for each label; or the value of a number."""
-        layout = replace(cls._of(model), kept=tuple(keep))
+        records = model.records
+        names = records.class_names or tuple(map(str, range(records.classes)))
+        probabilities = tuple(f"probability_{name}" for name in names)
+        if records.task == "number":
+            layout = cls(("value",), (), (), kept=tuple(keep))
+        elif records.task == "labels":
+            decisions = tuple(f"decision_{name}" for name in names)
+            layout = cls(probabilities, decisions, ("0", "1"), labels=True, kept=tuple(keep))
+        else:
+            layout = cls(probabilities, ("decision",), names, kept=tuple(keep))
         for name in keep:
             if layout.columns.count(name) > 1:
                 raise DataError(f"a column '{name}' is kept or predicted twice: leave it out, or rename it")
         return layout
-
-    @classmethod
-    def _of(cls, model: PersonalModel) -> Layout:
-        records = model.records
-        names = records.class_names or tuple(map(str, range(records.classes)))
-        if records.task == "number":
-            return cls(("value",), (), ())
-        probabilities = tuple(f"probability_{name}" for name in names)
-        if records.task == "labels":
-            return cls(probabilities, tuple(f"decision_{name}" for name in names), ("0", "1"), True)
-        return cls(probabilities, ("decision",), names)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -171,15 +168,12 @@ def predictions(
     """The predictions of a file of records, block by block, in its order."""
     if threshold is not None:
         _check_threshold(model.records, threshold)
-    agreed = description.of(model.records)
-    parts = _stored(records, model.records, keep) if agreed is None else read_inputs(records, agreed, keep)
     seen, task = view(model.plan, model.facts, features), open_task(model.facts)
-    for part in parts:
+    for part in read_inputs(records, model.records, keep):
         found = part.columns
         for start in range(0, len(part.x), BLOCK):
-            x = torch.from_numpy(part.x[start : start + BLOCK])
-            flat = x.reshape(len(x), -1)
-            usable = (flat >= 0).all(dim=1) if x.dtype == torch.int64 else flat.isfinite().all(dim=1)
+            rows = part.x[start : start + BLOCK]
+            x, usable = torch.from_numpy(rows), torch.from_numpy(whole_records(rows))
             if not bool(usable.all()):
                 x[~usable] = 0
             outputs = model.outputs(seen(x))
@@ -192,14 +186,6 @@ def predictions(
             decisions = decided.long().reshape(len(x), -1).numpy()
             yield Block(values.numpy(), decisions, usable.numpy(), kept, found)
             found = {}  # counted once
-
-
-def _stored(path: Path, facts: Facts, keep: Sequence[str]) -> Iterator[Part]:
-    """Records of an npz that has no agreement."""
-    kept, start = kept_arrays(path, keep), 0
-    for x in read_stored_parts(path, facts.shape):
-        yield Part(x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {})
-        start += len(x)
 
 
 def _check_threshold(records: Facts, threshold: float) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.data.dataset import Facts, FactsError
+from sottovoce.data.dataset import Facts
+from sottovoce.data.section import DescriptionError
 
 CIFAR = Facts((3, 32, 32), 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
@@ -45,7 +46,7 @@ def test_facts_survive_json_and_model_files(facts: Facts) -> None:
     ids=str,
 )
 def test_what_cannot_describe_records_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(FactsError) as error:
+    with pytest.raises(DescriptionError) as error:
         Facts.parse({**CIFAR.fields(), **changes})
     assert len(str(error.value)) < 250
 
@@ -54,9 +55,9 @@ def test_what_cannot_describe_records_is_refused(changes: dict[str, Any]) -> Non
 def test_a_missing_fact_is_an_error(missing: str) -> None:
     fields, metadata = CIFAR.fields(), CIFAR.metadata()
     del fields[missing], metadata[missing]
-    with pytest.raises(FactsError):
+    with pytest.raises(DescriptionError):
         Facts.parse(fields)
-    with pytest.raises(FactsError):
+    with pytest.raises(DescriptionError):
         Facts.from_metadata(metadata)
 
 

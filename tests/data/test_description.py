@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data import Description, Facts, description
-from sottovoce.data.dataset import FactsError
 from sottovoce.data.description import Array, Target
 from sottovoce.data.kinds import Category, Number
 from sottovoce.data.section import DescriptionError
@@ -29,7 +28,6 @@ def test_an_agreement_says_what_a_record_is() -> None:
     facts = agreed.facts()
     assert (facts.shape, facts.classes, facts.class_names) == ((6,), 2, ("benign", "malignant"))
     assert facts.std == (math.sqrt(3),), "three columns: a record has norm about one"
-    assert agreed.needed == ["age", "pressure", "sex", "diagnosis"]
 
 
 def test_the_agreements_of_the_documentation_are_agreements() -> None:
@@ -185,6 +183,27 @@ def test_facts_travel_with_the_agreement_and_without() -> None:
     assert description.of(plain) is None
 
 
+HUGE = "0x" + "F" * 5000
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("task", TABLE.replace('"classes"', HUGE)),
+        ("unusable", f"unusable = {HUGE}\n{TABLE}"),
+        ("unit", f"unit = {HUGE}\n{TABLE}"),
+        ("values", TABLE.replace('"b"', HUGE)),
+        ("aliases", TABLE.replace(TARGET, f"{TARGET}aliases = {{ c = {HUGE} }}\n")),
+    ],
+    ids=["task", "unusable", "unit", "values", "aliases"],
+)
+def test_a_number_that_cannot_be_written_out_is_refused_in_one_line(key: str, text: str) -> None:
+    """TOML knows hexadecimal numbers of any length, Python writes out those of 4300 digits."""
+    with pytest.raises(DescriptionError, match=rf"{key} (is|has) …") as refused:
+        Description.parse(text)
+    assert len(str(refused.value)) < 250
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -196,7 +215,7 @@ def test_facts_travel_with_the_agreement_and_without() -> None:
     ],
 )
 def test_facts_of_a_stranger_are_checked(lie: dict[str, object]) -> None:
-    with pytest.raises(FactsError):
+    with pytest.raises(DescriptionError):
         Facts.parse({**Description.parse(AGREED).facts().fields(), **lie})
 
 

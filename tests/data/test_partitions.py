@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import Dataset, Facts, load, partition
+from sottovoce.data import Dataset, Facts, load
+from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError
 
 

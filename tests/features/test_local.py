@@ -16,7 +16,7 @@ from torch import Tensor
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features import open_local
+from sottovoce.features import open_features
 from sottovoce.features.kept import described
 from sottovoce.foreign import ForeignError, foreign_plan
 from sottovoce.onboarding.future_client import personalize
@@ -24,7 +24,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import Terms
 from sottovoce.run.training import evaluate, train
 
-NAME = "tests.features.test_local:halves"
+NAME, MIXING = "tests.features.test_local:halves", "tests.features.test_local:mixing"
 PLAN = Plan.load(overrides={"features": NAME})
 
 
@@ -50,7 +50,7 @@ def test_a_map_of_ones_own_has_unit_norm_for_any_records(pictures: Dataset) -> N
     features = described(pictures, plan, local=NAME).x.float()
     assert features.shape == (40, 392)
     assert torch.allclose(features.norm(dim=1), torch.ones(40), atol=1e-2)
-    assert open_local(NAME, (20,), size=5)(torch.rand(3, 20)).shape == (3, 5)
+    assert open_features(NAME, (20,), size=5, local=NAME)(torch.rand(3, 20)).shape == (3, 5)
 
 
 def test_a_plans_word_alone_imports_nothing(pictures: Dataset) -> None:
@@ -72,7 +72,7 @@ def test_features_are_kept_by_version(pictures: Dataset, monkeypatch: pytest.Mon
 
 def test_a_map_that_mixes_records_is_refused() -> None:
     with pytest.raises(SottovoceError, match="describes a record differently beside others"):
-        open_local("tests.features.test_local:mixing", (4,))
+        open_features(MIXING, (4,), local=MIXING)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_map_that_mixes_records_is_refused() -> None:
 )
 def test_mistakes_are_answered_with_what_to_do(name: str, size: int, says: str) -> None:
     with pytest.raises(SottovoceError, match=says):
-        open_local(name, (4,), size=size)
+        open_features(name, (4,), size=size, local=name)
 
 
 @pytest.mark.parametrize("declared", [None, False])

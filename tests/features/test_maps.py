@@ -8,23 +8,17 @@ import torch
 from sottovoce.catalog import DESCRIBED
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.features import FeatureMap, Projection, open_features
+from sottovoce.features import Projection, open_features, pretrained
 from sottovoce.features.kept import feature_map
 from sottovoce.plan import Plan
 
 MAPS = [name for name, (_, axes) in DESCRIBED.items() if axes == 3]
 
 
-def _opened(
-    name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False, seed: int = 0
-) -> FeatureMap:
-    return open_features(name, shape, size=size, mirror=mirror, seed=seed)
-
-
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 17, 30)])
 def test_features_have_unit_norm_and_the_stated_size(name: str, shape: tuple[int, int, int]) -> None:
-    features = _opened(name, shape)
+    features = open_features(name, shape)
     out = features(torch.rand(3, *shape))
     assert out.shape == (3, features.size)
     torch.testing.assert_close(out.norm(dim=1), torch.ones(3))
@@ -32,7 +26,7 @@ def test_features_have_unit_norm_and_the_stated_size(name: str, shape: tuple[int
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_features_are_a_function_of_one_record(mirror: bool) -> None:
-    features = _opened("scattering+patterns", (3, 32, 32), size=300, mirror=mirror)
+    features = open_features("scattering+patterns", (3, 32, 32), size=300, mirror=mirror)
     x = torch.rand(260, 3, 32, 32)
     torch.testing.assert_close(features(x)[[0, 259]], features(x[[0, 259]]), atol=1e-5, rtol=1e-3)
 
@@ -41,14 +35,14 @@ def test_features_are_a_function_of_one_record(mirror: bool) -> None:
 @pytest.mark.parametrize("width", [24, 25])
 def test_a_picture_and_its_mirror_image_have_the_same_features_when_asked_for(name: str, width: int) -> None:
     x = torch.rand(2, 3, 24, width)
-    both, plain = _opened(name, (3, 24, width), mirror=True), _opened(name, (3, 24, width))
+    both, plain = open_features(name, (3, 24, width), mirror=True), open_features(name, (3, 24, width))
     torch.testing.assert_close(both(x), both(x.flip(-1)), atol=1e-5, rtol=1e-3)
     assert not torch.allclose(plain(x), plain(x.flip(-1)), atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_flat_picture_has_features_too(value: float) -> None:
-    out = _opened("scattering+patterns", (1, 28, 28))(torch.full((1, 1, 28, 28), value))
+    out = open_features("scattering+patterns", (1, 28, 28))(torch.full((1, 1, 28, 28), value))
     torch.testing.assert_close(out.norm(dim=1), torch.ones(1))
 
 
@@ -69,7 +63,7 @@ def test_none_is_no_map() -> None:
 
 
 def test_the_maps_contain_no_public_pretraining() -> None:
-    assert not any(_opened(name, (1, 8, 8)).public_pretraining for name in MAPS)
+    assert not any(pretrained(name) for name in MAPS)
 
 
 def test_mistakes_are_answered_with_what_to_do() -> None:
@@ -82,8 +76,8 @@ def test_mistakes_are_answered_with_what_to_do() -> None:
     with pytest.raises(SottovoceError, match="set mirror=false"):
         open_features("spectrum", (32, 3), mirror=True)
     with pytest.raises(SottovoceError, match="describes tokens"):
-        _opened("ngrams", (5,))(torch.rand(1, 5))
+        open_features("ngrams", (5,))(torch.rand(1, 5))
     with pytest.raises(SottovoceError, match="choose at most"):
         open_features("scattering", (1, 8, 8), size=10_000)
     with pytest.raises(SottovoceError, match="open it for their shape"):
-        _opened("scattering", (1, 8, 8))(torch.rand(1, 3, 8, 8))
+        open_features("scattering", (1, 8, 8))(torch.rand(1, 3, 8, 8))

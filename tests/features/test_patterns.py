@@ -1,4 +1,4 @@
-"""The pattern network: folding, sizes, and the file that is shipped."""
+"""The pattern network: sizes and the file that is shipped."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ import hashlib
 import pytest
 import torch
 
-from sottovoce.features.patterns import SHA256, SHIPPED, Network, Patterns
+from sottovoce.features.patterns import SHIPPED, Network, Patterns
 
-
-def test_folding_keeps_what_the_network_computes() -> None:
-    torch.manual_seed(1)
-    network = Network(4, (6, 8), (1, 2), 10)
-    for _ in range(3):
-        network(torch.rand(16, 3, 16, 16))
-    network.eval()
-    x = torch.rand(4, 3, 16, 16)
-    torch.testing.assert_close(
-        Network.restored(network.weights())(x), network(x).detach(), atol=2e-3, rtol=1e-2
-    )
+SHA256 = "1e01b1c406f9f6a23e3b21a24ff0008ae6077021de28913b890e1d6d43365c6f"  # of the shipped file
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from studies.pretrain import Recipe, contrast, crops, main, train
+from studies.pretrain import Recipe, contrast, crops, folded, main, train, untrained
 
 from sottovoce.features.patterns import Network
 
@@ -41,8 +42,20 @@ def test_crops_stay_pictures_and_differ() -> None:
     assert not torch.allclose(first, second, atol=0.05)
 
 
+def test_folding_keeps_what_the_network_computes() -> None:
+    torch.manual_seed(1)
+    network = untrained(replace(TINY, fine_blocks=1, coarse_blocks=2))
+    for _ in range(3):
+        network(torch.rand(16, 3, 16, 16))
+    network.eval()
+    x = torch.rand(4, 3, 16, 16)
+    torch.testing.assert_close(
+        Network.restored(folded(network))(x), network(x).detach(), atol=2e-3, rtol=1e-2
+    )
+
+
 def test_a_training_can_be_repeated() -> None:
-    first, second = train(TINY)[0].weights(), train(TINY)[0].weights()
+    first, second = (folded(train(TINY)[0]) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.data.cells import ColumnFindings, Findings, UnusableFile, Values, suspicions, verdict
+from sottovoce.data import description
+from sottovoce.data.cells import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.clients import (
     ClientRecords,
-    Clients,
     FederatedDataset,
     check_sizes,
-    client_names,
     delta_doubt,
     divide,
     division,
@@ -32,10 +31,10 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
-from sottovoce.data.columns import ArrayColumns, canonical
+from sottovoce.data.columns import ArrayColumns, ColumnFindings, Values
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.description import Description, tokens
-from sottovoce.data.encoding import Reader, Site, kinds_of, read_site
+from sottovoce.data.encoding import Reader, kinds_of, read_site
 from sottovoce.data.folder import (
     Copies,
     agreement,
@@ -47,54 +46,12 @@ from sottovoce.data.folder import (
     read_one,
     unread_files,
 )
-from sottovoce.data.own import DataError, from_torch, read_array_parts, read_arrays, read_npz
-from sottovoce.data.partitions import partition
+from sottovoce.data.own import from_torch, read_array_parts, read_arrays, read_npz, read_stored_parts
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
+from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import FORMATS, read_parts
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
-
-__all__ = [
-    "NAMES",
-    "PUBLIC",
-    "SHIPPED",
-    "Check",
-    "ClientRecords",
-    "Clients",
-    "DataError",
-    "Dataset",
-    "Description",
-    "Facts",
-    "FederatedDataset",
-    "FetchError",
-    "Records",
-    "Site",
-    "cache_folder",
-    "check",
-    "check_sizes",
-    "client_files",
-    "client_names",
-    "copy_shipped",
-    "delta_doubt",
-    "divide",
-    "division",
-    "fetch",
-    "fetched",
-    "from_torch",
-    "identified",
-    "load",
-    "partition",
-    "read_client",
-    "read_folder",
-    "read_npz",
-    "read_site",
-    "scope",
-    "split_future",
-    "split_participant",
-    "split_seeds",
-    "tokens",
-    "training_size",
-]
 
 NAMES = ("mnist-small", *FOLDERS, *PUBLIC)
 TABLES = [kind for kind in FORMATS if kind != ".npz"]
@@ -222,32 +179,31 @@ class Part:
     columns: Mapping[str, ColumnFindings]
 
 
-def read_inputs(path: Path, agreed: Description, keep: Sequence[str] = ()) -> Iterator[Part]:
-    """The records to predict, in the file's order and in parts of bounded size.
+def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[Part]:
+    """The records to predict, in the file's order and in parts of bounded size; `facts` say what they are.
 
     Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
     cannot be used is a row of NaN, or of −1 where records are tokens.
     """
-    if agreed.array is not None and path.suffix.lower() == ".npz":
-        kept, start = kept_arrays(path, keep), 0
-        for x in read_array_parts(path, "x"):
-            reader = Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
-            stored, end = reader.stored(x), start + len(x)
-            if stored is None:
-                raise UnusableFile(reader.findings)
-            yield Part(stored, {name: cells[start:end] for name, cells in kept.items()}, {})
-            start = end
+    agreed = description.of(facts)
+    if agreed is None or (agreed.array is not None and path.suffix.lower() == ".npz"):
+        kept, start = _kept(path, keep), 0
+        if agreed is None:
+            parts = read_stored_parts(path, facts.shape)
+        else:
+            parts = (Reader(path, agreed).stored(x) for x in read_array_parts(path, "x"))
+        for x in parts:
+            yield Part(x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {})
+            start += len(x)
         return
     numbers, texts = kinds_of(agreed, list(keep))
-    for columns in read_parts(path, numbers, texts, agreed.decimal):
-        reader = Reader(path, agreed, Findings(canonical(path.stem)), limited=False)
+    for columns in read_parts(path, numbers, texts):
+        reader = Reader(path, agreed)
         inputs = reader.inputs(columns, keep)
-        if inputs is None:
-            raise UnusableFile(reader.findings)
         yield Part(inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)
 
 
-def kept_arrays(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
+def _kept(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
     """Columns of an npz as they stand, to be kept beside predictions."""
     columns = ArrayColumns(read_arrays(path, keep))
     for name in keep:

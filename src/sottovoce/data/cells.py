@@ -1,56 +1,26 @@
-"""Cells and arrays to numbers for a model, by their public description, and what is or looks wrong with them.
+"""What is or looks wrong with a client's cells and arrays, and which of its records can be used.
 
 What is found here is made of records: it is for their owner's eyes.
-
-Free text becomes numbers without weights: hashed words, pairs of words and letters, at public random places.
-Nothing is learned and nothing is looked up: a text's numbers follow from the text alone. Grams of letters let
-misspelled and inflected words share most of theirs.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-import unicodedata
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sottovoce.data.columns import Numbers, Texts, canonical
+from sottovoce.data.columns import ColumnFindings, Values
 from sottovoce.data.description import Array, Description
-from sottovoce.data.kinds import NO_DAY, PARTS, Category, Date, Number, Text
-from sottovoce.data.own import DataError
-from sottovoce.data.section import OTHER
+from sottovoce.data.kinds import Category, Date, Number
+from sottovoce.data.section import DataError
 
 COMMA = 'write decimal = "," above [target] in records.toml'
 MANY_UNKNOWN = 0.1
 """Share of a site's values that a category does not name from which on the site gets a warning."""
 MANY_OUTSIDE = 0.05
 """Share of values outside their bounds from which on the bounds look wrong."""
-Values = npt.NDArray[Any]
-EXAMPLES = 3
-"""How many names a message lists."""
-MOST_LETTERS = 20_000
-"""Of a text; what follows is not read."""
-LETTERS = (3, 4, 5)
-"""Lengths of grams of letters, a space before and after each word included."""
-
-
-@dataclass
-class ColumnFindings:
-    """What a column of one client holds that the agreement does not foresee, in numbers of records."""
-
-    missing: int = 0
-    unreadable: int = 0
-    commas: int = 0
-    outside: int = 0
-    unknown: int = 0
-    examples: tuple[str, ...] = ()
-    constant: bool = False
 
 
 @dataclass
@@ -69,20 +39,15 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
-def strange_categories(found: Findings, agreed: Description) -> list[str]:
-    """Categories of which a site knows so many values that nobody agreed on that it hardly means them."""
-    return [
-        name
-        for name, column in found.columns.items()
-        if isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
-    ]
-
-
 def verdict(found: Findings, agreed: Description) -> str:
-    """Refused, to be looked at, or ok."""
+    """Refused, to be looked at (many values of a category are none that was agreed on), or ok."""
     if found.problems:
         return "refused"
-    return "warning" if strange_categories(found, agreed) else "ok"
+    strange = any(
+        isinstance(agreed.columns.get(name), Category) and column.unknown > MANY_UNKNOWN * found.records
+        for name, column in found.columns.items()
+    )
+    return "warning" if strange else "ok"
 
 
 class UnusableFile(DataError):
@@ -189,120 +154,3 @@ def without_unusable(x: Values, y: Values, usable: npt.NDArray[np.bool_]) -> tup
     x[~usable] = -1 if x.dtype == np.int64 else np.nan
     y[~usable] = 0
     return x, y
-
-
-def encode_number(column: Number, numbers: Numbers, into: Values) -> ColumnFindings:
-    """Writes the inputs of a column of numbers, and says what it found."""
-    found = found_in(numbers)
-    values, absent = numbers.values, np.isnan(numbers.values)
-    found.outside = int(((values < column.low) | (values > column.high)).sum())
-    clamped = np.where(absent, column.filler, np.clip(values, column.low, column.high))
-    found.constant = bool(len(values) > 1 and not absent.all() and np.ptp(clamped[~absent]) == 0)
-    into[:, 0] = (clamped - column.center) / column.spread
-    if column.missing is not None and into.shape[1] > 1:
-        into[:, 1] = absent
-    return found
-
-
-def encode_category(column: Category, texts: Texts, into: Values) -> ColumnFindings:
-    """Writes the inputs of a column of names, and says what it found."""
-    names = column.names
-    places = texts.places(names.place)
-    found = unknown_in(texts, places)
-    hot = np.where(places < 0, names.values.index(OTHER), places)
-    found.constant = bool(len(hot) > 1 and (hot == hot[0]).all())
-    into[np.arange(len(hot)), hot] = 1
-    return found
-
-
-def encode_date(column: Date, texts: Texts, into: Values) -> ColumnFindings:
-    """Writes the inputs of a column of days, and says what it found."""
-    read = [column.day(text) for text in texts.distinct]
-    plain = [(np.nan, 0, 0) if day is None else column.parted(day) for day in read]
-    days, month, weekday = np.array([*plain, (np.nan, 0, 0)], np.float64)[texts.codes].T
-    known = np.flatnonzero(~np.isnan(days))
-    place = 0
-    for part in column.parts:
-        if part == "days":
-            encode_number(column.days, Numbers(days), into[:, place : place + 1])
-        else:
-            into[known, place + (month if part == "month" else weekday)[known].astype(np.int64)] = 1
-        place += len(PARTS[part])
-    found = encode_number(column.days, Numbers(days), np.zeros((len(days), 1)))
-    if column.missing is not None:
-        into[:, place] = np.isnan(days)
-    blank = np.array([*(canonical(text) in NO_DAY for text in texts.distinct), True])
-    found.missing = int(blank[texts.codes].sum())
-    found.unreadable = len(days) - len(known) - found.missing
-    return found
-
-
-def encode_text(column: Text, texts: Texts, into: Values) -> ColumnFindings:
-    """Writes the inputs of a column of free text, and says what it found: each distinct text is read once."""
-    inputs = np.stack(
-        [*(hashed(text, column.size) for text in texts.distinct), np.zeros(column.size, np.float32)]
-    )
-    into[:] = inputs[texts.codes]
-    blank = ~into.any(axis=1)
-    return ColumnFindings(
-        missing=int(blank.sum()), constant=len(texts.codes) > 1 and len(set(texts.codes)) == 1
-    )
-
-
-def found_in(numbers: Numbers) -> ColumnFindings:
-    """What a column of numbers lacks."""
-    absent = int(np.isnan(numbers.values).sum()) - numbers.unreadable
-    return ColumnFindings(missing=absent, unreadable=numbers.unreadable, commas=numbers.commas)
-
-
-def unknown_in(texts: Texts, places: npt.NDArray[np.int64]) -> ColumnFindings:
-    """Counts texts outside the agreed ones, and nothing where nothing stands."""
-    strange = texts.codes[places < 0]
-    counts = np.bincount(strange[strange >= 0], minlength=len(texts.distinct))
-    blank = [place for place in np.flatnonzero(counts).tolist() if not canonical(texts.distinct[place])]
-    missing = int((strange < 0).sum() + counts[blank].sum())
-    counts[blank] = 0
-    most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
-    examples = tuple(canonical(texts.distinct[place])[:40] for place in most if counts[place])
-    return ColumnFindings(missing=missing, unknown=len(strange) - missing, examples=examples)
-
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-def hashed(text: str, size: int) -> npt.NDArray[np.float32]:
-    """A text as `size` numbers of unit norm, half of it words, half of it letters; 0 where it has no word.
-
-    Case, accents' way of writing and punctuation do not count. A place holds the root of its signed count.
-
-    >>> cold, colds, warm = (hashed(text, 512) for text in ("A cold.", "a colds", "so warm"))
-    >>> bool(cold @ colds > 0.3 > cold @ warm), round(float(cold @ hashed("a  COLD", 512)), 4)
-    (True, 1.0)
-    """
-    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text[:MOST_LETTERS]).casefold())
-    halves = [_counted(grams, size) for grams in (_of_words(words), _of_letters(words))]
-    both = np.sum([half / max(float(np.linalg.norm(half)), 1e-9) for half in halves], axis=0)
-    whole: npt.NDArray[np.float32] = (both / max(float(np.linalg.norm(both)), 1e-9)).astype(np.float32)
-    return whole
-
-
-def _of_words(words: list[str]) -> Iterator[str]:
-    yield from words
-    yield from (f"{one} {other}" for one, other in itertools.pairwise(words))
-
-
-def _of_letters(words: list[str]) -> Iterator[str]:
-    for word in words:
-        spaced = f" {word} "
-        for length in LETTERS:
-            # A leading # keeps them apart from words; a word that is shorter is a gram of its own length.
-            yield from (f"#{spaced[i : i + length]}" for i in range(max(1, len(spaced) - length + 1)))
-
-
-def _counted(grams: Iterator[str], size: int) -> npt.NDArray[np.float64]:
-    codes = np.array([zlib.crc32(gram.encode()) for gram in grams], np.uint64) * _MIX
-    signs = ((codes >> np.uint64(20)) & np.uint64(1)).astype(np.float64) * 2 - 1
-    places = ((codes >> np.uint64(32)) % np.uint64(size)).astype(np.int64)
-    counts = np.bincount(places, signs, size)
-    rooted: npt.NDArray[np.float64] = np.sign(counts) * np.sqrt(np.abs(counts))
-    return rooted

@@ -2,23 +2,37 @@
 
 How one cell is read never depends on another: types are those of the agreement, not guessed from records, so
 that replacing one record changes the reading of that record only.
+
+Free text becomes numbers without weights: hashed words, pairs of words and letters, at public random places.
+Nothing is learned and nothing is looked up: a text's numbers follow from the text alone. Grams of letters let
+misspelled and inflected words share most of theirs.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sottovoce.data.own import DataError
-from sottovoce.errors import SottovoceError
+from sottovoce.data.section import DataError, canonical
+from sottovoce.errors import extra
 
+Values = npt.NDArray[Any]
+EXAMPLES = 3
+"""How many names a message lists."""
+MOST_LETTERS = 20_000
+"""Of a text; what follows is not read."""
+LETTERS = (3, 4, 5)
+"""Lengths of grams of letters, a space before and after each word included."""
 ABSENT = frozenset(
     [
         "",
@@ -42,7 +56,19 @@ ABSENT = frozenset(
 )
 """Texts that stand for a missing number: what common programs write."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
+
+
+@dataclass
+class ColumnFindings:
+    """What a column of one client holds that the agreement does not foresee, in numbers of records."""
+
+    missing: int = 0
+    unreadable: int = 0
+    commas: int = 0
+    outside: int = 0
+    unknown: int = 0
+    examples: tuple[str, ...] = ()
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +79,11 @@ class Numbers:
     unreadable: int = 0
     commas: int = 0
     """How many of the unreadable ones would be numbers if a comma were a decimal point."""
+
+    def findings(self) -> ColumnFindings:
+        """What the column lacks."""
+        absent = int(np.isnan(self.values).sum()) - self.unreadable
+        return ColumnFindings(missing=absent, unreadable=self.unreadable, commas=self.commas)
 
 
 @dataclass(frozen=True)
@@ -72,6 +103,17 @@ class Texts:
         """The place that each record's text has by `place`; −1 where nothing stands."""
         return np.array([*map(place, self.distinct), -1], np.int64)[self.codes]
 
+    def findings(self, places: npt.NDArray[np.int64]) -> ColumnFindings:
+        """Counts texts outside the agreed ones, whose place is −1, and nothing where nothing stands."""
+        strange = self.codes[places < 0]
+        counts = np.bincount(strange[strange >= 0], minlength=len(self.distinct))
+        blank = [place for place in np.flatnonzero(counts).tolist() if not canonical(self.distinct[place])]
+        missing = int((strange < 0).sum() + counts[blank].sum())
+        counts[blank] = 0
+        most = np.argsort(-counts, kind="stable")[:EXAMPLES].tolist()
+        examples = tuple(canonical(self.distinct[place])[:40] for place in most if counts[place])
+        return ColumnFindings(missing=missing, unknown=len(strange) - missing, examples=examples)
+
 
 class Columns(ABC):
     """The columns of one file; `names` are all it has."""
@@ -86,17 +128,6 @@ class Columns(ABC):
     @abstractmethod
     def texts(self, name: str) -> Texts:
         """A column as texts."""
-
-
-def canonical(text: str, *, whole: bool = False) -> str:
-    """Without spaces around it and in one Unicode form; without an empty fraction where it is a whole number.
-
-    >>> canonical(" cafe\u0301 "), canonical("1.0", whole=True)
-    ('café', '1')
-    """
-    plain = unicodedata.normalize("NFC", text.strip())
-    match = _WHOLE.fullmatch(plain) if whole else None
-    return match[1] if match else plain
 
 
 class ArrayColumns(Columns):
@@ -140,23 +171,13 @@ class ArrowColumns(Columns):
         self.records = table.num_rows
 
     def numbers(self, name: str, decimal: str = ".") -> Numbers:
-        pa, pc = arrow()
+        pa, _ = arrow()
         column = self._table.column(name)
-        unreadable = commas = 0
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        unreadable = commas = 0
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            texts = pc.utf8_trim_whitespace(column)
-            pointed = pc.replace_substring(texts, ",", ".")
-            if decimal == ",":
-                texts = pointed
-            readable = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
-            either = pc.fill_null(pc.match_substring_regex(pointed, _NUMBER), False)
-            commas = (pc.sum(either).as_py() or 0) - (pc.sum(readable).as_py() or 0)
-            absent = pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True)
-            unreadable = len(texts) - texts.null_count - (pc.sum(pc.or_(readable, absent)).as_py() or 0)
-            unsigned = pc.replace_substring_regex(texts, r"^\+", "")
-            column = pc.if_else(readable, unsigned, None)
+            column, unreadable, commas = _spelled(column, decimal)
         elif not _numeric(column.type):
             raise DataError(f"holds {column.type} where numbers were agreed on: save it as numbers")
         if pa.types.is_boolean(column.type):
@@ -181,6 +202,29 @@ class ArrowColumns(Columns):
         return Texts(codes, [_text(value) for value in encoded.dictionary.to_pylist()])
 
 
+def _spelled(column: Any, decimal: str) -> tuple[Any, int, int]:
+    """Numbers of texts, null where there is none; how many are unreadable, and how many for their commas.
+
+    A column of numbers alone, or of numbers and gaps, is read at once, as its cells would be one by one.
+    """
+    pa, pc = arrow()
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.float64()), 0, 0
+    texts = pc.utf8_trim_whitespace(column)
+    if decimal == ",":
+        texts = pc.replace_substring(texts, ",", ".")
+    present = pc.if_else(pc.is_in(texts, pa.array(sorted(ABSENT)), skip_nulls=True), None, texts)
+    with suppress(pa.ArrowInvalid):
+        return present.cast(pa.float64()), 0, 0
+    present = pc.if_else(pc.match_substring_regex(present, "(?i)^-?nan$"), None, present)
+    readable = pc.fill_null(pc.match_substring_regex(present, _NUMBER), False)
+    pointed = pc.match_substring_regex(pc.replace_substring(present, ",", "."), _NUMBER)
+    unreadable = len(present) - present.null_count - pc.sum(readable).as_py()
+    commas = pc.sum(pc.fill_null(pointed, False)).as_py() - pc.sum(readable).as_py()
+    unsigned = pc.replace_substring_regex(present, r"^\+", "")
+    return pc.if_else(readable, unsigned, None).cast(pa.float64()), unreadable, commas
+
+
 def _numeric(kind: Any) -> bool:
     pa, _ = arrow()
     types = pa.types
@@ -203,11 +247,46 @@ def _text(value: object) -> str:
 
 def arrow() -> tuple[Any, Any]:
     """pyarrow and its functions, or one line that says how to get them."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-    except ImportError:
-        raise SottovoceError(
-            "CSV and Parquet files need pyarrow: pip install 'sottovoce[tables]', or save tables as .npz"
-        ) from None
-    return pyarrow, pyarrow.compute
+    needs, instead = "CSV and Parquet files need pyarrow", ", or save tables as .npz"
+    return extra("pyarrow", needs, "tables", instead), extra("pyarrow.compute", needs, "tables", instead)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hashed(text: str, size: int) -> npt.NDArray[np.float32]:
+    """A text as `size` numbers of unit norm, half of it words, half of it letters; 0 where it has no word.
+
+    Case, accents' way of writing and punctuation do not count. A place holds the root of its signed count.
+
+    >>> cold, colds, warm = (hashed(text, 512) for text in ("A cold.", "a colds", "so warm"))
+    >>> bool(cold @ colds > 0.3 > cold @ warm), round(float(cold @ hashed("a  COLD", 512)), 4)
+    (True, 1.0)
+    """
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text[:MOST_LETTERS]).casefold())
+    halves = [_counted(grams, size) for grams in (_of_words(words), _of_letters(words))]
+    both = np.sum([half / max(float(np.linalg.norm(half)), 1e-9) for half in halves], axis=0)
+    whole: npt.NDArray[np.float32] = (both / max(float(np.linalg.norm(both)), 1e-9)).astype(np.float32)
+    return whole
+
+
+def _of_words(words: list[str]) -> Iterator[str]:
+    yield from words
+    yield from (f"{one} {other}" for one, other in itertools.pairwise(words))
+
+
+def _of_letters(words: list[str]) -> Iterator[str]:
+    for word in words:
+        spaced = f" {word} "
+        for length in LETTERS:
+            # A leading # keeps them apart from words; a word that is shorter is a gram of its own length.
+            yield from (f"#{spaced[i : i + length]}" for i in range(max(1, len(spaced) - length + 1)))
+
+
+def _counted(grams: Iterator[str], size: int) -> npt.NDArray[np.float64]:
+    codes = np.array([zlib.crc32(gram.encode()) for gram in grams], np.uint64) * _MIX
+    signs = ((codes >> np.uint64(20)) & np.uint64(1)).astype(np.float64) * 2 - 1
+    places = ((codes >> np.uint64(32)) % np.uint64(size)).astype(np.int64)
+    counts = np.bincount(places, signs, size)
+    rooted: npt.NDArray[np.float64] = np.sign(counts) * np.sqrt(np.abs(counts))
+    return rooted

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,15 +24,10 @@ from torch import Tensor
 
 from sottovoce.catalog import TASKS
 from sottovoce.data import identity
-from sottovoce.errors import SottovoceError, shown
+from sottovoce.data.section import MOST_TEXT, DescriptionError, Section
+from sottovoce.errors import shown
 
-MOST_DIMENSIONS, MOST_NUMBERS, MOST_CLASSES = 6, 2**24, 2**16
-MOST_TEXT = 2**20
-"""What a stranger's description of a record may reach."""
-
-
-class FactsError(SottovoceError):
-    """A description of records that cannot be one."""
+MOST_CLASSES = 2**16
 
 
 @dataclass(frozen=True)
@@ -87,68 +81,32 @@ class Facts:
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
         """From `fields()` of another party: typed and bounded, or refused."""
-        try:
-            shape = tuple(_whole(size, MOST_NUMBERS) for size in fields["shape"])
-            classes = _whole(fields["classes"], MOST_CLASSES)
-            mean, std = (tuple(_number(value) for value in fields[name]) for name in ("mean", "std"))
-            task, names, columns = _named(fields, classes)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            reason = shown(repr(error))
-            raise FactsError(f"that does not describe records ({reason}): ask for the file again") from None
-        if not 1 <= len(shape) <= MOST_DIMENSIONS or math.prod(shape) > MOST_NUMBERS:
-            raise FactsError(f"records of shape {shown(shape)} are larger than any we know: check them")
-        if len(mean) not in (1, shape[0]) or len(std) not in (1, shape[0]) or min(std) <= 0:
-            raise FactsError("mean and std are one number, or one a channel, and std is positive: check them")
-        source = fields.get("source")
-        if not isinstance(source, Mapping | None):
-            raise FactsError(
-                "what a record was before its feature map is not described: ask for the file again"
-            )
-        before = None if source is None else cls.parse({**source, "source": None})
-        return cls(shape, classes, mean, std, before, task, names, columns)
+        top = Section("the description of records", "", fields)
+        shape, classes = top.shape("shape"), top.whole("classes", MOST_CLASSES)
+        mean, std = (top.numbers(name, shape[0]) for name in ("mean", "std"))
+        if min(std) <= 0:
+            raise top.error("std", f"is {min(std)}: give positive numbers")
+        task = top.choice("task", tuple(TASKS), default="classes")
+        names, columns = fields.get("class_names", []), fields.get("columns", "")
+        if not isinstance(names, list) or len(names) not in (0, classes):
+            raise top.error("class_names", f"are not {classes} names: ask for the file again")
+        if not all(isinstance(name, str) and len(name) <= MOST_TEXT and name.isprintable() for name in names):
+            raise top.error("class_names", "are not names of one line: ask for the file again")
+        if not isinstance(columns, str) or len(columns) > MOST_TEXT:
+            raise top.error("columns", "is not a text of a sensible length: ask for the file again")
+        source = top.section("source", optional=True)
+        before = None if source is None else cls.parse({**fields["source"], "source": None})
+        return cls(shape, classes, mean, std, before, task, tuple(names), columns)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
         """From `metadata()`."""
+        known = [name for name in cls.__dataclass_fields__ if name in metadata]
         try:
-            fields = {name: json.loads(metadata[name]) for name in ("shape", "classes", "mean", "std")}
-            optional = [name for name in ("task", "class_names", "columns") if name in metadata]
-            fields |= {name: json.loads(metadata[name]) for name in optional}
-            fields["source"] = json.loads(metadata.get("source", "null"))
-        except (KeyError, ValueError, RecursionError) as error:
+            return cls.parse({name: json.loads(metadata[name]) for name in known})
+        except (ValueError, RecursionError) as error:
             reason = shown(repr(error))
-            raise FactsError(f"that file does not say what its records are ({reason})") from None
-        return cls.parse(fields)
-
-
-def _named(fields: Mapping[str, Any], classes: int) -> tuple[str, tuple[str, ...], str]:
-    """Task, names of classes and text of `records.toml`: absent in descriptions that know none of them."""
-    task, names, columns = (
-        fields.get("task", "classes"),
-        fields.get("class_names", []),
-        fields.get("columns", ""),
-    )
-    if task not in TASKS:
-        raise ValueError(f"{str(task)[:40]} is no task")
-    if not isinstance(names, list | tuple) or len(names) not in (0, classes):
-        raise ValueError(f"class_names are not {classes} names")
-    if not all(isinstance(text, str) and len(text) <= MOST_TEXT for text in (*names, columns)):
-        raise ValueError("class_names and columns are not texts of a sensible length")
-    if not all(name.isprintable() for name in names):
-        raise ValueError("class_names are not names of one line")
-    return task, tuple(names), columns
-
-
-def _whole(value: Any, most: int) -> int:
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{str(value)[:40]} is not a whole number from 1 to {most}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]} is not a finite number")
-    return float(value)
+            raise DescriptionError(f"that file does not say what its records are ({reason})") from None
 
 
 @dataclass(frozen=True)
@@ -279,6 +237,29 @@ class Dataset:
         if self.unit is None:
             return replace(self, identity=identity.of_records(self.x, self.y, self.client))
         return replace(self, identity=identity.of_names(map(str, self.unit.tolist())))
+
+
+def joined(name: str, clients: Mapping[str, Dataset]) -> Dataset:
+    """The records of several clients, by name, that agree on what a record is; units stay their client's."""
+    each = list(clients.values())
+    xs, units, first = [one.x for one in each], [], 0
+    if len({x.dtype for x in xs}) > 1:  # bytes stay bytes if all of them are
+        xs = [x / 255 if x.dtype == torch.uint8 else x for x in xs]
+    for one in each:
+        if one.unit is not None:
+            units.append(one.unit + first)
+            first += int(one.unit.max()) + 1
+    identities = [one.identity for one in each if one.identity is not None]
+    return Dataset(
+        name,
+        torch.cat(xs),
+        torch.cat([one.y for one in each]),
+        each[0].facts,
+        torch.repeat_interleave(torch.arange(len(each)), torch.tensor([len(one) for one in each])),
+        tuple(clients),
+        torch.cat(units) if units else None,
+        identity=torch.cat(identities) if len(identities) == len(each) else None,
+    )
 
 
 def _at(values: Tensor | None, index: Tensor | slice) -> Tensor | None:

@@ -145,11 +145,6 @@ class Description:
         return tuple(part for name, column in self.columns.items() for part in column.encoded(name))
 
     @property
-    def needed(self) -> list[str]:
-        """Names of everything that is read from a client's file of a table."""
-        return [*self.columns, *self.target.sources, *([self.unit] if self.unit else [])]
-
-    @property
     def scale(self) -> float:
         """What a table's inputs are divided by at last, √(number of columns): records have norm about 1.
 
@@ -167,7 +162,8 @@ class Description:
     @property
     def looked_up(self) -> list[str]:
         """What was read from records and is covered by no ε, as "low and high of age"."""
-        tables = [(self.target.column or "the target", self.target), *self.columns.items()]
+        target: tuple[str, Target | Column] = (self.target.column or "the target", self.target)
+        tables = [target, *self.columns.items()]
         return [f"{' and '.join(of.looked_up)} of {name}" for name, of in tables if of.looked_up]
 
     def facts(self) -> Facts:
@@ -266,8 +262,8 @@ def _array(section: Section) -> Array:
     bare = Array(shape)
     array = Array(
         shape,
-        section.numbers("mean", bare.mean, bare.channels),
-        section.numbers("std", bare.std, bare.channels),
+        section.numbers("mean", bare.channels, bare.mean),
+        section.numbers("std", bare.channels, bare.std),
     )
     section.end()
     if min(array.std) <= 0:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from sottovoce.data.columns import ABSENT, Texts, canonical
+from sottovoce.data.columns import ABSENT, Texts
 from sottovoce.data.description import NAME, written
 from sottovoce.data.folder import HIDDEN
 from sottovoce.data.kinds import KINDS, Date
-from sottovoce.data.own import DataError
-from sottovoce.data.section import BLANK
+from sottovoce.data.section import BLANK, DataError, canonical
 from sottovoce.data.tables import FORMATS, column_names, read_columns
 
 Fields = Mapping[str, object]

@@ -16,32 +16,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sottovoce.data.cells import (
-    EXAMPLES,
-    ColumnFindings,
     Findings,
     UnusableFile,
-    Values,
     encode_array,
-    encode_category,
-    encode_date,
-    encode_number,
-    encode_text,
-    found_in,
     target_hint,
-    unknown_in,
     useless,
     whole_records,
     without_unusable,
 )
-from sottovoce.data.columns import ArrayColumns, Columns, Texts, canonical
+from sottovoce.data.columns import EXAMPLES, ArrayColumns, ColumnFindings, Columns, Texts, Values
+from sottovoce.data.dataset import Dataset, Facts
 from sottovoce.data.description import NAME, Array, Description
 from sottovoce.data.identity import of_names
-from sottovoce.data.kinds import Category, Date, Number
-from sottovoce.data.own import DataError, read_arrays
-from sottovoce.data.section import Names
+from sottovoce.data.kinds import Number
+from sottovoce.data.own import read_arrays
+from sottovoce.data.section import DataError, Names, canonical
 from sottovoce.data.tables import read_columns
 
 LABELS = ("0", "1", "false", "true")
@@ -57,6 +50,12 @@ class Site:
     identity: Tensor | None
     """What each record's unit is, int64 (n, 2), where units have names."""
     findings: Findings
+
+    def dataset(self, facts: Facts) -> Dataset:
+        """The records as a dataset; `facts` are those of the agreement."""
+        x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
+        unit = None if self.unit is None else torch.from_numpy(self.unit)
+        return Dataset(self.findings.client, x, y, facts, unit=unit, identity=self.identity)
 
 
 def read_site(
@@ -74,12 +73,7 @@ def read_site(
     would let one record decide about all others. A table that was `given` from Python is read in the place
     of a file.
     """
-    findings = Findings(canonical(path.stem if given is None else path.name))
-    reader = Reader(path, agreed, findings, limited=limited, given=given)
-    site = reader.site(target=target)
-    if site is None or findings.problems:
-        raise UnusableFile(findings)
-    return site
+    return Reader(path, agreed, limited=limited, given=given).site(target=target)
 
 
 def kinds_of(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
@@ -92,22 +86,17 @@ def kinds_of(agreed: Description, sources: list[str]) -> tuple[list[str], list[s
 
 
 class Reader:
-    """Reads one file and gathers what is wrong with it, instead of stopping at the first."""
+    """Reads one file and gathers what is wrong with it, to refuse it with all of that."""
 
     def __init__(
-        self,
-        path: Path,
-        agreed: Description,
-        findings: Findings,
-        *,
-        limited: bool = True,
-        given: Columns | None = None,
+        self, path: Path, agreed: Description, *, limited: bool = True, given: Columns | None = None
     ) -> None:
-        self._path, self._agreed, self.findings, self._limited = path, agreed, findings, limited
-        self._given = given
+        self._path, self._agreed, self._limited, self._given = path, agreed, limited, given
+        self.findings = Findings(canonical(path.stem if given is None else path.name))
         self._x: Values = np.zeros(0)
 
-    def site(self, *, target: bool) -> Site | None:
+    def site(self, *, target: bool) -> Site:
+        """All of the file's records."""
         agreed, findings = self._agreed, self.findings
         sources = [
             *(agreed.target.sources if target else ()),
@@ -117,8 +106,7 @@ class Reader:
         findings.records = columns.records
         if not findings.problems and not columns.records:
             self._problem("holds no records: give at least one")
-        if findings.problems:
-            return None
+        self._refuse()
         x = self._table(columns) if agreed.array is None else self._array(agreed.array, columns.records)
         y: Values = np.zeros(columns.records, np.int64)
         targeted = np.ones(columns.records, bool)
@@ -130,43 +118,44 @@ class Reader:
             nothing = found.missing + found.unreadable == columns.records
             if self._limited and nothing and found.unreadable > agreed.unusable * columns.records:
                 self._problem(f"column '{name}' {useless(agreed, name, found)}")
-        if x is None or findings.problems:
-            return None
+        self._refuse()
         usable = targeted & whole_records(x)
         if target:
             self._count_targets(y[usable])
-        names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
-        names += target_hint(findings, agreed)
         findings.unusable = int((~usable).sum())
-        if self._limited:
-            self._limit(usable, "array 'x', which is not finite" if targeted.all() else f"column {names}")
+        if self._limited and findings.unusable > agreed.unusable * len(usable):
+            names = ", ".join(f"'{name}'" for name in agreed.target.sources[:EXAMPLES])
+            fault = f"column {names}{target_hint(findings, agreed)}"
+            self._problem(
+                f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
+                f"{100 * agreed.unusable:g} % may: correct "
+                + ("array 'x', which is not finite" if targeted.all() else fault)
+            )
+        self._refuse()
         return Site(*without_unusable(x, y, usable), units, identity, findings)
 
-    def stored(self, x: Values) -> Values | None:
-        """Encoded arrays, or None if they are not as agreed."""
+    def stored(self, x: Values) -> Values:
+        """Encoded arrays."""
         assert self._agreed.array is not None
         self._x = x
         encoded = self._array(self._agreed.array, len(x))
-        if encoded is None:
-            return None
+        self._refuse()
         return without_unusable(encoded, np.zeros(len(encoded)), whole_records(encoded))[0]
 
-    def inputs(self, columns: Columns, keep: Sequence[str]) -> Values | None:
-        """Encoded inputs of a table, or None if columns are not as agreed, or one to `keep` is not there."""
+    def inputs(self, columns: Columns, keep: Sequence[str]) -> Values:
+        """Encoded inputs of a table in which there are columns to `keep`, too."""
         if self._agreed.array is not None:
             self._problem(f"is a {self._path.suffix} file, but these records are arrays: save an .npz")
-            return None
-        self._named(columns, [*self._agreed.columns, *keep], "add it: the model was made with it")
-        x = None if self.findings.problems else self._table(columns)
-        return None if self.findings.problems else x
+        else:
+            self._named(columns, [*self._agreed.columns, *keep], "add it: the model was made with it")
+        self._refuse()
+        x = self._table(columns)
+        self._refuse()
+        return x
 
-    def _limit(self, usable: npt.NDArray[np.bool_], fault: str) -> None:
-        agreed, findings = self._agreed, self.findings
-        if findings.unusable > agreed.unusable * len(usable):
-            self._problem(
-                f"has {findings.unusable} of {len(usable)} records that cannot be used, and at most "
-                f"{100 * agreed.unusable:g} % may: correct {fault}"
-            )
+    def _refuse(self) -> None:
+        if self.findings.problems:
+            raise UnusableFile(self.findings)
 
     def _columns(self, sources: list[str]) -> Columns:
         agreed = self._agreed
@@ -174,7 +163,7 @@ class Reader:
             columns: Columns = self._arrays(sources)
             inputs = ["x"]
         else:
-            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources), agreed.decimal)
+            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources))
             inputs = list(agreed.columns)
         self._named(columns, [*inputs, *sources])
         return columns
@@ -217,61 +206,46 @@ class Reader:
             self._problem(f"column '{name}' {error}")
             return None
 
-    def _table(self, columns: Columns) -> Values | None:
+    def _table(self, columns: Columns) -> Values:
         x = np.zeros((columns.records, len(self._agreed.inputs)), np.float32)
         place = 0
         for name, column in self._agreed.columns.items():
             width = len(column.encoded(name))
             into = x[:, place : place + width]
             place += width
-            if isinstance(column, Number):
-                numbers = self._numbers(columns, name)
-                found = None if numbers is None else encode_number(column, numbers, into)
-            else:
-                texts = self._column(name, columns.texts)
-                if texts is None:
-                    found = None
-                elif isinstance(column, Category):
-                    found = encode_category(column, texts, into)
-                elif isinstance(column, Date):
-                    found = encode_date(column, texts, into)
-                else:
-                    found = encode_text(column, texts, into)
+            found = self._column(
+                name, partial(column.encode, columns, into=into, decimal=self._agreed.decimal)
+            )
             if found is not None:
                 self.findings.columns[name] = found
         return x
 
-    def _numbers(self, columns: Columns, name: str) -> Any:
-        """A column of numbers, or None after noting why it is none."""
-        return self._column(name, partial(columns.numbers, decimal=self._agreed.decimal))
-
-    def _array(self, agreed: Array, records: int) -> Values | None:
+    def _array(self, agreed: Array, records: int) -> Values:
+        """Encoded arrays; as they are where they are not as agreed, which is noted."""
         x = np.atleast_1d(self._x)
         if x.shape[1:] == agreed.shape[1:] and agreed.shape[0] == 1 and x.ndim == len(agreed.shape):
             x = x[:, None]
         tokens = agreed.vocabulary is not None
         if len(x) != records:
             self._problem(f"array 'x' holds {len(x)} records, another array {records}: give as many of each")
-            return None
-        if x.shape[1:] != agreed.shape:
+        elif x.shape[1:] != agreed.shape:
             self._problem(f"array 'x' holds records of shape {x.shape[1:]}, records.toml says {agreed.shape}")
-            return None
-        if x.dtype.kind not in ("iu" if tokens else "iuf"):
+        elif x.dtype.kind not in ("iu" if tokens else "iuf"):
             self._problem(f"array 'x' is {x.dtype}: save {'whole numbers' if tokens else 'numbers'}")
-            return None
-        if x.dtype.kind in "iu" and x.dtype != np.uint8 and len(agreed.shape) == 3 and not tokens:
+        elif x.dtype.kind in "iu" and x.dtype != np.uint8 and len(agreed.shape) == 3 and not tokens:
             self._problem(f"array 'x' is {x.dtype}: save pictures as uint8, or as numbers from 0 to 1")
-            return None
-        return encode_array(x, agreed)
+        else:
+            return encode_array(x, agreed)
+        return x
 
     def _target(self, columns: Columns) -> tuple[Values, npt.NDArray[np.bool_]]:
         """Targets as a loss wants them, and which of them are there."""
         target, nothing = self._agreed.target, np.zeros(columns.records, bool)
         if self._agreed.task == "number":
-            numbers = self._numbers(columns, target.column)
+            numbers = self._column(target.column, partial(columns.numbers, decimal=self._agreed.decimal))
             if numbers is None:
                 return nothing, nothing
-            found = self.findings.columns.setdefault(target.column, found_in(numbers))
+            found = self.findings.columns.setdefault(target.column, numbers.findings())
             outside = (numbers.values < target.low) | (numbers.values > target.high)
             found.outside = int(outside.sum())
             inside = np.clip(numbers.values, target.low, target.high)
@@ -293,7 +267,7 @@ class Reader:
         if target.columns:
             texts, names = Texts(texts.codes, [_label(text) for text in texts.distinct]), Names(LABELS)
         places: Values = texts.places(names.place)
-        self.findings.columns[name] = unknown_in(texts, places)
+        self.findings.columns[name] = texts.findings(places)
         return places
 
     def _units(self, columns: Columns, name: str) -> tuple[Values, Tensor]:

@@ -9,7 +9,6 @@ client's records would be an uncharged release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from torch import Tensor
 
 from sottovoce.data import description
 from sottovoce.data.cells import without_unusable
-from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import Dataset, Facts, Records
+from sottovoce.data.dataset import Dataset, Facts, Records, joined
 from sottovoce.data.description import NAME, Description
 from sottovoce.data.encoding import Site, read_site
-from sottovoce.data.identity import fingerprints, of_records
-from sottovoce.data.own import DataError, read_arrays, read_npz, whole_labels
+from sottovoce.data.identity import contents, of_records
+from sottovoce.data.own import read_arrays, read_npz, whole_labels
+from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import FORMATS, column_names
 from sottovoce.errors import visible
 
@@ -112,14 +111,21 @@ class Copies:
 
     def __init__(self) -> None:
         self._seen: dict[bytes, str] = {}
-        self._records: dict[str, npt.NDArray[np.uint64]] = {}
+        self._records: dict[str, npt.NDArray[np.int64]] = {}
 
-    def problem(self, name: str, site: Site) -> str | None:
-        """Why this site is refused, if its records are another's."""
-        records = fingerprints(site.x, site.y)
+    def first(self, name: str, x: Tensor, y: Tensor) -> str | None:
+        """Who else was seen to hold exactly the records that this client holds."""
+        records = np.sort(contents(x, y)[:, 0].numpy())
         first = self._seen.setdefault(records.tobytes(), name)
         if first == name:
             self._records[name] = records
+            return None
+        return first
+
+    def problem(self, name: str, site: Site) -> str | None:
+        """Why this site is refused, if its records are another's."""
+        first = self.first(name, torch.from_numpy(site.x), torch.from_numpy(site.y))
+        if first is None:
             return None
         return (
             f"{name} holds the same records as {first}: two accounts would spend their privacy, and neither "
@@ -153,21 +159,22 @@ class Copies:
 def read_folder(folder: Path) -> Dataset:
     """All clients of a folder as one dataset with their names; refused at the first that cannot be used."""
     agreed, copies = agreement(folder), Copies()
-    sites = {}
+    facts, sites = agreed.facts(), {}
     for refusal in unread_files(folder)[:1]:
         raise DataError(refusal)
     for name, path in client_files(folder).items():
-        sites[name] = read_site(path, agreed)
-        refused = copies.problem(name, sites[name])
+        site = read_site(path, agreed)
+        refused = copies.problem(name, site)
         if refused is not None:
             raise DataError(refused)
-    return replace(joined_sites(str(folder), agreed, sites), home=folder)
+        sites[name] = site.dataset(facts)
+    return replace(joined(str(folder), sites), home=folder)
 
 
 def read_one(path: Path) -> Dataset:
     """One client's file, by the agreement beside it: a dataset with one client."""
     agreed = agreement(path)
-    return joined_sites(str(path), agreed, {client_name(path): read_site(path, agreed)})
+    return joined(str(path), {client_name(path): read_site(path, agreed).dataset(agreed.facts())})
 
 
 def _different(clients: dict[str, Path]) -> None:
@@ -181,36 +188,6 @@ def _different(clients: dict[str, Path]) -> None:
         first = seen.setdefault((status.st_dev, status.st_ino), name)
         if first != name:
             raise DataError(f"{name} and {first} are the same file: remove one of the links")
-
-
-def joined_sites(name: str, agreed: Description, sites: Mapping[str, Site]) -> Dataset:
-    """The records of several clients, by name, as one dataset."""
-    sizes = [len(site.y) for site in sites.values()]
-    unit = identity = None
-    if agreed.unit is not None:
-        counts = [site.findings.units or 0 for site in sites.values()]
-        first = np.cumsum([0, *counts[:-1]])
-        pairs = zip(sites.values(), first, strict=True)
-        unit = _joined(site.unit + start for site, start in pairs if site.unit is not None)
-        identity = torch.cat([site.identity for site in sites.values() if site.identity is not None])
-    return Dataset(
-        name,
-        _joined(site.x for site in sites.values()),
-        _joined(site.y for site in sites.values()),
-        agreed.facts(),
-        torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
-        tuple(sites),
-        unit,
-        identity=identity,
-    )
-
-
-def _joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
-    """Rows of all clients; bytes stay bytes if all of them are."""
-    arrays = list(parts)
-    if len({array.dtype for array in arrays}) > 1:
-        arrays = [array / np.float32(255) if array.dtype == np.uint8 else array for array in arrays]
-    return torch.from_numpy(np.concatenate(arrays))
 
 
 def read_client(
@@ -231,11 +208,8 @@ def read_client(
     normalize = (Facts(facts.shape, facts.classes) if raw else facts).normalize
     agreed = description.of(facts)
     if agreed is not None:
-        site = read_site(path, agreed, target=labels, limited=limited)
-        unit = None if site.unit is None else torch.from_numpy(site.unit)
-        x, y = torch.from_numpy(site.x), torch.from_numpy(site.y)
-        identity = of_records(x, y) if site.identity is None else site.identity
-        records = Records(normalize(x), y, unit, identity)
+        site = read_site(path, agreed, target=labels, limited=limited).dataset(facts).identified()
+        records = Records(normalize(site.x), site.y, site.unit, site.identity)
         if records.units < needed:
             what = "records" if agreed.unit is None else f"units ({agreed.unit})"
             raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")

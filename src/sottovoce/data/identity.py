@@ -38,13 +38,18 @@ def of_records(x: Tensor, y: Tensor, client: Tensor | None = None) -> Tensor:
     >>> len(of_records(x, y).unique(dim=0)), torch.equal(of_records(x, y)[:2], of_records(x / 255, y)[:2])
     (3, True)
     """
+    none = torch.zeros(len(x), dtype=torch.int64)
+    return _counted(contents(x, y), none if client is None else client)
+
+
+def contents(x: Tensor, y: Tensor) -> Tensor:
+    """The same, (n, 2), of what records hold alone: those of equal records are equal."""
     rows = max(1, _PART // max(1, x[0].numel())) if len(x) else 1
     parts = [
         _rows(x[start : start + rows].cpu(), y[start : start + rows].cpu())
         for start in range(0, len(x), rows)
     ]
-    found = torch.cat([*parts, torch.zeros(0, 2, dtype=torch.int64)])
-    return _counted(found, torch.zeros(len(x), dtype=torch.int64) if client is None else client)
+    return torch.cat([*parts, torch.zeros(0, 2, dtype=torch.int64)])
 
 
 def order(identity: Tensor, seed: int) -> Tensor:
@@ -58,27 +63,6 @@ def order(identity: Tensor, seed: int) -> Tensor:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return torch.from_numpy(np.lexsort((second, mixed ^ (mixed >> np.uint64(31)))))
-
-
-def fingerprints(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """A number (n,) for each record, sorted and made fast: for files that were copied by mistake.
-
-    >>> x, y = np.array([[1.0, 2], [3, 4]], np.float32), np.array([0, 1])
-    >>> (fingerprints(x, y) == fingerprints(x[::-1], y[::-1])).all()
-    np.True_
-    >>> (fingerprints(x, y) == fingerprints(x, y[::-1])).any()
-    np.False_
-    """
-    kept = x / np.float32(255) if x.dtype == np.uint8 else x
-    content = np.concatenate([_bytes(torch.from_numpy(np.ascontiguousarray(v))) for v in (kept, y)], axis=1)
-    lanes = np.zeros((len(content), -(-content.shape[1] // 8) * 8), np.uint8)
-    lanes[:, : content.shape[1]] = content
-    factors = np.random.default_rng(0).integers(0, 2**64, lanes.shape[1] // 8, np.uint64) | np.uint64(1)
-    mixed = np.zeros(len(lanes), np.uint64)
-    for lane, factor in zip(lanes.view(np.uint64).T, factors, strict=True):
-        mixed = (mixed ^ lane) * factor
-        mixed ^= mixed >> np.uint64(29)
-    return np.sort(mixed)
 
 
 def _rows(x: Tensor, y: Tensor) -> Tensor:

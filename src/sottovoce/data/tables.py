@@ -10,35 +10,35 @@ import re
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
-from sottovoce.data.columns import ABSENT, ArrayColumns, ArrowColumns, Columns, arrow
-from sottovoce.data.own import DataError, array_names, read_arrays
-from sottovoce.errors import SottovoceError
+from sottovoce.data.columns import ArrayColumns, ArrowColumns, Columns, arrow
+from sottovoce.data.own import array_names, read_arrays
+from sottovoce.data.section import DataError
+from sottovoce.errors import extra
 
 FORMATS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
 TEXTS = (".csv", ".tsv")
 PART = 2**16
 """Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
-MOST_READINGS = 3
-"""Columns with strange cells that are told apart by reading a file again."""
 _DAMAGED = (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, ParseError, EOFError)
 
 
-def read_columns(path: Path, numbers: Collection[str], texts: Collection[str], decimal: str = ".") -> Columns:
-    """The named columns of a file, as far as it has them; `decimal` as in `Columns.numbers`."""
+def read_columns(path: Path, numbers: Collection[str], texts: Collection[str]) -> Columns:
+    """The named columns of a file, as far as it has them."""
     with _explained(path):
         kind, wanted = _format(path), [*numbers, *texts]
         if kind == ".npz":
             return ArrayColumns(read_arrays(path, wanted))
         if kind in TEXTS:
-            file = _Csv.open(path, numbers, texts, decimal)
-            return ArrowColumns(file.whole(), file.names)
+            from pyarrow.csv import read_csv
+
+            names, options = _csv(path, numbers, wanted)
+            return ArrowColumns(read_csv(path, **options), names)
         if kind == ".xlsx":
             pa, _ = arrow()
             names = sheet_names(path)
@@ -48,24 +48,26 @@ def read_columns(path: Path, numbers: Collection[str], texts: Collection[str], d
             return ArrowColumns(parquet.read(columns=_known(path, names, wanted)), names)
 
 
-def read_parts(
-    path: Path, numbers: Collection[str], texts: Collection[str], decimal: str = "."
-) -> Iterator[Columns]:
+def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> Iterator[Columns]:
     """The same in parts, in the file's order, for files larger than memory; an npz is one part."""
     with _explained(path):
         kind, wanted = _format(path), [*numbers, *texts]
         if kind == ".npz":
             yield ArrayColumns(read_arrays(path, wanted))
-        elif kind in TEXTS:
-            file = _Csv.open(path, numbers, texts, decimal)
-            for part in file.parts():
-                yield ArrowColumns(part, file.names)
+            return
+        pa, _ = arrow()
+        if kind in TEXTS:
+            from pyarrow.csv import open_csv
+
+            names, options = _csv(path, numbers, wanted)
+            with open_csv(path, **options) as batches:
+                for batch in batches:
+                    yield ArrowColumns(pa.Table.from_batches([batch]), names)
         elif kind == ".xlsx":
             names = sheet_names(path)
             for part in sheet_parts(path, _known(path, names, wanted), numbers, PART):
                 yield ArrowColumns(part, names)
         else:
-            pa, _ = arrow()
             with _parquet(path) as (parquet, names):
                 for batch in parquet.iter_batches(PART, columns=_known(path, names, wanted)):
                     yield ArrowColumns(pa.Table.from_batches([batch]), names)
@@ -85,91 +87,27 @@ def column_names(path: Path) -> list[str]:
             return names
 
 
-@dataclass(frozen=True)
-class _Csv:
-    """A CSV file whose columns have the types of the agreement."""
+def _csv(path: Path, numbers: Collection[str], wanted: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names of all columns, and how pyarrow reads the wanted ones: cell by cell as texts, as they stand.
 
-    path: Path
-    names: list[str]
-    delimiter: str
-    wanted: list[str]
-    numbers: Collection[str]
-    decimal: str
+    What a number is, `Columns.numbers` says, so that no cell changes how another is read.
+    """
+    pa, _ = arrow()
+    from pyarrow.csv import ConvertOptions, ParseOptions
 
-    @classmethod
-    def open(cls, path: Path, numbers: Collection[str], texts: Collection[str], decimal: str) -> _Csv:
-        names, delimiter = csv_header(path)
-        if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
-            raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
-        return cls(path, names, delimiter, _known(path, names, [*numbers, *texts]), numbers, decimal)
-
-    def whole(self) -> Any:
-        """The file as one table."""
-        pa, _ = arrow()
-        from pyarrow.csv import read_csv
-
-        loose: set[str] = set()
-        while True:
-            try:
-                return read_csv(self.path, **self._options(loose))
-            except pa.ArrowInvalid as error:
-                loose |= self._unread(error, loose)
-
-    def parts(self) -> Iterator[Any]:
-        """The file as tables of about a megabyte of text each."""
-        pa, _ = arrow()
-        loose: set[str] = set()
-        done = 0
-        while True:
-            skip = done
-            try:
-                for batch in self._batches(loose):
-                    fresh = batch.slice(min(skip, batch.num_rows))
-                    skip -= batch.num_rows - fresh.num_rows
-                    done += fresh.num_rows
-                    if fresh.num_rows:
-                        yield pa.Table.from_batches([fresh])
-                return
-            except pa.ArrowInvalid as error:
-                loose |= self._unread(error, loose)
-
-    def _batches(self, loose: set[str]) -> Iterator[Any]:
-        from pyarrow.csv import open_csv
-
-        with open_csv(self.path, **self._options(loose)) as reader:
-            yield from reader
-
-    def _unread(self, error: Exception, loose: set[str]) -> set[str]:
-        """The column of numbers in which a cell is something else; all of them from the fourth on."""
-        found = re.search(r"column #(\d+):.{0,40} conversion error", str(error))
-        strict = set(self.wanted) & set(self.numbers) - loose
-        if found is None or not strict:
-            raise error
-        name = self.names[int(found[1])]
-        return {name} if name in strict and len(loose) < MOST_READINGS else strict
-
-    def _options(self, loose: set[str]) -> dict[str, Any]:
-        """Numbers are read as such, or in `loose` columns as texts, to be looked at one by one."""
-        pa, _ = arrow()
-        from pyarrow.csv import ConvertOptions, ParseOptions
-
-        types = dict.fromkeys(self.wanted, pa.dictionary(pa.int32(), pa.string()))
-        types |= {name: pa.float64() for name in self.wanted if name in self.numbers}
-        types |= dict.fromkeys(loose, pa.string())
-        columns = self.wanted or self.names[:1]
-        return {
-            "parse_options": ParseOptions(
-                delimiter=self.delimiter,
-                newlines_in_values=True,
-                ignore_empty_lines=len(self.names) > 1,  # of one column, an empty line is a missing value
-            ),
-            "convert_options": ConvertOptions(
-                column_types=types,
-                include_columns=columns,
-                null_values=sorted(ABSENT),
-                decimal_point=self.decimal,
-            ),
-        }
+    names, delimiter = csv_header(path)
+    if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
+        raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
+    known = _known(path, names, wanted)
+    types = dict.fromkeys(known, pa.dictionary(pa.int32(), pa.string()))
+    types |= {name: pa.string() for name in known if name in numbers}  # hardly any occurs twice
+    parse = ParseOptions(
+        delimiter=delimiter,
+        newlines_in_values=True,
+        ignore_empty_lines=len(names) > 1,  # of one column, an empty line is a missing value
+    )
+    convert = ConvertOptions(column_types=types, include_columns=known or names[:1])
+    return names, {"parse_options": parse, "convert_options": convert}
 
 
 @contextmanager
@@ -275,15 +213,9 @@ def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: i
 
 @contextmanager
 def _lines(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
+    openpyxl = extra("openpyxl", "Excel files need openpyxl", "excel", ", or save tables as CSV")
     try:
-        from openpyxl import load_workbook
-        from openpyxl.utils.exceptions import InvalidFileException
-    except ImportError:
-        raise SottovoceError(
-            "Excel files need openpyxl: pip install 'sottovoce[excel]', or save tables as CSV"
-        ) from None
-    try:
-        book = load_workbook(path, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             if len(book.worksheets) != 1:
                 sheets = ", ".join(sheet.title for sheet in book.worksheets[:4])
@@ -293,7 +225,7 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
             yield iter(book.worksheets[0].iter_rows(values_only=True))
         finally:
             book.close()
-    except (InvalidFileException, *_DAMAGED):
+    except (openpyxl.utils.exceptions.InvalidFileException, *_DAMAGED):
         raise DataError(
             f"{path} is not an .xlsx file, is locked by a password, or damaged: save it again"
         ) from None

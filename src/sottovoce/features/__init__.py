@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from sottovoce.catalog import DESCRIBED, entry
 from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError
-from sottovoce.features.fixed import SIZE, Scattering, mirrored, ngrams, spectrum
+from sottovoce.features.fixed import COEFFICIENTS, SIZE, Scattering, mirrored, ngrams, spectrum
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
 from sottovoce.features.patterns import channels as by_channel
 from sottovoce.models import imported, reason
@@ -74,15 +74,14 @@ class FeatureMap:
 
     Or of series (n, T, F) of any numbers, or of tokens (n, L).
 
-    `public_pretraining` says whether weights learned from other people's public data are in it. The maps
-    here have none: the network behind `patterns` has seen noise processes alone.
+    The maps here have no weights learned from other people's public data: the network behind `patterns` has
+    seen noise processes alone.
     """
 
     name: str
     shape: tuple[int, ...]
     size: int
     mirror: bool
-    public_pretraining: bool
     parts: tuple[Part, ...]
     weights: tuple[float, ...]
     projection: Projection | None
@@ -127,44 +126,49 @@ def open_features(
     *,
     size: int = 0,
     mirror: bool = False,
-    seed: int = 0,
     device: str = "cpu",
+    local: str | None = None,
 ) -> FeatureMap:
     """The map `name` for records of `shape`: (C, H, W) of pictures, (T, F) of series, (L,) of tokens.
 
-    `size` > 0 projects to so many numbers (the public `seed` says how); `mirror` averages the features of a
-    picture and of its mirror image, for things that a mirror does not change (no digits).
+    `size` > 0 projects to so many numbers, in a public way; `mirror` averages the features of a picture and
+    of its mirror image, for things that a mirror does not change (no digits). `local` is the name of a map of
+    this machine's owner, which `name` may be too; nothing else is imported. Such a map runs on the CPU.
 
     >>> features = open_features("scattering", (1, 28, 28), size=500)
     >>> out = features(torch.rand(2, 1, 28, 28))
     >>> out.shape, bool(torch.allclose(out.norm(dim=1), torch.ones(2)))
     (torch.Size([2, 500]), True)
     """
-    described, axes = entry("features", name, DESCRIBED)
+    own = ":" in name
+    if own and name != local:
+        raise SottovoceError(f"features={name} is code: if you trust it, name it yourself", "features")
+    described, axes = ("records", len(shape)) if own else entry("features", name, DESCRIBED)
     if len(shape) != axes:
         raise SottovoceError(f"features={name} describes {described}, not records of shape {shape}: use none")
     if mirror and axes != 3:
         raise SottovoceError(
             f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
         )
-    channels = shape[0]
-    opened = [_PARTS[part](*shape, device) for part in name.split("+")]
+    if own:
+        opened, device = [_local(name, shape)], "cpu"
+    else:
+        opened = [_PARTS[part](*shape, device) for part in name.split("+")]
     full = sum(length for _, length in opened)
     if size > full:
         raise SottovoceError(
             f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0 for all"
         )
-    patterns = _PATTERNS_SHARE_GRAY if channels == 1 else _PATTERNS_SHARE
+    patterns = _PATTERNS_SHARE_GRAY if shape[0] == 1 else _PATTERNS_SHARE
     shares = (1 - patterns, patterns) if len(opened) == 2 else (1.0,)
     return FeatureMap(
         name=name,
         shape=shape,
         size=size or full,
         mirror=mirror,
-        public_pretraining=False,
         parts=tuple(part for part, _ in opened),
         weights=tuple(math.sqrt(share) for share in shares),
-        projection=Projection.drawn(full, size, seed) if size else None,
+        projection=Projection.drawn(full, size, seed=0) if size else None,
         device=device,
     )
 
@@ -184,7 +188,7 @@ def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Pa
         flipped = mirrored(coefficients) if scatter.mirrors else scatter(x.flip(-1))
         return describe(coefficients) + describe(flipped)
 
-    return part, channels * 81 * math.prod(scatter.grid)
+    return part, channels * COEFFICIENTS * math.prod(scatter.grid)
 
 
 def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
@@ -194,10 +198,11 @@ def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part
     def describe(x: Tensor) -> Tensor:
         return centred(by_channel(patterns(x), patterns.channels), centre)
 
-    def part(x: Tensor, mirror: bool) -> Tensor:
-        return describe(x) + describe(x.flip(-1)) if mirror else describe(x)
+    return _mirroring(describe), (1 if channels == 3 else channels) * patterns.channels * 16
 
-    return part, (1 if channels == 3 else channels) * patterns.channels * 16
+
+def _mirroring(describe: Callable[[Tensor], Tensor]) -> Part:
+    return lambda x, mirror: describe(x) + describe(x.flip(-1)) if mirror else describe(x)
 
 
 def _spectrum(steps: int, values: int, device: str) -> tuple[Part, int]:
@@ -230,35 +235,14 @@ class LocalMapError(SottovoceError):
     """A function that cannot be a feature map."""
 
 
-def open_local(name: str, shape: tuple[int, ...], *, size: int = 0, mirror: bool = False) -> FeatureMap:
-    """The map that this machine's owner calls `name`, for records of `shape`; `size` and `mirror` as ever."""
+def _local(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
     described = _opened(name, shape)
-    if mirror and len(shape) != 3:
-        raise LocalMapError(
-            f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
-        )
-
-    def part(x: Tensor, mirrored: bool) -> Tensor:
-        return described(x) + described(x.flip(-1)) if mirrored else described(x)
-
-    full = described(torch.zeros(1, *shape)).shape[1]
-    if size > full:
-        raise LocalMapError(f"feature_size={size}, but {name} has {full} numbers: choose at most that, or 0")
-    return FeatureMap(
-        name=name,
-        shape=shape,
-        size=size or full,
-        mirror=mirror,
-        public_pretraining=pretrained(name),
-        parts=(part,),
-        weights=(1.0,),
-        projection=Projection.drawn(full, size, seed=0) if size else None,
-    )
+    return _mirroring(described), described(torch.zeros(1, *shape)).shape[1]
 
 
 def pretrained(name: str) -> bool:
-    """Whether public data of other people may be in a map: unless its owner has declared that it is not."""
-    return bool(getattr(imported("features", name), "public_pretraining", True))
+    """Whether public data of other people may be in a map: of one's own, unless declared that it is not."""
+    return ":" in name and bool(getattr(imported("features", name), "public_pretraining", True))
 
 
 def fingerprint(name: str) -> str:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
-from sottovoce.errors import SottovoceError
-from sottovoce.features import FeatureMap, fingerprint, open_features, open_local
+from sottovoce.features import FeatureMap, fingerprint, open_features
 from sottovoce.files import kept_secret, locked, write_atomically
 from sottovoce.plan import Plan
 
@@ -110,19 +109,12 @@ def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all.
 
-    `local` is the name of a map of this machine's owner, which the plan may name too; nothing else is
-    imported.
+    `local` as in `open_features`.
     """
     if plan.features == "none" or facts.source is not None:
         return None  # the model sees records themselves, or they are features already
     size, mirror = plan.feature_size, plan.mirror
-    if ":" not in plan.features:
-        return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device)
-    if plan.features != local:
-        raise SottovoceError(
-            f"features={plan.features} is code: if you trust it, name it yourself", "features"
-        )
-    return open_local(local, facts.shape, size=size, mirror=mirror)
+    return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device, local=local)
 
 
 def clean() -> int:

@@ -67,42 +67,16 @@ def shipped() -> dict[str, Tensor]:
 
 
 SHIPPED = Path(__file__).with_name("patterns.safetensors")
-SHA256 = "1e01b1c406f9f6a23e3b21a24ff0008ae6077021de28913b890e1d6d43365c6f"  # of the shipped file
 _CHUNK = 64  # pictures at once: what they become stays in the cache
-
-
-class Convolution(nn.Module):
-    """A convolution with batch normalization while training, with a bias once folded."""
-
-    def __init__(
-        self, inputs: int, outputs: int, size: int, stride: int = 1, *, folded: bool = False
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=folded)
-        self.norm = None if folded else nn.BatchNorm2d(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        return x if self.norm is None else self.norm(x)
-
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the one convolution that does the same at evaluation."""
-        if self.norm is None:
-            assert self.conv.bias is not None
-            return self.conv.weight, self.conv.bias
-        assert self.norm.running_mean is not None
-        assert self.norm.running_var is not None
-        scale = self.norm.weight / (self.norm.running_var + self.norm.eps).sqrt()
-        return self.conv.weight * scale.view(-1, 1, 1, 1), self.norm.bias - self.norm.running_mean * scale
 
 
 class Block(nn.Module):
     """x ↦ relu(x + conv(relu(conv(x))))."""
 
-    def __init__(self, width: int, *, folded: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = Convolution(width, width, 3, folded=folded)
-        self.second = Convolution(width, width, 3, folded=folded)
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.second(torch.relu(self.first(x))))
@@ -114,23 +88,15 @@ class Network(nn.Module):
     Half the resolution after two convolutions, a quarter in the middle; `blocks` residual blocks at each.
     """
 
-    def __init__(
-        self,
-        stem: int = 32,
-        widths: tuple[int, int] = (64, 136),
-        blocks: tuple[int, int] = (2, 2),
-        out: int = 256,
-        *,
-        folded: bool = False,
-    ) -> None:
+    def __init__(self, stem: int, widths: tuple[int, int], blocks: tuple[int, int], out: int) -> None:
         super().__init__()
         fine, coarse = widths
-        self.stem = Convolution(3, stem, 3, folded=folded)
-        self.to_half = Convolution(stem, fine, 3, 2, folded=folded)
-        self.fine = nn.Sequential(*(Block(fine, folded=folded) for _ in range(blocks[0])))
-        self.to_quarter = Convolution(fine, coarse, 3, 2, folded=folded)
-        self.coarse = nn.Sequential(*(Block(coarse, folded=folded) for _ in range(blocks[1])))
-        self.out = Convolution(coarse, out, 1, folded=folded)
+        self.stem = nn.Conv2d(3, stem, 3, padding=1)
+        self.to_half = nn.Conv2d(stem, fine, 3, 2, padding=1)
+        self.fine = nn.Sequential(*(Block(fine) for _ in range(blocks[0])))
+        self.to_quarter = nn.Conv2d(fine, coarse, 3, 2, padding=1)
+        self.coarse = nn.Sequential(*(Block(coarse) for _ in range(blocks[1])))
+        self.out = nn.Conv2d(coarse, out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = (x - 0.45) / 0.25
@@ -138,29 +104,14 @@ class Network(nn.Module):
         x = self.coarse(torch.relu(self.to_quarter(x)))
         return torch.relu(self.out(x))
 
-    @torch.no_grad()
-    def weights(self) -> dict[str, Tensor]:
-        """The folded convolutions in half precision, as they are shipped."""
-        kept: dict[str, Tensor] = {}
-        for name, module in self.named_modules():
-            if isinstance(module, Convolution):
-                weight, bias = module.folded()
-                kept[f"{name}.weight"], kept[f"{name}.bias"] = (
-                    weight.half().cpu().contiguous(),
-                    bias.half().cpu(),
-                )
-        return kept
-
     @classmethod
     def restored(cls, weights: Mapping[str, Tensor]) -> Network:
-        """The network of `weights()`, its shape read from them."""
+        """The network of such weights, its shape read from them."""
         stem, fine = weights["stem.weight"].shape[0], weights["to_half.weight"].shape[0]
         out, coarse = weights["out.weight"].shape[:2]
         depth = [len({n.split(".")[1] for n in weights if n.startswith(f"{s}.")}) for s in ("fine", "coarse")]
-        network = cls(stem, (fine, coarse), (depth[0], depth[1]), out, folded=True)
-        network.load_state_dict(
-            {".conv.".join(name.rsplit(".", 1)): value.float() for name, value in weights.items()}
-        )
+        network = cls(stem, (fine, coarse), (depth[0], depth[1]), out)
+        network.load_state_dict({name: value.float() for name, value in weights.items()})
         return network.eval().requires_grad_(False)
 
     @classmethod
@@ -178,7 +129,7 @@ class Patterns:
 
     def __init__(self, network: Network) -> None:
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.channels = network.out.conv.out_channels
+        self.channels = network.out.out_channels
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from sottovoce.account import count_clients, folder_ledger
 from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
 from sottovoce.data import ClientRecords, Dataset, FederatedDataset, Records, description
-from sottovoce.data.own import DataError
+from sottovoce.data.section import DataError
 from sottovoce.errors import SottovoceError
 from sottovoce.files import write_atomically
 from sottovoce.metrics import Own

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sottovoce.data import Description, read_site
-from sottovoce.data.cells import hashed
+from sottovoce.data.columns import hashed
 from sottovoce.data.section import DescriptionError
 
 AGREED = """
