@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from sottovoce.audit import guessing, opened
+from sottovoce.audit import guessing
 from sottovoce.audit.game import Match
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import worst_pair
 from sottovoce.plan import Plan
+
+from .toys import opened
 
 pytestmark = pytest.mark.slow
 

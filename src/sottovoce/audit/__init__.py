@@ -25,8 +25,6 @@ from sottovoce.audit.guessing import Progress, check_runs, guess_canaries, guess
 from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.blending import counted_sizes
-from sottovoce.blueprint import Blueprint
-from sottovoce.data import FederatedDataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress as OnFeatures
 from sottovoce.plan import Plan
@@ -58,7 +56,8 @@ def audit(
         raise SottovoceError("epsilon=inf adds no noise and promises nothing: set a finite epsilon")
     if runs < 0:
         raise SottovoceError(f"the game cannot be played {runs} times: give 1, or 100 and more")
-    blueprint, federation = opened(plan, on_features)
+    prepared = prepare(plan, trusted=True, progress=on_features)
+    blueprint, federation = prepared.blueprint, prepared.federation
     plan, who = blueprint.plan, busiest(blueprint)
     calls = int(call_counts(blueprint.schedule, plan.participants)[who])
     promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
@@ -88,12 +87,6 @@ def audit(
     if games:
         found["epsilon_lower"] = games[0]["epsilon_lower"]
     return found
-
-
-def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple[Blueprint, FederatedDataset]:
-    """The blueprint of a plan, and its clients with their records."""
-    prepared = prepare(plan, trusted=True, progress=on_features)
-    return prepared.blueprint, prepared.federation
 
 
 @dataclass(frozen=True)

@@ -231,15 +231,6 @@ def least_epsilon(mu: float, delta: float) -> float:
     return accounting.epsilon(mu**2, delta, "exact")
 
 
-def promised_negatives(positives: float, mu: float) -> float:
-    """β of the promised curve at α: no test has fewer.
-
-    >>> round(promised_negatives(0.5, 2.0), 4)
-    0.0228
-    """
-    return _normal.cdf(_inverse(1 - positives) - mu)
-
-
 def check_runs(runs: int, mu: float) -> None:
     """Refuses so few runs that even the worst pair would most likely certify nothing."""
 

@@ -63,6 +63,28 @@ class Leaving:
     charged: dict[What, float]
     public: Mapping[str, Any]
 
+    def add(
+        self,
+        blueprint: Blueprint,
+        name: str,
+        records: ClientRecords,
+        participant: int | None,
+        at: Sequence[Tensor],
+    ) -> None:
+        """Adds what one client would release, a participant or a future one (None)."""
+        client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
+        releases = blueprint.releases_of(participant)
+        for number, model in enumerate(at):
+            for asked in _asked(client, blueprint, participant, model, records.train.units):
+                release, plan = releases[asked.kind], blueprint.plan
+                kind: str = asked.kind
+                if kind == "context":
+                    kind = f"context {plan.context}" + (" of a future client" if participant is None else "")
+                what = What(name, kind, release.place, asked.round, number)
+                part = weight(blueprint, participant, release) / release.sensitivity
+                self.statistics[what] = client.statistic(asked).numpy() * part
+                self.charged[what] = release.sensitivity
+
 
 @dataclass
 class Largest:
@@ -85,18 +107,6 @@ class Largest:
             elif isinstance(one, Leaving) or isinstance(other, Leaving):
                 why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
                 self.refused[why] = self.refused.get(why, 0) + 1
-
-    def add(self, other: Largest) -> None:
-        """Takes what another one has seen."""
-        for kind, ratio in other.ratios.items():
-            if not ratio <= self.ratios.setdefault(kind, 0.0):
-                self.ratios[kind] = ratio
-            self.charged[kind] = max(self.charged.get(kind, 0.0), other.charged[kind])
-            self.counts[kind] = self.counts.get(kind, 0) + other.counts[kind]
-        for why, count in other.refused.items():
-            self.refused[why] = self.refused.get(why, 0) + count
-        self.pairs += other.pairs
-        self.faults += [fault for fault in other.faults if fault not in self.faults]
 
     def _pair(self, one: Leaving, other: Leaving) -> None:
         for name in one.public.keys() | other.public.keys():
@@ -163,16 +173,7 @@ def leaving(
     for role, (names, clients) in enumerate(roles):
         for i, name in enumerate(names):
             if only is None or name in only:
-                _leaving(found, blueprint, name, clients[i], i if role == 0 else None, at)
-    return found
-
-
-def leaving_alone(
-    blueprint: Blueprint, name: str, records: ClientRecords, participant: int | None, at: Sequence[Tensor]
-) -> Leaving:
-    """What one client would release, a participant or a future one (None), from records of its own file."""
-    found = Leaving({}, {}, {})
-    _leaving(found, blueprint, name, records, participant, at)
+                found.add(blueprint, name, clients[i], i if role == 0 else None, at)
     return found
 
 
@@ -187,28 +188,6 @@ def weight(blueprint: Blueprint, participant: int | None, release: Release) -> f
     if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
     return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
-
-
-def _leaving(
-    found: Leaving,
-    blueprint: Blueprint,
-    name: str,
-    records: ClientRecords,
-    participant: int | None,
-    at: Sequence[Tensor],
-) -> None:
-    client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
-    releases = blueprint.releases_of(participant)
-    for number, model in enumerate(at):
-        for asked in _asked(client, blueprint, participant, model, records.train.units):
-            release, plan = releases[asked.kind], blueprint.plan
-            kind: str = asked.kind
-            if kind == "context":
-                kind = f"context {plan.context}" + (" of a future client" if participant is None else "")
-            what = What(name, kind, release.place, asked.round, number)
-            part = weight(blueprint, participant, release) / release.sensitivity
-            found.statistics[what] = client.statistic(asked).numpy() * part
-            found.charged[what] = release.sensitivity
 
 
 def _asked(

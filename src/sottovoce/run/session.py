@@ -25,7 +25,7 @@ from sottovoce import data
 from sottovoce.account import count_clients, folder_ledger
 from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
-from sottovoce.data import ClientRecords, Dataset, FederatedDataset, Records, description
+from sottovoce.data import ClientRecords, FederatedDataset, Records, description
 from sottovoce.data.own import DataError
 from sottovoce.errors import SottovoceError
 from sottovoce.files import write_atomically
@@ -60,7 +60,6 @@ class Session:
         simulation: Simulation,
         ledger: Ledger | None,
         run: str,
-        records: Dataset,
         checkpoint_seconds: float,
         updates: Updates | None,
     ) -> None:
@@ -69,7 +68,6 @@ class Session:
         self.simulation = simulation
         self._ledger = ledger
         self._run = run
-        self._records = records
         self._updates = updates
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
@@ -138,7 +136,7 @@ class Session:
             simulation = cls.simulated(
                 blueprint, federation, server, book, run=run, master=master, updates=updates, masks=masked
             )
-            session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
+            session = cls(directory, simulation, book, run, checkpoint_seconds, updates)
             if resume:
                 session._load()
             session._held = stack.pop_all()
