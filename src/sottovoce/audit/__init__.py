@@ -21,12 +21,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sottovoce.audit.guessing import Progress, check_runs, guess_canaries, guess_pair
+from sottovoce.audit.guessing import check_runs, guess_canaries, guess_pair
 from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.blending import counted_sizes
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress as OnFeatures
+from sottovoce.features.kept import Progress
 from sottovoce.plan import Plan
 from sottovoce.privacy import call_counts
 from sottovoce.release import spending
@@ -45,7 +45,7 @@ def audit(
     runs: int = 0,
     *,
     progress: Progress = lambda done, of: None,
-    on_features: OnFeatures = lambda done, of: None,
+    on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
     """Audits what clients would release under a plan; with `runs` the game is played so often.
 

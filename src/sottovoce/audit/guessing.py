@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -28,10 +28,9 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.cores import derived_seed
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import Progress
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
-
-Progress = Callable[[int, int], None]
 
 MOST_POINTS = 200
 """Of a measured trade-off curve."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ from sottovoce.data import ClientRecords, Dataset, Description, FederatedDataset
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described
+from sottovoce.features.kept import Progress, described
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
@@ -40,7 +40,6 @@ TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
 ROUNDS = 2
 """Rounds of a client that are looked at: each has its own records, where it does not take all."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -222,12 +221,7 @@ def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any
 
 
 def ratios(
-    plan: Plan,
-    *,
-    families: int = 20,
-    size: int = 8,
-    seed: int = 0,
-    progress: Progress = lambda done, of: None,
+    plan: Plan, *, families: int, size: int = 8, progress: Progress = lambda done, of: None
 ) -> Largest:
     """The largest ratio of each kind of release, over `families` of `size` files, any two of them a pair.
 
@@ -236,8 +230,8 @@ def ratios(
     found, path = Largest(), Path(plan.dataset).expanduser()
     own = path.is_dir() or has_agreement(path) or (path.exists() and plan.partition == "client")
     for number in range(families):
-        random = Random(f"{seed}:{number}")
-        found.compare(list((_files if own else _dealt)(plan, path, random, size)))
+        random = Random(f"0:{number}")
+        found.compare(list(_files(plan, path, random, size) if own else _dealt(plan, random, size)))
         progress(number + 1, families)
     return found
 
@@ -272,7 +266,7 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
             yield leaving(blueprint, federation, at, {name, *others[:1]} if path.is_dir() else None)
 
 
-def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving]:
+def _dealt(plan: Plan, random: Random, size: int) -> Iterator[Leaving]:
     """What would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
     ready = prepare(plan, stored, trusted=True)

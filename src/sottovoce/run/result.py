@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -240,7 +239,7 @@ def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
     """ε from what the ledger holds; JSON has no infinity, so a run without noise says null."""
     plan = blueprint.plan
-    if ledger is None or not math.isfinite(plan.epsilon):
+    if ledger is None or not plan.private:
         return {
             "target": None,
             "spent_max": None,

@@ -180,12 +180,12 @@ class Session:
         simulation, blueprint = self.simulation, self.simulation.blueprint
         simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
         self.checkpoint()
-        if len(self.directory.rounds()) != blueprint.plan.rounds:
+        lines = self.directory.rounds()
+        if len(lines) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
         federation, sent = simulation.federation, simulation.last_bytes
         clients = site_rows(blueprint, federation, self._ledger)
-        lines = self.directory.rounds()
         result = assemble(
             blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures, own=own
         )
