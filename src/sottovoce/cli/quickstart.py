@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import typer
 
-from sottovoce.cli.display import JSON, as_json, hidden, out
+from sottovoce.cli.display import JSON, as_json, hidden, say
 from sottovoce.cli.runs import run_plan
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan
@@ -79,7 +79,7 @@ def _tables(folder: Path, *, json: bool) -> None:
     ]
     for words in commands:
         if not json:
-            out.print(f"\n[bold]$ sottovoce {shlex.join(words)}[/]", soft_wrap=True, highlight=False)
+            say((f"\n$ sottovoce {shlex.join(words)}", "bold"))
         _invoke(words, quiet=json)
     if json:
         as_json({"folder": str(folder), "commands": commands})
