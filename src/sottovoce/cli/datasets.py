@@ -92,12 +92,6 @@ def clean(json: bool = JSON) -> None:
     answer({"freed_bytes": freed}, f"removed kept features, {data_size(freed)}", json=json)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands about one's own records to the application."""
-    app.command(epilog="Example: sottovoce draft hospitals/ --target diagnosis")(draft)
-    app.command(epilog="Example: sottovoce check hospitals/")(check)
-
-
 def check(
     path: Path = typer.Argument(help="A folder with records.toml and one file for each site, or one site's."),
     json: bool = JSON,

@@ -38,8 +38,6 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     if json:
         as_json(content)
         return
-    # What a ledger has none of would only make its table wide.
-    counted = {}
     others = {
         "context": "contexts",
         "gradient": "gradients",
@@ -48,9 +46,8 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         "calibration": "calibrations",
         "at_server": "noise at server",
     }
-    for kind, head in others.items():
-        if any(run[kind] for run in content["runs"]):
-            counted[kind] = head
+    # What a ledger has none of would only make its table wide.
+    counted = {kind: head for kind, head in others.items() if any(run[kind] for run in content["runs"])}
     rows = [
         [run["client"], run["run"], *(str(run[kind]) for kind in counted), _spent(run)]
         for run in content["runs"]

@@ -28,19 +28,6 @@ from sottovoce.cli.display import (
 from sottovoce.errors import SottovoceError
 from sottovoce.report.table import Table, count, percent
 
-EXAMPLES = {
-    "models": "models runs/h --out models/",
-    "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
-    "export": "export models/north.safetensors --onnx north.onnx",
-    "finish": "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    for command in (models, predict, finish, export):
-        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
-
 
 def models(
     run: Path = typer.Argument(help="Directory of a finished run."),
@@ -163,8 +150,8 @@ def finish(
         )
     if json:
         as_json(told)
-        return
-    finished(told)
+    else:
+        finished(told)
 
 
 def export(

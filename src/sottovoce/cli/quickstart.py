@@ -24,11 +24,6 @@ SOME, LABELLED = 20, 40
 """Records of the file that is predicted, and of those that the newcomer knows a diagnosis of."""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog="Example: sottovoce quickstart tables --out runs/hospitals")(quickstart)
-
-
 def quickstart(
     story: str = typer.Argument(
         "pictures", help="pictures, or tables.", autocompletion=lambda: list(STORIES)

@@ -36,12 +36,6 @@ MOST_SITES = 30
 """Sites that the terminal lists; the report has them all."""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog="Example: sottovoce audit dataset=hospitals/ --runs 400")(audit)
-    app.command(epilog="Example: sottovoce compare dataset=hospitals/ epsilon=4 --out runs/c")(compare)
-
-
 def audit(
     settings: list[str] = typer.Argument(
         None,

@@ -47,21 +47,6 @@ THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
 
 
-EXAMPLES = {
-    "plan": "plan preset=paper dataset=cifar10 epsilon=16",
-    "train": "train dataset=mnist epsilon=16 --out runs/mnist",
-    "evaluate": "evaluate runs/mnist --json",
-    "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
-    "report": "report runs/mnist, or in a checkout: sottovoce report results",
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    for command in (plan, train, evaluate, personalize, report):
-        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
-
-
 def plan(
     settings: list[str] = SETTINGS,
     keys_: bool = typer.Option(False, "--keys", help="List every key with its meaning, and stop."),
