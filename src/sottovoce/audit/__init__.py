@@ -14,7 +14,6 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -32,6 +31,7 @@ from sottovoce.privacy import call_counts
 from sottovoce.release import spending
 from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
+from sottovoce.run.status import reading
 
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
@@ -150,7 +150,7 @@ def read_ledger(path: Path) -> tuple[list[Row], list[tuple[str, float]]]:
     if not path.exists():
         raise SottovoceError(f"the run's ledger {path} is missing: restore it from a backup")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as file:
+        with reading(path) as file:
             fields = "client, run, kind, round, sensitivity, sigma, place, time"
             rows = [Row(*row) for row in file.execute(f"SELECT {fields} FROM release ORDER BY id")]
             lost = file.execute("SELECT client, SUM(spent) FROM lost GROUP BY client").fetchall()

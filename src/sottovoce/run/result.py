@@ -56,11 +56,11 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
-    clients: Sequence[Mapping[str, Any]] = (),
-    last_bytes: Mapping[str, int] | None = None,
+    clients: Sequence[Mapping[str, Any]],
+    last_bytes: Mapping[str, int],
     *,
-    metrics: bool = True,
-    own: Own | None = None,
+    metrics: bool,
+    own: Own | None,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger.
 
@@ -72,7 +72,7 @@ def assemble(
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
-    last = {f"{kind}_bytes": count for kind, count in (last_bytes or {}).items()}
+    last = {f"{kind}_bytes": count for kind, count in last_bytes.items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
