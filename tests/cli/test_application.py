@@ -12,7 +12,7 @@ from rich.errors import LiveError
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
-from sottovoce.cli.display import progress
+from sottovoce.cli.display import bullet, err, progress, say
 from sottovoce.plan.presets import PRESETS
 
 from .conftest import Failing
@@ -133,3 +133,11 @@ def test_a_bar_is_shown_while_it_has_work_and_two_take_turns(monkeypatch: pytest
         rehearsing(1, 2, "alone")
         assert shown
     assert not shown
+
+
+def test_nothing_that_is_said_is_markup_or_moves_a_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    say(("[red]a\x1b[2J", "bold"), " [/] b\x1b[2J")
+    bullet("[bold]c\r", to=err)
+    told = capsys.readouterr()
+    assert told.out == "[red]a\\x1b[2J [/] b\\x1b[2J\n"
+    assert told.err == "• [bold]c\\r\n"
