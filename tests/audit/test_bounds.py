@@ -10,6 +10,7 @@ from scipy import stats
 
 from sottovoce.audit import guessing
 from sottovoce.errors import SottovoceError
+from sottovoce.report.promise import _promised
 
 MU = 1.6660305978  # of ε = 8 at δ = 1e-5
 TRIES = 2000
@@ -76,11 +77,12 @@ def test_nothing_is_certified_by_chance() -> None:
 
 def test_the_promised_curve_is_symmetric_and_falls() -> None:
     positives = np.linspace(0.01, 0.99, 50)
-    negatives = [guessing.promised_negatives(float(one), MU) for one in positives]
+    negatives = [_promised(float(one), MU) for one in positives]
     assert np.all(np.diff(negatives) < 0)
-    back = [guessing.promised_negatives(one, MU) for one in negatives]
+    back = [_promised(one, MU) for one in negatives]
     assert back == pytest.approx(positives.tolist(), abs=1e-9)
-    assert guessing.promised_negatives(0.0, MU) == 1.0
+    assert _promised(0.0, MU) == 1.0
+    assert _promised(0.5, 2.0) == pytest.approx(0.0228, abs=5e-5)
 
 
 def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from sottovoce import server, shared
 from sottovoce.audit import game, guessing
-from sottovoce.audit.game import Match
+from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.pair import worst_pair
 from sottovoce.channel import direct
@@ -183,5 +183,5 @@ def test_each_canary_shows_in_its_own_coefficients(tmp_path: Path) -> None:
     blueprint, federation = toy(tmp_path, **{**BEST, "epsilon": 1e5, "channel": "direct"})
     canaries = Canaries.of(blueprint, federation)
     for number, coins in enumerate(([True, False, True], [False, True, True])):
-        seen = Match(canaries.pair).play(number, canaries.mixed(np.array(coins)))
+        seen = play(canaries.pair, number, canaries.mixed(np.array(coins)))
         assert (canaries.evidence(seen) > 0).tolist() == coins

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sottovoce import data
-from sottovoce.audit.leaving import Largest, Leaving, What, coefficients, leaving, leaving_alone, opened
+from sottovoce.audit.leaving import Largest, Leaving, What, coefficients, leaving, opened
 from sottovoce.client import Client
+from tests.neighbours.measuring import add
 from tests.run.test_folder import planned, sites
 
 SHARES = {
@@ -54,7 +55,8 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     assert np.allclose(counted, signal * weight / charge)
     # 2C/m of one client alone, or 2C/Σm of the sum in which it counts with m/Σm.
     assert np.allclose(counted, signal * blueprint.sizes[who] / (2 * blueprint.plan.clip))
-    alone = leaving_alone(blueprint, "north", federation.participants[who], who, at)
+    alone = Leaving({}, {}, {})
+    alone.add(blueprint, "north", federation.participants[who], who, at)
     assert all((vector == found.statistics[what]).all() for what, vector in alone.statistics.items())
 
 
@@ -80,7 +82,7 @@ def test_what_two_have_seen_adds_up() -> None:
     one, two = Largest(), Largest()
     one.compare([vector(0.0), vector(0.5), "north has 3 records"])
     two.compare([vector(0.0), vector(2.0), "north has 4 records"])
-    one.add(two)
+    add(one, two)
     assert one.releases[0]["ratio"] == 2.0
     assert (one.pairs, one.releases[0]["compared"], one.refused) == (2, 2, {"north has … records": 4})
     assert one.faults == two.faults != []

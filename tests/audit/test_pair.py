@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.audit.game import Match
+from sottovoce.audit.game import play
 from sottovoce.audit.pair import (
     Pair,
     busiest,
@@ -53,7 +53,7 @@ def test_the_worst_pair_moves_every_release_as_far_as_is_charged(tmp_path: Path,
     pair = worst_pair(*toy(tmp_path, **PLANS[plan]))
     kinds = set(pair.blueprint.participant_counts(1))
     for number, file in enumerate(pair.files):
-        seen = Match(pair).play(number, file)
+        seen = play(pair, number, file)
         assert set(seen.ratios) == kinds
         for kind, ratio in seen.ratios.items():
             assert LEAST.get(kind, 0.99) < ratio <= 1 + 1e-9, kind
@@ -71,7 +71,7 @@ def test_other_tasks_have_a_worst_pair_too(tmp_path: Path, task: str, classes: i
     train = replace(held.train, y=torch.ones(shape))
     held = replace(held, train=train, context=train[:0])
     first, second = (with_unit(held, one) for one in worst_records(other, torch.ones(1, 4)))
-    seen = Match(Pair("worst", other, "0", 0, (first, second))).play(0, second)
+    seen = play(Pair("worst", other, "0", 0, (first, second)), 0, second)
     assert seen.ratios["gradient"] == pytest.approx(1.0, abs=0.01)
 
 
@@ -91,7 +91,7 @@ def test_the_worst_pair_has_few_coordinates_and_all_else_of_the_plan(
         assert played[kind].sigma == pytest.approx(planned[kind].sigma, rel=0.01)
         assert played[kind].sensitivity == pytest.approx(planned[kind].sensitivity, rel=0.01)
         assert played[kind].mu_squared == pytest.approx(planned[kind].mu_squared, rel=1e-9)
-    for kind, ratio in Match(pair).play(0, pair.files[0]).ratios.items():
+    for kind, ratio in play(pair, 0, pair.files[0]).ratios.items():
         assert LEAST.get(kind, 0.99) < ratio <= 1 + 1e-9, kind
 
 
@@ -105,7 +105,7 @@ def test_a_given_pair_is_of_given_records_and_moves_less_than_the_worst(tmp_path
     changed = (pair.files[0].train.x != pair.files[1].train.x).any(dim=1)
     assert int(changed.sum()) == 1
     assert torch.equal(pair.files[0].context.x, pair.files[0].train.x[: len(pair.files[0].context)])
-    ratio = Match(pair).play(0, pair.files[0]).ratios["gradient"]
+    ratio = play(pair, 0, pair.files[0]).ratios["gradient"]
     assert 0.3 < ratio < 0.999
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from sottovoce.audit import guessing, opened
-from sottovoce.audit.game import Match
+from sottovoce.audit import guessing
+from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import worst_pair
 from sottovoce.plan import Plan
+
+from .toys import opened
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +49,7 @@ def test_a_run_with_all_coefficients_has_the_noise_that_is_charged(preset: str) 
     """2 runs of 40 or 100 rounds of 20,490 coefficients: five standard deviations are 0.3 % at most."""
     blueprint, federation = opened(plan(preset))
     canaries = Canaries.of(blueprint, federation)
-    match = Match(canaries.pair)
-    seen = [match.play(number, file) for number, file in enumerate(canaries.pair.files)]
+    seen = [play(canaries.pair, number, file) for number, file in enumerate(canaries.pair.files)]
     for one in seen:
         squares, numbers = one.noise["gradient"]
         assert numbers == blueprint.plan.rounds * 20_490

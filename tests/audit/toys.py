@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.audit import opened
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import FederatedDataset
 from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 
 TOY = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0, "rounds": 3}
 CLASSES = {"context": "shares", "context_share": 0.05, "prior": "context"}
@@ -27,6 +27,12 @@ def records(folder: Path) -> str:
     x, y = rng.normal(size=(90, 4)).astype("float32"), rng.integers(3, size=90)
     np.savez(path, x=x, y=y, client=np.repeat([0, 1, 2], 30))
     return str(path)
+
+
+def opened(plan: Plan) -> tuple[Blueprint, FederatedDataset]:
+    """The blueprint of a plan, and its clients with their records, as an audit opens them."""
+    prepared = prepare(plan, trusted=True)
+    return prepared.blueprint, prepared.federation
 
 
 def toy(folder: Path, **keys: Any) -> tuple[Blueprint, FederatedDataset]:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
+from rich.errors import LiveError
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from sottovoce.cli.display import bullet, err, progress, say
 from sottovoce.plan.presets import PRESETS
 
 from .conftest import Failing
@@ -106,3 +109,35 @@ def test_help_teaches_by_example() -> None:
 )
 def test_mistakes_get_one_line_that_says_what_to_do(failing: Failing, words: list[str], hint: str) -> None:
     assert hint in failing(*words)
+
+
+def test_a_bar_is_shown_while_it_has_work_and_two_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before version 14.1 rich refuses a second one: `compare` has one of rounds and one of features."""
+    shown: list[object] = []
+
+    def set_live(console: Console, live: object) -> bool:
+        if shown:
+            raise LiveError("Only one live display may be active at once")
+        shown.append(live)
+        return True
+
+    monkeypatch.setattr(Console, "set_live", set_live)
+    monkeypatch.setattr(Console, "clear_live", lambda console: shown.clear())
+    with progress("rehearsing") as rehearsing, progress("features") as describing:
+        describing(60, 60)  # kept from another run
+        assert not shown
+        describing(32, 60)
+        assert shown
+        describing(60, 60)
+        assert not shown
+        rehearsing(1, 2, "alone")
+        assert shown
+    assert not shown
+
+
+def test_nothing_that_is_said_is_markup_or_moves_a_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    say(("[red]a\x1b[2J", "bold"), " [/] b\x1b[2J")
+    bullet("[bold]c\r", to=err)
+    told = capsys.readouterr()
+    assert told.out == "[red]a\\x1b[2J [/] b\\x1b[2J\n"
+    assert told.err == "• [bold]c\\r\n"

@@ -23,7 +23,7 @@ from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.run.rounds import Simulation
+from sottovoce.run.rounds import Round, Simulation
 from sottovoce.run.training import train
 from tests.small import federated_plan
 
@@ -174,10 +174,10 @@ def everyone_paid(world: World) -> bool:
 def replayed(plan: Plan, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Tensor]:
     """The simulator's generator if the sums of its rounds are of the same clients as in these lines."""
 
-    def summed(self: Simulation, number: int, asked: Sequence[Asked]) -> dict[str, float | None]:
-        made = {one.participant: one.message for one in self._released(asked, decoded=False)}
-        came = [int(name.rpartition("-")[2]) for name in lines[number - 1]["clients"]]
-        total = self._total(number, {one: made[one] for one in came}) if came else None
+    def summed(self: Simulation, opened: Round, asked: Sequence[Asked]) -> dict[str, float | None]:
+        made = dict(zip(opened.participants, self._sent(asked), strict=True))
+        came = [int(name.rpartition("-")[2]) for name in lines[opened.number - 1]["clients"]]
+        total = self._total(opened.number, {one: made[one] for one in came}) if came else None
         self.server.receive_update(
             self.server.nothing() if total is None else self.server.share_out(total, came)
         )

@@ -56,6 +56,19 @@ def of_command(given: tuple[int, int]) -> Largest:
     return found
 
 
+def add(all_seen: Largest, one: Largest) -> None:
+    """Adds what one family has shown to what all have."""
+    for kind, ratio in one.ratios.items():
+        if not ratio <= all_seen.ratios.setdefault(kind, 0.0):
+            all_seen.ratios[kind] = ratio
+        all_seen.charged[kind] = max(all_seen.charged.get(kind, 0.0), one.charged[kind])
+        all_seen.counts[kind] = all_seen.counts.get(kind, 0) + one.counts[kind]
+    for why, count in one.refused.items():
+        all_seen.refused[why] = all_seen.refused.get(why, 0) + count
+    all_seen.pairs += one.pairs
+    all_seen.faults += [fault for fault in one.faults if fault not in all_seen.faults]
+
+
 def show(found: Largest, what: str) -> None:
     """The table, in Markdown, and what was refused."""
     print(f"\n{found.pairs:,} pairs {what}\n")
@@ -75,7 +88,7 @@ def from_file_to_statistic() -> Largest:
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         while files.pairs < PAIRS:
             for found in pool.imap_unordered(of_case, [(number, turn) for number in range(len(cases()))]):
-                files.add(found)
+                add(files, found)
             turn += 1
             print(f"{files.pairs:,} pairs", file=sys.stderr)
     return files
@@ -86,7 +99,7 @@ def through_commands() -> Largest:
     while commands.pairs < PAIRS_OF_COMMANDS:
         with ThreadPool(os.cpu_count()) as pool:  # each waits for processes of its own
             for found in pool.imap_unordered(of_command, [(number, turn) for number in range(len(THROUGH))]):
-                commands.add(found)
+                add(commands, found)
                 print(f"{commands.pairs:,} pairs through commands", file=sys.stderr)
         turn += 1
     return commands

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 
 from sottovoce import data
-from sottovoce.audit.leaving import Leaving, coefficients, leaving, leaving_alone, opened
+from sottovoce.audit.leaving import Leaving, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, family
 from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import PLACES
@@ -200,12 +200,15 @@ def left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
         looked_at = None if world.case.dealt else {"south", "north" if route == "train" else "west"}
         return leaving(*opened(world.plan, data.load(world.source)), at, looked_at)
     if route == "personalize":
-        mine = divided(future_records(file, blueprint), blueprint)
-        return leaving_alone(blueprint, "west", mine, None, at)
+        found = Leaving({}, {}, {})
+        found.add(blueprint, "west", divided(future_records(file, blueprint), blueprint), None, at)
+        return found
     node = Mock(_records_file=file, _simulated=False)
     mine = Node._records(node, 0, blueprint, enrolled=True)
     units = training_size(mine.train.units + mine.held_out.units)
-    return replace(leaving_alone(blueprint, "north", mine, 0, at), public={"declared": units})
+    found = Leaving({}, {}, {"declared": units})
+    found.add(blueprint, "north", mine, 0, at)
+    return found
 
 
 def routes(case: Case) -> tuple[Route, ...]:

@@ -14,26 +14,24 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sottovoce.audit.guessing import Progress, check_runs, guess_canaries, guess_pair
+from sottovoce.audit.guessing import check_runs, guess_canaries, guess_pair
 from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.blending import counted_sizes
-from sottovoce.blueprint import Blueprint
-from sottovoce.data import FederatedDataset
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress as OnFeatures
+from sottovoce.features.kept import Progress
 from sottovoce.plan import Plan
 from sottovoce.privacy import call_counts
 from sottovoce.release import spending
 from sottovoce.run import RunDirectory
 from sottovoce.run.prepare import prepare
+from sottovoce.run.status import reading
 
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
@@ -47,7 +45,7 @@ def audit(
     runs: int = 0,
     *,
     progress: Progress = lambda done, of: None,
-    on_features: OnFeatures = lambda done, of: None,
+    on_features: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
     """Audits what clients would release under a plan; with `runs` the game is played so often.
 
@@ -58,7 +56,8 @@ def audit(
         raise SottovoceError("epsilon=inf adds no noise and promises nothing: set a finite epsilon")
     if runs < 0:
         raise SottovoceError(f"the game cannot be played {runs} times: give 1, or 100 and more")
-    blueprint, federation = opened(plan, on_features)
+    prepared = prepare(plan, trusted=True, progress=on_features)
+    blueprint, federation = prepared.blueprint, prepared.federation
     plan, who = blueprint.plan, busiest(blueprint)
     calls = int(call_counts(blueprint.schedule, plan.participants)[who])
     promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
@@ -88,12 +87,6 @@ def audit(
     if games:
         found["epsilon_lower"] = games[0]["epsilon_lower"]
     return found
-
-
-def opened(plan: Plan, on_features: OnFeatures = lambda done, of: None) -> tuple[Blueprint, FederatedDataset]:
-    """The blueprint of a plan, and its clients with their records."""
-    prepared = prepare(plan, trusted=True, progress=on_features)
-    return prepared.blueprint, prepared.federation
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,7 @@ def read_ledger(path: Path) -> tuple[list[Row], list[tuple[str, float]]]:
     if not path.exists():
         raise SottovoceError(f"the run's ledger {path} is missing: restore it from a backup")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as file:
+        with reading(path) as file:
             fields = "client, run, kind, round, sensitivity, sigma, place, time"
             rows = [Row(*row) for row in file.execute(f"SELECT {fields} FROM release ORDER BY id")]
             lost = file.execute("SELECT client, SUM(spent) FROM lost GROUP BY client").fetchall()

@@ -51,22 +51,19 @@ class Seen:
     faults: list[str] = field(default_factory=list)
 
 
-class Match:
-    """A pair, ready to be played as often as one likes; its ledgers are made for it and gone after a run."""
+def play(pair: Pair, number: int, held: ClientRecords) -> Seen:
+    """Run `number` with this file: seeded where the plan is, else with fresh noise.
 
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        plan = pair.blueprint.plan
-        self._master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
-
-    def play(self, number: int, held: ClientRecords) -> Seen:
-        """Run `number` with this file: seeded where the plan is, else with fresh noise."""
-        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
-        with (
-            TemporaryDirectory(dir=in_memory) as folder,
-            Ledger.open(Path(folder) / "ledger.sqlite", scope="an audit") as book,
-        ):
-            return _Run(self.pair, held, book, f"audit-{number}", self._master).play()
+    Its ledger is made for it, and gone afterwards.
+    """
+    plan = pair.blueprint.plan
+    master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
+    in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with (
+        TemporaryDirectory(dir=in_memory) as folder,
+        Ledger.open(Path(folder) / "ledger.sqlite", scope="an audit") as book,
+    ):
+        return _Run(pair, held, book, f"audit-{number}", master).play()
 
 
 class _Run:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -22,16 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from sottovoce.audit.game import Match, Seen
+from sottovoce.audit.game import Seen, play
 from sottovoce.audit.pair import Pair, busiest, is_by_class, narrowed, put, worst_blueprint, worst_records
 from sottovoce.blueprint import Blueprint
 from sottovoce.cores import derived_seed
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.errors import SottovoceError
+from sottovoce.features.kept import Progress
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
-
-Progress = Callable[[int, int], None]
 
 MOST_POINTS = 200
 """Of a measured trade-off curve."""
@@ -49,12 +48,12 @@ _DRAWN = 4096
 
 def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None) -> dict[str, Any]:
     """Plays a pair so often, and tells what the guesses certify."""
-    plan, match = pair.blueprint.plan, Match(pair)
+    plan = pair.blueprint.plan
     coins = _coins(plan, runs)
     seen = []
     for number, second in enumerate(coins):
         progress(number, runs)
-        seen.append(match.play(number, pair.files[int(second)]))
+        seen.append(play(pair, number, pair.files[int(second)]))
     progress(runs, runs)
     evidence, charged = np.array([one.evidence for one in seen]), min(one.charged for one in seen)
     wrong = int(((evidence > 0) != coins).sum())
@@ -123,7 +122,7 @@ def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[s
     """Plays one run full of canaries, and guesses those of which it shows most."""
     canaries, plan = Canaries.of(blueprint, federation), blueprint.plan
     coins = _coins(plan, canaries.count)
-    seen = Match(canaries.pair).play(0, canaries.mixed(coins))
+    seen = play(canaries.pair, 0, canaries.mixed(coins))
     evidence = canaries.evidence(seen)
     guesses = one_run_guesses(canaries.count, math.sqrt(seen.charged), plan.delta)
     shown = np.argsort(-np.abs(evidence), kind="stable")[:guesses]
@@ -229,15 +228,6 @@ def most_likely(found: int, of: int, confidence: float) -> float:
 def least_epsilon(mu: float, delta: float) -> float:
     """ε of μ-GDP at δ, by the exact curve."""
     return accounting.epsilon(mu**2, delta, "exact")
-
-
-def promised_negatives(positives: float, mu: float) -> float:
-    """β of the promised curve at α: no test has fewer.
-
-    >>> round(promised_negatives(0.5, 2.0), 4)
-    0.0228
-    """
-    return _normal.cdf(_inverse(1 - positives) - mu)
 
 
 def check_runs(runs: int, mu: float) -> None:

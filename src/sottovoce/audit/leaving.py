@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ from sottovoce.data import ClientRecords, Dataset, Description, FederatedDataset
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described
+from sottovoce.features.kept import Progress, described
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
@@ -40,7 +40,6 @@ TOLERANCE = 1e-9
 """By how much the rounding of sums may pass a ratio of 1, as in the ledger."""
 ROUNDS = 2
 """Rounds of a client that are looked at: each has its own records, where it does not take all."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,28 @@ class Leaving:
     statistics: dict[What, np.ndarray]
     charged: dict[What, float]
     public: Mapping[str, Any]
+
+    def add(
+        self,
+        blueprint: Blueprint,
+        name: str,
+        records: ClientRecords,
+        participant: int | None,
+        at: Sequence[Tensor],
+    ) -> None:
+        """Adds what one client would release, a participant or a future one (None)."""
+        client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
+        releases = blueprint.releases_of(participant)
+        for number, model in enumerate(at):
+            for asked in _asked(client, blueprint, participant, model, records.train.units):
+                release, plan = releases[asked.kind], blueprint.plan
+                kind: str = asked.kind
+                if kind == "context":
+                    kind = f"context {plan.context}" + (" of a future client" if participant is None else "")
+                what = What(name, kind, release.place, asked.round, number)
+                part = weight(blueprint, participant, release) / release.sensitivity
+                self.statistics[what] = client.statistic(asked).numpy() * part
+                self.charged[what] = release.sensitivity
 
 
 @dataclass
@@ -85,18 +106,6 @@ class Largest:
             elif isinstance(one, Leaving) or isinstance(other, Leaving):
                 why = re.sub(r"\d+", "…", one if isinstance(one, str) else str(other))
                 self.refused[why] = self.refused.get(why, 0) + 1
-
-    def add(self, other: Largest) -> None:
-        """Takes what another one has seen."""
-        for kind, ratio in other.ratios.items():
-            if not ratio <= self.ratios.setdefault(kind, 0.0):
-                self.ratios[kind] = ratio
-            self.charged[kind] = max(self.charged.get(kind, 0.0), other.charged[kind])
-            self.counts[kind] = self.counts.get(kind, 0) + other.counts[kind]
-        for why, count in other.refused.items():
-            self.refused[why] = self.refused.get(why, 0) + count
-        self.pairs += other.pairs
-        self.faults += [fault for fault in other.faults if fault not in self.faults]
 
     def _pair(self, one: Leaving, other: Leaving) -> None:
         for name in one.public.keys() | other.public.keys():
@@ -163,16 +172,7 @@ def leaving(
     for role, (names, clients) in enumerate(roles):
         for i, name in enumerate(names):
             if only is None or name in only:
-                _leaving(found, blueprint, name, clients[i], i if role == 0 else None, at)
-    return found
-
-
-def leaving_alone(
-    blueprint: Blueprint, name: str, records: ClientRecords, participant: int | None, at: Sequence[Tensor]
-) -> Leaving:
-    """What one client would release, a participant or a future one (None), from records of its own file."""
-    found = Leaving({}, {}, {})
-    _leaving(found, blueprint, name, records, participant, at)
+                found.add(blueprint, name, clients[i], i if role == 0 else None, at)
     return found
 
 
@@ -187,28 +187,6 @@ def weight(blueprint: Blueprint, participant: int | None, release: Release) -> f
     if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
     return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
-
-
-def _leaving(
-    found: Leaving,
-    blueprint: Blueprint,
-    name: str,
-    records: ClientRecords,
-    participant: int | None,
-    at: Sequence[Tensor],
-) -> None:
-    client = Client(name, records, blueprint, None, run="audit", secret=b"", participant=participant)
-    releases = blueprint.releases_of(participant)
-    for number, model in enumerate(at):
-        for asked in _asked(client, blueprint, participant, model, records.train.units):
-            release, plan = releases[asked.kind], blueprint.plan
-            kind: str = asked.kind
-            if kind == "context":
-                kind = f"context {plan.context}" + (" of a future client" if participant is None else "")
-            what = What(name, kind, release.place, asked.round, number)
-            part = weight(blueprint, participant, release) / release.sensitivity
-            found.statistics[what] = client.statistic(asked).numpy() * part
-            found.charged[what] = release.sensitivity
 
 
 def _asked(
@@ -243,12 +221,7 @@ def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any
 
 
 def ratios(
-    plan: Plan,
-    *,
-    families: int = 20,
-    size: int = 8,
-    seed: int = 0,
-    progress: Progress = lambda done, of: None,
+    plan: Plan, *, families: int, size: int = 8, progress: Progress = lambda done, of: None
 ) -> Largest:
     """The largest ratio of each kind of release, over `families` of `size` files, any two of them a pair.
 
@@ -257,8 +230,8 @@ def ratios(
     found, path = Largest(), Path(plan.dataset).expanduser()
     own = path.is_dir() or has_agreement(path) or (path.exists() and plan.partition == "client")
     for number in range(families):
-        random = Random(f"{seed}:{number}")
-        found.compare(list((_files if own else _dealt)(plan, path, random, size)))
+        random = Random(f"0:{number}")
+        found.compare(list(_files(plan, path, random, size) if own else _dealt(plan, random, size)))
         progress(number + 1, families)
     return found
 
@@ -293,7 +266,7 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
             yield leaving(blueprint, federation, at, {name, *others[:1]} if path.is_dir() else None)
 
 
-def _dealt(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving]:
+def _dealt(plan: Plan, random: Random, size: int) -> Iterator[Leaving]:
     """What would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
     ready = prepare(plan, stored, trusted=True)

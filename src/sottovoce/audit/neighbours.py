@@ -152,13 +152,10 @@ def _stranger(
             if others and random.random() < 0.2
             else dict(templates[number % len(templates)])
         )
-        changed = [
-            name
-            for name in _cells(agreed, row, texts=texts)
-            if random.random() < random.choice((0.1, 0.5, 1.0))
-        ]
+        cells = _cells(agreed, row, texts=texts)
+        changed = [name for name in cells if random.random() < random.choice((0.1, 0.5, 1.0))]
         for name in changed:
-            row[name] = _cells(agreed, row, texts=texts)[name](random, rows)
+            row[name] = cells[name](random, rows)
         made.append(row)
     if unit is None:
         return made

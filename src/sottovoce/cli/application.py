@@ -5,6 +5,8 @@ Modules of commands import what computes inside the commands only: help and comp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 import typer
 from typer.core import TyperGroup
@@ -33,13 +35,33 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-quickstart.register(app)
-runs.register(app)
-datasets.register(app)
-rehearsals.register(app)
-models.register(app)
-watch.register(app)
-federation.register(app)
+EXAMPLES: dict[Callable[..., None], str] = {
+    quickstart.quickstart: "quickstart tables --out runs/hospitals",
+    runs.plan: "plan preset=paper dataset=cifar10 epsilon=16",
+    runs.train: "train dataset=mnist epsilon=16 --out runs/mnist",
+    runs.evaluate: "evaluate runs/mnist --json",
+    runs.personalize: "personalize runs/mnist --data my.npz --out my.safetensors",
+    runs.report: "report runs/mnist, or in a checkout: sottovoce report results",
+    datasets.draft: "draft hospitals/ --target diagnosis",
+    datasets.check: "check hospitals/",
+    rehearsals.audit: "audit dataset=hospitals/ --runs 400",
+    rehearsals.compare: "compare dataset=hospitals/ epsilon=4 --out runs/c",
+    models.models: "models runs/h --out models/",
+    models.predict: "predict models/north.safetensors --data new.csv --out predictions.csv",
+    models.finish: "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
+    models.export: "export models/north.safetensors --onnx north.onnx",
+    watch.status: "status runs/mnist --json",
+    watch.watch: "watch runs/mnist",
+    federation.federate: "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
+    federation.node: "node host:8700 --directory state --records my.csv --agreement agreement.toml "
+    "--key node-key",
+    federation.serve: "serve runs/federation --new-token alice, then sottovoce serve runs/federation",
+    federation.onboard: "onboard https://host:8443 --data my.npz --out my.safetensors --token-file token",
+}
+"""The commands in the order of help, and the example with which the help of each ends."""
+
+for command, example in EXAMPLES.items():
+    app.command(epilog=f"Example: sottovoce {example}")(command)
 app.add_typer(keeping.ledgers, name="ledger", cls=Commands)
 app.add_typer(keeping.site, name="site", cls=Commands)
 app.add_typer(keeping.helper, name="helper", cls=Commands)

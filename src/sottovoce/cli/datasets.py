@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.markup import escape
 
-from sottovoce.cli.display import JSON, VALUES, answer, as_json, attended, err, out, progress_over
-from sottovoce.errors import SottovoceError, visible
+from sottovoce.cli.display import (
+    JSON,
+    VALUES,
+    answer,
+    as_json,
+    attended,
+    bullets,
+    client_progress,
+    err,
+    note,
+    say,
+    show_table,
+)
+from sottovoce.errors import SottovoceError
 from sottovoce.plan.presets import FOLDERS
-from sottovoce.report.table import UNKNOWN, count, data_size, number
+from sottovoce.report.table import UNKNOWN, Table, count, data_size, number
 
 if TYPE_CHECKING:
     from sottovoce.data import Check, Description
@@ -23,7 +34,6 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(help="Fetch and list datasets.", no_args_is_help=True)
-MOST_LINES = 20
 HOW = "separated by commas"
 
 
@@ -68,9 +78,9 @@ def list_(json: bool = JSON) -> None:
     if json:
         as_json({"cache": str(folder), "datasets": rows})
         return
-    out.print(f"cache: {folder}", soft_wrap=True)
+    say(f"cache: {folder}")
     for row in rows:
-        out.print(f"  {row['dataset']:14} {'at hand' if row['available'] else 'not fetched yet'}")
+        say(f"  {row['dataset']:14} {'at hand' if row['available'] else 'not fetched yet'}")
 
 
 @app.command(epilog="Example: sottovoce data clean")
@@ -80,12 +90,6 @@ def clean(json: bool = JSON) -> None:
 
     freed = remove()
     answer({"freed_bytes": freed}, f"removed kept features, {data_size(freed)}", json=json)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands about one's own records to the application."""
-    app.command(epilog="Example: sottovoce draft hospitals/ --target diagnosis")(draft)
-    app.command(epilog="Example: sottovoce check hospitals/")(check)
 
 
 def check(
@@ -98,8 +102,8 @@ def check(
     """
     from sottovoce import data
 
-    with progress_over("reading") as progress:
-        checked = data.check(path.expanduser(), progress)
+    with client_progress("reading") as reading:
+        checked = data.check(path.expanduser(), reading)
     if json:
         as_json(checked.fields())
     else:
@@ -110,8 +114,6 @@ def check(
 
 
 def _show(checked: Check) -> None:
-    from sottovoce.report.table import Table
-
     head = ["client", "verdict", "records", "unusable", "missing", "outside", "other"]
     if checked.agreed.unit:
         head.insert(3, "units")
@@ -119,12 +121,12 @@ def _show(checked: Check) -> None:
     shape = " × ".join(map(str, checked.agreed.facts().shape))
     records = sum(site.records for site in checked.sites)
     title = f"{count(len(rows), 'client')}, {count(records, 'record')} of {shape} numbers"
-    out.print(Table(head, rows, title, words=2).terminal())
-    lines("red", checked.problems)
-    lines("dark_orange", checked.suspicions)
+    show_table(Table(head, rows, title, words=2))
+    bullets(checked.problems, "red")
+    bullets(checked.suspicions, "dark_orange")
     if not checked.problems:
         said = "everything can be used" if not checked.suspicions else "can be used; look at the lines above"
-        out.print(f"[green]{said}[/]; nothing was charged", highlight=False)
+        say((said, "green"), "; nothing was charged")
 
 
 def _row(site: Findings, agreed: Description) -> list[str]:
@@ -139,14 +141,6 @@ def _row(site: Findings, agreed: Description) -> list[str]:
     ]
     own = [UNKNOWN if site.units is None else number(site.units)] if agreed.unit else []
     return [site.client, verdict(site, agreed), number(site.records), *own, *map(number, figures)]
-
-
-def lines(color: str, found: list[str]) -> None:
-    """One line each of what was found, up to `MOST_LINES`."""
-    for line in found[:MOST_LINES]:
-        out.print(f"[{color}]•[/] {escape(line)}", soft_wrap=True, highlight=False)
-    if len(found) > MOST_LINES:
-        out.print(f"[{color}]•[/] and {len(found) - MOST_LINES} more: --json lists all", highlight=False)
 
 
 def draft(
@@ -190,11 +184,9 @@ def draft(
     said = {"records": str(place), "blanks": made.blanks, "looked_up": bool(made.source)}
     then = f'fill in its {made.blanks} blanks ("?"), then' if made.blanks else "read it, then"
     if made.source:
-        err.print(
-            f"looked up in {visible(made.source)}: everybody who reads {place.name} learns what is marked in "
-            "it, and no ε covers it",
-            soft_wrap=True,
-            highlight=False,
+        note(
+            f"looked up in {made.source}: everybody who reads {place.name} learns what is marked in it, and "
+            "no ε covers it"
         )
     answer(said, f"{place} is written: {then} 'sottovoce check {where}'", json=json)
 
@@ -205,9 +197,7 @@ def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
     from sottovoce.data.kinds import KINDS
 
     names = drafting.known_names(site, target, unit)
-    err.print(
-        f"columns of {visible(site.name)}: {visible(', '.join(names))}", soft_wrap=True, highlight=False
-    )
+    note(f"columns of {site.name}: {', '.join(names)}")
     target = target or _choice("which one is to be predicted?", names)
     if unit is None:
         unit = _choice(
@@ -242,7 +232,7 @@ def _choice(question: str, words: list[str]) -> str:
         ).strip()
         if said in words:
             return said
-        err.print(f"choose from {', '.join(word for word in words if word)}", highlight=False)
+        note(f"choose from {', '.join(word for word in words if word)}")
 
 
 def _list(question: str) -> list[str]:
@@ -259,10 +249,6 @@ def _bounds(name: str) -> dict[str, object]:
 
 
 def _day(name: str, which: str) -> date:
-    while True:
-        try:
-            return date.fromisoformat(
-                str(typer.prompt(f"{which} sensible '{name}', as 2020-01-31", err=True))
-            )
-        except ValueError:
-            continue
+    question = f"{which} sensible '{name}', as 2020-01-31"
+    day: date = typer.prompt(question, type=date.fromisoformat, err=True)
+    return day

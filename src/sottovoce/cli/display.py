@@ -6,20 +6,22 @@ The owner of records is asked before something is released, or before a limit is
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from sottovoce.errors import SottovoceError, visible
 from sottovoce.plan import CHOICES, keys
 from sottovoce.plan.presets import FOLDERS, TUNED
-from sottovoce.report.table import count, data_size, label, number, percent
+from sottovoce.report.table import Table, count, data_size, label, number, percent
 
 if TYPE_CHECKING:
     from sottovoce.privacy import Price
@@ -27,12 +29,39 @@ if TYPE_CHECKING:
 
 out = Console()
 err = Console(stderr=True)
+MOST_LINES = 20
+
+Advance = Callable[..., None]
+"""What moves a bar: how many are done, of how many if that is known, and a word about them."""
+
+
+def say(*parts: str | tuple[str, str], to: Console = out) -> None:
+    """Prints texts, of which some have a (text, style); nothing in them is markup, or moves a cursor."""
+    styled = [(part, "") if isinstance(part, str) else part for part in parts]
+    to.print(Text.assemble(*((visible(text), style) for text, style in styled)), soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Lines on standard error about what is going on."""
+    say(text, to=err)
 
 
 def problem(text: str) -> None:
     """An error on standard error, on one line."""
-    line = escape(visible(" ".join(text.split())))
-    err.print(f"[bold red]error:[/] {line}", soft_wrap=True, highlight=False)
+    say(("error: ", "bold red"), " ".join(text.split()), to=err)
+
+
+def bullet(text: str, style: str = "dark_orange", *, to: Console = out) -> None:
+    """One of several things that should be read."""
+    say(("• ", style), text, to=to)
+
+
+def bullets(texts: Sequence[str], style: str) -> None:
+    """Up to `MOST_LINES` of them."""
+    for text in texts[:MOST_LINES]:
+        bullet(text, style)
+    if len(texts) > MOST_LINES:
+        bullet(f"and {len(texts) - MOST_LINES} more: --json lists all", style)
 
 
 def as_json(value: Mapping[str, Any] | list[Any]) -> None:
@@ -45,12 +74,7 @@ def answer(value: Mapping[str, Any] | list[Any], text: str, *, json: bool) -> No
     if json:
         as_json(value)
     else:
-        out.print(escape(visible(text)), soft_wrap=True, highlight=False)
-
-
-def note(text: str) -> None:
-    """A line on standard error about what is going on."""
-    err.print(escape(visible(text)), soft_wrap=True, highlight=False)
+        say(text)
 
 
 @contextmanager
@@ -63,11 +87,14 @@ def hidden(quiet: bool) -> Iterator[None]:
         out.quiet = before
 
 
+def show_table(table: Table) -> None:
+    """A table on standard output."""
+    out.print(table.terminal())
+
+
 def facts(title: str, rows: Mapping[str, str]) -> None:
     """Names and values, aligned."""
-    from sottovoce.report.table import Table
-
-    out.print(Table([], [list(row) for row in rows.items()], title).terminal())
+    show_table(Table([], [list(row) for row in rows.items()], title))
 
 
 def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
@@ -89,7 +116,7 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
         },
     )
     for line in answer["uncovered"]:
-        out.print(f"[dark_orange]•[/] {escape(visible(line))}", soft_wrap=True, highlight=False)
+        bullet(line)
     if "home" in answer:
         finished(answer["home"])
 
@@ -97,7 +124,6 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
 def finished(told: Mapping[str, Any]) -> None:
     """What a finish gives, in words."""
     from sottovoce.finishing import Worth
-    from sottovoce.report.table import Table
 
     rows = [
         [name, number(row["loss"], 3), percent(row[told["metric"]], 1)] for name, row in told["rows"].items()
@@ -105,84 +131,68 @@ def finished(told: Mapping[str, Any]) -> None:
     measured = f"on {count(told['held_out'], 'record')} that the run held out"
     if not told["held_out"]:
         measured = "by cross-validation"
-    table = Table(
-        ["", "log loss" if told["task"] != "number" else "loss", label(told["metric"])], rows, measured
-    )
-    out.print(table.terminal())
+    loss = "log loss" if told["task"] != "number" else "loss"
+    show_table(Table(["", loss, label(told["metric"])], rows, measured))
     if not told["held_out"]:
-        out.print("The published model may have been trained on these records, which flatters it.")
+        say("The published model may have been trained on these records, which flatters it.")
     share, pull = told["chosen"]["share"], told["chosen"]["pull"]
     chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"
-    out.print(f"chosen: {chosen}; {told['left_out']} records left out", highlight=False)
-    out.print(str(Worth(**told["worth"])), highlight=False)
-    out.print(f"home model, for this house alone: {escape(told['model'])}", soft_wrap=True, highlight=False)
+    say(f"chosen: {chosen}; {told['left_out']} records left out")
+    say(str(Worth(**told["worth"])))
+    say(f"home model, for this house alone: {told['model']}")
 
 
 @contextmanager
-def share_progress(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar over the share that is done, gone at the end."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def progress(doing: str, *, keep: bool = False) -> Iterator[Advance]:
+    """A bar on standard error, gone when all is done unless it is to `keep`; yields what moves it.
 
-    columns = (TextColumn(f"[bold]{what}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
-
-
-@contextmanager
-def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar over rounds with rate and time left; yields the callback for each round's line.
-
-    The bar appears with the first round, so that a run that is refused shows its error alone.
+    It appears only while there is work, so that what is refused shows its error alone.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    bar = Progress(
-        TextColumn("[bold]training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("[green]{task.fields[accuracy]}"),
-        console=err,
-    )
-    task = bar.add_task("rounds", total=rounds, rate="", accuracy="", start=False)
-
-    def advance(line: dict[str, Any]) -> None:
-        if not bar.live.is_started:
-            bar.start()
-            bar.start_task(task)
-        speed = bar.tasks[0].speed
-        bar.update(task, completed=line["round"], rate=f"{speed:.1f} rounds/s" if speed else "")
-        if line["future"] is not None:
-            bar.update(task, accuracy=f"future clients {line['future']:.1f} %")
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
-
-
-@contextmanager
-def feature_progress(doing: str = "features") -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over so many of all, such as records described; it appears only while it has work."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=err, transient=True)
-    task = bar.add_task("records", total=None)
+    bar = Progress(*columns, TextColumn("{task.description}"), console=err, transient=not keep)
+    task = bar.add_task("", total=None)
 
-    def advance(done: int, of: int) -> None:
-        if done < of and not bar.live.is_started:
+    def advance(done: int, of: int | None = None, about: str = "") -> None:
+        bar.update(task, completed=done, total=of, description=escape(visible(about)))
+        if keep or done != of:
             bar.start()
-        bar.update(task, completed=done, total=of)
-        if done == of:
+        else:
+            stop()
+
+    def stop() -> None:
+        if bar.live.is_started:  # else it would end a line that it has not begun
             bar.stop()
 
     try:
         yield advance
     finally:
-        bar.stop()
+        stop()
+
+
+@contextmanager
+def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar over rounds with their rate and the last accuracy; yields the callback for each round's line."""
+    accuracy = ""
+    with progress("training", keep=True) as advance:
+
+        def told(line: dict[str, Any]) -> None:
+            nonlocal accuracy
+            if line["future"] is not None:
+                accuracy = f", future clients {line['future']:.1f} %"
+            rate = 1 / max(line["seconds"], 1e-6)
+            advance(line["round"], rounds, f"{rate:.1f} rounds/s{accuracy}")
+
+        yield told
+
+
+@contextmanager
+def client_progress(doing: str) -> Iterator[Callable[[str, int], None]]:
+    """A bar over clients; yields a callback for each name, when it begins, and their number."""
+    begun = itertools.count()
+    with progress(doing) as advance:
+        yield lambda client, clients: advance(next(begun), clients, client)
 
 
 def epsilon(value: float | None) -> str:
@@ -190,29 +200,11 @@ def epsilon(value: float | None) -> str:
     return "no privacy" if value is None else number(value, 4, zeros=True)
 
 
-@contextmanager
-def progress_over(doing: str) -> Iterator[Callable[[str, int], None]]:
-    """Shows a bar over clients, gone when all are done; yields a callback for each name and their number."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    parts = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, TextColumn("{task.description}"), console=err, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        done = 0
-
-        def advance(client: str, clients: int) -> None:
-            nonlocal done
-            bar.update(task, completed=done, total=clients, description=escape(visible(client)))
-            done += 1
-
-        yield advance
-
-
 def consent(*, yes: bool) -> Callable[[Price], None]:
     """Shows a price and asks; raises unless the owner agrees."""
 
     def agree(price: Price) -> None:
-        err.print(str(price), soft_wrap=True, highlight=False)
+        note(str(price))
         confirm("release it?", yes=yes)
 
     return agree

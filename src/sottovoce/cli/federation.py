@@ -37,19 +37,6 @@ GIVE_UP = typer.Option(
     None, min=0.0, metavar="SECONDS", help="Give up after so long without progress; by default never."
 )
 
-EXAMPLES = {
-    "federate": "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
-    "node": "node host:8700 --directory state --records my.csv --agreement agreement.toml --key node-key",
-    "serve": "serve runs/federation --new-token alice, then sottovoce serve runs/federation",
-    "onboard": "onboard https://host:8443 --data my.npz --out my.safetensors --token-file token",
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    for command in (federate, node, serve, onboard):
-        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
-
 
 def federate(
     settings: list[str] = SETTINGS,
@@ -109,17 +96,18 @@ def federate(
     parties = None if keys is None else Parties.load(keys)
     if parties is None and deal is not None and chosen.place.shared:
         parties = Parties.dealt(deal, chosen)
-    own = {"model": chosen.model, "features": chosen.features}
+    facts = None
     if records is not None:
         if deal is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
         facts = data.Description.load(records).facts()
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     elif deal is None and chosen.gradient_records:
         facts = data.load(chosen.dataset).facts
-        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
-    else:
+    if facts is None:
         agreement = agree(chosen, parties=parties)
+    else:
+        own = {"model": chosen.model, "features": chosen.features}
+        agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
     agreed = data.description.of(agreement.facts.source or agreement.facts)
     for line in [] if agreed is None else agreed.uncovered:
         note(f"{line}; nodes refuse it unless owners agree")

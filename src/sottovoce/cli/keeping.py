@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.display import JSON, MODEL, YES, answer, as_json, confirm, err, out
-from sottovoce.report.table import count
+from sottovoce.cli.display import JSON, MODEL, YES, answer, as_json, confirm, note, say, show_table
+from sottovoce.report.table import Table, count
 
 if TYPE_CHECKING:
     from sottovoce.privacy.ledger import Budget, Ledger
@@ -38,10 +38,6 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
     if json:
         as_json(content)
         return
-    from sottovoce.report.table import Table
-
-    # What a ledger has none of would only make its table wide.
-    counted = {}
     others = {
         "context": "contexts",
         "gradient": "gradients",
@@ -50,9 +46,8 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         "calibration": "calibrations",
         "at_server": "noise at server",
     }
-    for kind, head in others.items():
-        if any(run[kind] for run in content["runs"]):
-            counted[kind] = head
+    # What a ledger has none of would only make its table wide.
+    counted = {kind: head for kind, head in others.items() if any(run[kind] for run in content["runs"])}
     rows = [
         [run["client"], run["run"], *(str(run[kind]) for kind in counted), _spent(run)]
         for run in content["runs"]
@@ -63,31 +58,28 @@ def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
         if sum(run["client"] == each["client"] for run in content["runs"]) > 1  # else its run says it
     ]
     heads = ["client", "run", *counted.values(), f"ε at δ = {content['delta']:g}"]
-    out.print(Table(heads, rows, f"{ledger}: {content['about']}").terminal())
+    show_table(Table(heads, rows, f"{ledger}: {content['about']}"))
     if any(each["at_server"] for each in content["clients"]):
-        out.print(
+        say(
             "some releases have their noise at the server: ε holds for readers of models; for readers of "
-            "releases there is no finite ε",
-            soft_wrap=True,
+            "releases there is no finite ε"
         )
     if any(each["epsilon_if_helpers_fail"] > each["epsilon"] for each in content["clients"]):
         helpers = f" ({', '.join(content['helpers'])})" if content["helpers"] else ""
-        out.print(
+        say(
             f"{content['shared'] or 'some'} releases are parts of sums whose noise clients share: their ε "
             f"holds while cryptography holds and one helper is honest{helpers}; if all helpers fail, it is "
             + ", ".join(
                 f"{each['epsilon_if_helpers_fail']:.4f} of {each['client']}" for each in content["clients"]
-            ),
-            soft_wrap=True,
+            )
         )
     for budget in content["budgets"]:
         said = "raised to" if budget["raised"] else "set to"
-        out.print(f"budget {said} ε = {budget['epsilon']:g} at δ = {budget['delta']:g}, {budget['time']}")
+        say(f"budget {said} ε = {budget['epsilon']:g} at δ = {budget['delta']:g}, {budget['time']}")
     if content["copied"]:
-        err.print(
+        note(
             "these files were copied or restored from a backup: what was released since is not known, and "
-            f"nothing more is, until 'sottovoce ledger vouch {ledger}'",
-            soft_wrap=True,
+            f"nothing more is, until 'sottovoce ledger vouch {ledger}'"
         )
 
 
@@ -109,7 +101,7 @@ def raise_(
     with Ledger.open(ledger, scope=None) as book:
         held = book.budget
         before = "no budget" if held is None else str(held)
-        err.print(f"from {before} to ε = {epsilon:g}{_meaning(epsilon)}", soft_wrap=True, highlight=False)
+        note(f"from {before} to ε = {epsilon:g}{_meaning(epsilon)}")
         confirm("raise the budget?", yes=yes)
         now = book.raise_budget(epsilon, delta)
     answer({"ledger": str(ledger), "budget": _fields(now)}, f"{ledger} now allows {now}", json=json)
@@ -126,7 +118,7 @@ def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
 
     with Ledger.open(ledger, scope=None) as book:
         if book.past.copied:
-            err.print("what left these records after this copy was made, if anything, will never be counted")
+            note("what left these records after this copy was made, if anything, will never be counted")
             confirm("is nothing missing in it?", yes=yes)
             book.trust_copy()
     answer({"ledger": str(ledger), "copied": False}, f"{ledger} is taken for the true one", json=json)
@@ -253,7 +245,6 @@ def agreement(
     from sottovoce.errors import SottovoceError
     from sottovoce.federation import Agreement
     from sottovoce.federation.parties import fingerprint
-    from sottovoce.report.table import Table
 
     agreed = Agreement.load(file, simulation=True, model=model)
     parties, plan = agreed.parties, agreed.plan
@@ -271,7 +262,7 @@ def agreement(
         as_json({"digest": digest, **numbers, **who, "config": config})
         return
     rows = [[role, name, mark] for role, group in marks.items() for name, mark in group.items()]
-    out.print(Table(["", "name", "fingerprint"], rows, str(file)).terminal())
+    show_table(Table(["", "name", "fingerprint"], rows, str(file)))
     may = plan.may_collude
     text = (
         f"A sum is of at least {plan.in_every_sum} sites, of whom {may} may work with the server: ε is for "
@@ -281,7 +272,7 @@ def agreement(
         text += f"{len(parties.both)} helpers are sites too: at most {may} of them may be dishonest.\n"
     text += f"If you accept these helpers, your node config says: {config}\n"
     text += f"Digest, equal for everybody who holds this agreement: {digest}"
-    out.print(text, soft_wrap=True, highlight=False)
+    say(text)
 
 
 @helper.command(epilog="Example: sottovoce helper status helper/")

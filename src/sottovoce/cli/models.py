@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 
 from sottovoce.cli.display import (
     FEATURES,
@@ -17,29 +15,18 @@ from sottovoce.cli.display import (
     JSON,
     MODEL,
     as_json,
+    bullet,
+    client_progress,
     epsilon,
     err,
     facts,
     finished,
-    progress_over,
-    share_progress,
+    progress,
+    say,
+    show_table,
 )
-from sottovoce.cli.display import out as stdout
-from sottovoce.errors import SottovoceError, visible
-from sottovoce.report.table import count, percent
-
-EXAMPLES = {
-    "models": "models runs/h --out models/",
-    "predict": "predict models/north.safetensors --data new.csv --out predictions.csv",
-    "export": "export models/north.safetensors --onnx north.onnx",
-    "finish": "finish models/north.safetensors --data hospitals/north.csv --out north.home.safetensors",
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    for command in (models, predict, finish, export):
-        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
+from sottovoce.errors import SottovoceError
+from sottovoce.report.table import Table, count, percent
 
 
 def models(
@@ -59,10 +46,9 @@ def models(
     A file is named after its client and explains itself: sottovoce predict needs nothing else. Beside it lies
     its card, a page of Markdown.
     """
-    from sottovoce.report.table import Table
     from sottovoce.run.export import write_models
 
-    with progress_over("writing") as progress:
+    with client_progress("writing") as writing:
         written = write_models(
             run,
             out,
@@ -71,15 +57,15 @@ def models(
             features=features,
             finish=finish,
             metrics=metrics,
-            progress=progress,
+            progress=writing,
         )
     if json:
         as_json({"models": written})
         return
     rows = [[row["client"], epsilon(row["epsilon"]), *_home(row)] for row in written]
     head = ["client", "ε", *(["alone", "published", "finished"] if finish else [])]
-    stdout.print(Table(head, rows, count(len(rows), "model")).terminal())
-    stdout.print(f"in {escape(str(out))}, each named after its client", soft_wrap=True, highlight=False)
+    show_table(Table(head, rows, count(len(rows), "model")))
+    say(f"in {out}, each named after its client")
 
 
 def predict(
@@ -102,22 +88,20 @@ def predict(
     from sottovoce.prediction import Layout
     from sottovoce.prediction import predict as predict_records
 
-    if not model_file.exists():
-        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    _check_there(model_file)
     personal = PersonalModel.read(model_file, model=model, features=features, home=True)
-    with _records_progress() as progress:
+    with progress("predicting") as predicting:
         summary = predict_records(
-            personal, data, out, progress, threshold=threshold, features=features, keep=keep
+            personal, data, out, predicting, threshold=threshold, features=features, keep=keep
         )
     for name, times in summary.unknown.items():
-        odd = f"column '{name}' has {count(times, 'value')} that the model does not know: they count as other"
-        err.print(f"[dark_orange]•[/] {escape(visible(odd))}", soft_wrap=True, highlight=False)
+        many = count(times, "value")
+        bullet(f"column '{name}' has {many} that the model does not know: they count as other", to=err)
     for name, times in summary.unreadable.items():
-        odd = f"column '{name}' has {count(times, 'value')} that cannot be read: they count as missing"
-        err.print(f"[dark_orange]•[/] {escape(visible(odd))}", soft_wrap=True, highlight=False)
+        many = count(times, "value")
+        bullet(f"column '{name}' has {many} that cannot be read: they count as missing", to=err)
     if summary.unusable:
-        text = f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}"
-        err.print(f"[dark_orange]•[/] {escape(text)}", soft_wrap=True, highlight=False)
+        bullet(f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}", to=err)
     if json:
         told = {
             "columns": list(Layout.of(personal, keep).columns),
@@ -153,14 +137,21 @@ def finish(
     """
     from sottovoce.finishing import finish as finish_model
 
-    if not model_file.exists():
-        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
-    with share_progress("finishing") as progress:
-        told = finish_model(model_file, data, out, module=model, features=features, progress=progress)
+    _check_there(model_file)
+    with progress("finishing") as advance:
+        advance(0, 100)
+        told = finish_model(
+            model_file,
+            data,
+            out,
+            module=model,
+            features=features,
+            progress=lambda share: advance(round(100 * share), 100),
+        )
     if json:
         as_json(told)
-        return
-    finished(told)
+    else:
+        finished(told)
 
 
 def export(
@@ -173,8 +164,7 @@ def export(
     """Export a linear or mlp model as ONNX, with its encoding of columns, for machines without sottovoce."""
     from sottovoce.onnxfile import export_onnx
 
-    if not model_file.exists():
-        raise SottovoceError(f"{model_file} does not exist: write models with 'sottovoce models RUN --out …'")
+    _check_there(model_file)
     told = export_onnx(model_file, onnx, home=home, module=model)
     if json:
         as_json(told)
@@ -192,12 +182,6 @@ def _home(row: Mapping[str, Any]) -> list[str]:
     return [percent(home["rows"][name][home["metric"]], 1) for name in ("alone", "published", "finished")]
 
 
-@contextmanager
-def _records_progress() -> Iterator[Callable[[int], None]]:
-    """A counter of records, gone when all are done; how many there will be is not known before."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("[bold]predicting"), BarColumn(), TextColumn("{task.completed:,} records"))
-    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done: bar.update(task, completed=done)
+def _check_there(model: Path) -> None:
+    if not model.exists():
+        raise SottovoceError(f"{model} does not exist: write models with 'sottovoce models RUN --out …'")

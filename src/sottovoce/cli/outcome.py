@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sottovoce.cli.display import epsilon, facts, out
+from sottovoce.cli.display import bullet, epsilon, facts, say, show_table
 from sottovoce.report.table import (
     UNKNOWN,
+    Table,
     count,
     counted,
     data_size,
@@ -50,16 +51,16 @@ def show(result: dict[str, Any], directory: Path) -> None:
     show_clients(result.get("clients", []), result.get("unit", "record"), judged, accuracy)
     sizes = [client["size"] for client in result.get("clients", []) if client["role"] == "participant"]
     for doubt in delta_doubt(result["delta"], min(sizes)) if sizes and spent["target"] is not None else []:
-        out.print(f"[dark_orange]•[/] {doubt}", soft_wrap=True, highlight=False)
+        bullet(doubt)
     if result["participants"] == 1:
         from sottovoce.run.cost import ALONE
 
-        out.print(f"[dark_orange]•[/] {ALONE}", soft_wrap=True, highlight=False)
+        bullet(ALONE)
     if "masks" in result:
         said = "masked, and only sums unmasked" if result["masks"] else "not masked (--masks does it)"
-        out.print(f"shares were {said}: a simulation, whose records lie on one machine", soft_wrap=True)
+        say(f"shares were {said}: a simulation, whose records lie on one machine")
     if result["seeded"]:
-        out.print("seeded simulation: its noise is reproducible and protects nobody")
+        say("seeded simulation: its noise is reproducible and protects nobody")
 
 
 def _uplink(uplink: dict[str, Any]) -> str:
@@ -94,8 +95,6 @@ def show_clients(
     """Size, σ and ε of each client, where they have names and sizes of their own."""
     if len({client["size"] for client in clients}) < 2:
         return
-    from sottovoce.report.table import Table
-
     rows = [
         [
             client["name"] + (" (joins later)" if client["role"] == "future" else ""),
@@ -107,7 +106,7 @@ def show_clients(
         for client in clients
     ]
     heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else [judged])]
-    out.print(Table(heads, rows, "").terminal())
+    show_table(Table(heads, rows))
 
 
 def _of(name: str, accuracy: dict[str, dict[str, float]]) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import typer
 
-from sottovoce.cli.display import JSON, as_json, hidden, out
+from sottovoce.cli.display import JSON, as_json, hidden, say
 from sottovoce.cli.runs import run_plan
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan import Plan
@@ -22,11 +22,6 @@ SETTINGS = ["epsilon=4", "channel=direct"]
 NEWCOMER = "longbeach"
 SOME, LABELLED = 20, 40
 """Records of the file that is predicted, and of those that the newcomer knows a diagnosis of."""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog="Example: sottovoce quickstart tables --out runs/hospitals")(quickstart)
 
 
 def quickstart(
@@ -79,7 +74,7 @@ def _tables(folder: Path, *, json: bool) -> None:
     ]
     for words in commands:
         if not json:
-            out.print(f"\n[bold]$ sottovoce {shlex.join(words)}[/]", soft_wrap=True, highlight=False)
+            say((f"\n$ sottovoce {shlex.join(words)}", "bold"))
         _invoke(words, quiet=json)
     if json:
         as_json({"folder": str(folder), "commands": commands})

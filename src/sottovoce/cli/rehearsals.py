@@ -7,40 +7,33 @@ believe us: nothing leaves, and nothing is charged.
 
 from __future__ import annotations
 
+import itertools
 import json as texts
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 
-from sottovoce.cli.datasets import lines
 from sottovoce.cli.display import (
     JSON,
     OWN_FEATURES,
     OWN_MODEL,
     SETTINGS,
     as_json,
+    bullet,
+    bullets,
     complete_setting,
-    err,
-    feature_progress,
-    out,
+    progress,
+    say,
+    show_table,
 )
-from sottovoce.cli.display import out as stdout
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
 
 RESULT, PAGE, PICTURE = "audit.json", "audit.html", "audit.svg"
-MOST_LINES = 30
+MOST_SITES = 30
 """Sites that the terminal lists; the report has them all."""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog="Example: sottovoce audit dataset=hospitals/ --runs 400")(audit)
-    app.command(epilog="Example: sottovoce compare dataset=hospitals/ epsilon=4 --out runs/c")(compare)
 
 
 def audit(
@@ -79,13 +72,9 @@ def audit(
         from sottovoce.audit import audit as audit_plan
 
         named = [str(run / "plan.toml")] if run is not None else settings
-        with feature_progress("auditing") as auditing, feature_progress() as describing:
-            of_plan = audit_plan(
-                plan_of(named, model, features),
-                runs,
-                progress=auditing,
-                on_features=describing,
-            )
+        plan = plan_of(named, model, features)
+        with progress("auditing") as auditing, progress("features") as describing:
+            of_plan = audit_plan(plan, runs, progress=auditing, on_features=describing)
         found = {**of_plan, **found, "faults": [*found["faults"], *of_plan["faults"]]}
     kept = folder or run
     if kept is not None:
@@ -131,15 +120,14 @@ def show(found: Mapping[str, Any], kept: Path | None) -> None:
 
     for table in (releases_table(found), recount_table(found)):
         if table is not None:
-            out.print(table.terminal())
+            show_table(table)
     for game in found.get("games", ()):
-        out.print(escape(plain(sentence(game))), soft_wrap=True, highlight=False)
-    lines("bold red", found["faults"])
+        say(plain(sentence(game)))
+    bullets(found["faults"], "bold red")
     color = "bold red" if found["faults"] else "green"
-    nothing = "Nothing left, and nothing was charged."
-    out.print(f"[{color}]{escape(verdict(found))}[/] {nothing}", soft_wrap=True, highlight=False)
+    say((verdict(found), color), " Nothing left, and nothing was charged.")
     if kept is not None:
-        out.print(f"kept: {escape(str(kept / RESULT))}", soft_wrap=True, highlight=False)
+        say(f"kept: {kept / RESULT}")
 
 
 def compare(
@@ -165,32 +153,22 @@ def compare(
     if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):
         words.append("preset=best")
     plan = plan_of(words, model, features)
-    with ExitStack() as stack:
+    done, rounds = itertools.count(1), repeats * len(ROWS) * plan.rounds
+    with progress("rehearsing") as rehearsing, progress("features") as describing:
         found = compare_rows(
             plan,
             out,
             repeats=repeats,
-            on_round=stack.enter_context(_rows_progress(max(repeats, 1) * len(ROWS) * plan.rounds)),
-            on_features=stack.enter_context(feature_progress()),
+            on_round=lambda row, line: rehearsing(next(done), rounds, row),
+            on_features=describing,
         )
     path = write_comparison(out)
     if json:
         as_json(found)
         return
-    stdout.print(f"[bold]{escape(summary(found))}[/]", soft_wrap=True, highlight=False)
-    stdout.print(rows_table(found).terminal())
-    if len(found["gain"]["per_client"]) <= MOST_LINES:
-        stdout.print(clients_table(found).terminal())
-    stdout.print(f"[dark_orange]•[/] {escape(found['warning'])}", soft_wrap=True, highlight=False)
-    stdout.print(f"report: {escape(str(path))}", soft_wrap=True, highlight=False)
-
-
-@contextmanager
-def _rows_progress(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """A bar over the rounds of all rows, gone when they are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    parts = (TextColumn("[bold]rehearsing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, TextColumn("{task.description}"), console=err, transient=True) as bar:
-        task = bar.add_task("", total=rounds)
-        yield lambda row, line: bar.update(task, advance=1, description=row)
+    say((summary(found), "bold"))
+    show_table(rows_table(found))
+    if len(found["gain"]["per_client"]) <= MOST_SITES:
+        show_table(clients_table(found))
+    bullet(found["warning"])
+    say(f"report: {path}")

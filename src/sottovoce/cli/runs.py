@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 
 from sottovoce.cli.display import (
     CLIENT,
@@ -27,42 +26,25 @@ from sottovoce.cli.display import (
     YES,
     answer,
     as_json,
+    bullet,
     consent,
     epsilon,
     err,
     facts,
-    feature_progress,
-    out,
     personalized,
+    progress,
     round_progress,
+    say,
+    show_table,
 )
 from sottovoce.cli.display import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
 from sottovoce.plan import Plan, PlanError, keys, split
-from sottovoce.report.table import (
-    data_size,
-    duration,
-    number,
-)
+from sottovoce.report.table import Table, data_size, duration, number
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
 LEDGER = typer.Option(None, help="Ledger shared by several runs on the same records, so that budgets add up.")
-
-
-EXAMPLES = {
-    "plan": "plan preset=paper dataset=cifar10 epsilon=16",
-    "train": "train dataset=mnist epsilon=16 --out runs/mnist",
-    "evaluate": "evaluate runs/mnist --json",
-    "personalize": "personalize runs/mnist --data my.npz --out my.safetensors",
-    "report": "report runs/mnist, or in a checkout: sottovoce report results",
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    for command in (plan, train, evaluate, personalize, report):
-        app.command(epilog=f"Example: sottovoce {EXAMPLES[command.__name__]}")(command)
 
 
 def plan(
@@ -117,7 +99,7 @@ def plan(
         _show_sharing(costs["sharing"])
     show_clients(costs["clients"], costs["unit"])
     for doubt in costs["doubts"]:
-        out.print(f"[dark_orange]•[/] {escape(doubt)}", soft_wrap=True, highlight=False)
+        bullet(doubt)
 
 
 def train(
@@ -230,17 +212,13 @@ def _check_device(device: str) -> None:
 
 
 def _show_sharing(shared: dict[str, Any]) -> None:
-    from sottovoce.report.table import Table
-
     honest = shared["epsilon_by_honest"]
     rows = [["true ε", *(epsilon(value) for value in honest.values())]]
-    out.print(Table(["honest clients in a sum", *map(str, honest)], rows).terminal())
-    out.print(
+    show_table(Table(["honest clients in a sum", *map(str, honest)], rows))
+    say(
         f"ε is stated for {shared['honest']}; 1 is what is left if all helpers, or all other clients, work "
         "with the server. A helper holds no records; it answers once a round: "
-        f"{data_size(shared['helper_up_bytes'])} up, {data_size(shared['helper_down_bytes'])} down.",
-        soft_wrap=True,
-        highlight=False,
+        f"{data_size(shared['helper_up_bytes'])} up, {data_size(shared['helper_down_bytes'])} down."
     )
 
 
@@ -330,10 +308,10 @@ def run_plan(
             masks=masks,
             callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
             on_round=stack.enter_context(round_progress(plan.rounds)),
-            on_features=stack.enter_context(feature_progress()),
+            on_features=stack.enter_context(progress("features")),
         )
     if json:
         as_json(result)
     else:
         show(result, directory)
-        out.print(f"\nreport: {directory / 'report.html'}", soft_wrap=True)
+        say(f"\nreport: {directory / 'report.html'}")

@@ -28,12 +28,6 @@ RUN = typer.Argument(
 KNOWN = ("finished", "failed", "running", "waiting")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the application."""
-    app.command(epilog="Example: sottovoce status runs/mnist --json")(status)
-    app.command(epilog="Example: sottovoce watch runs/mnist")(watch)
-
-
 def status(run: Path = RUN, json: bool = JSON) -> None:
     """Say what a run, a federation or a client of one is doing, by its directory.
 

@@ -36,6 +36,14 @@ class RunError(SottovoceError):
     """A run directory that cannot be used as asked."""
 
 
+def make_folder(path: Path) -> None:
+    """A folder for what is made of a run, open to its owner only; one that is there stays as it is."""
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise RunError(f"cannot create {path} ({error.strerror}): choose another folder") from None
+
+
 def round_line(
     number: int,
     clients: Sequence[str],
@@ -86,10 +94,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} already holds a run: choose another folder, or resume it", "out", "resume"
             )
-        try:
-            private_folder(self.path)
-        except OSError as error:
-            raise RunError(f"cannot create {self.path} ({error.strerror}): choose another folder") from None
+        make_folder(self.path)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from training here."""

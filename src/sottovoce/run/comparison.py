@@ -30,13 +30,13 @@ from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress
-from sottovoce.files import PRIVATE, private_folder, write_atomically
+from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finished_outputs
 from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Curves, Evaluation, mean_known
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import Updates
+from sottovoce.run import Updates, make_folder
 from sottovoce.run.prepare import Prepared, Shared, about, prepare
 from sottovoce.run.result import Result, description, site_rows
 from sottovoce.run.rounds import Simulation
@@ -130,10 +130,7 @@ def _compare(
     again = plan  # in later splits the same sites join later as in the first
     if plan.partition == "client" and first.federation.future_names:
         again = plan.replace(future_names=",".join(first.federation.future_names))
-    try:
-        private_folder(folder)
-    except OSError as error:
-        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
+    make_folder(folder)
     splits, future, spent, curves = list[Split](), list[dict[str, Any]](), list[dict[str, Any]](), Curves()
     told: dict[str, Any] = {}
     for repeat in range(repeats):

@@ -20,7 +20,6 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.data.description import random_records
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting, call_counts
-from sottovoce.privacy.accounting import mu_squared
 from sottovoce.release import spending
 from sottovoce.run import prepare
 from sottovoce.run.result import protected_unit, site_rows
@@ -99,7 +98,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
         return said
     said += data.delta_doubt(plan.delta, min(blueprint.sizes))
     if plan.epsilon > SENSIBLE_EPSILON:
-        mu = math.sqrt(mu_squared(plan.epsilon, plan.delta, plan.accounting))
+        mu = math.sqrt(accounting.mu_squared(plan.epsilon, plan.delta, plan.accounting))
         right = 50 * (1 + math.erf(mu / 2 / math.sqrt(2)))
         said.append(
             f"ε = {plan.epsilon:g} promises little: "

@@ -26,14 +26,15 @@ from sottovoce.blueprint import Blueprint, draw, participant_name
 from sottovoce.data import NAMES, Facts, client_files, description, split_seeds
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import private_folder, write_atomically
+from sottovoce.files import write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.personal import Origin, personal_model
 from sottovoce.plan import Plan
-from sottovoce.run import RunDirectory
+from sottovoce.run import RunDirectory, make_folder
+from sottovoce.run.result import protected_unit
 from sottovoce.server import Server
 
 Progress = Callable[[str, int], None]
@@ -130,10 +131,7 @@ def write_models(
             )
     sources = _sources(file.plan, names) if finish else {}
     server, folder = open_server(file, module), Path(out)
-    try:
-        private_folder(folder)
-    except OSError as error:
-        raise SottovoceError(f"cannot create {folder} ({error.strerror}): choose another folder") from None
+    make_folder(folder)
     written = []
     for participant, name in enumerate(names):
         if clients and name not in clients:
@@ -210,8 +208,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     header = json.loads(model[8 : 8 + length])["__metadata__"]
     facts, origin = Facts.from_metadata(header), Origin.parse(json.loads(header["origin"]))
     built, records = json.loads(header["model"]), facts.source or facts
-    agreed = description.of(records)
-    unit = agreed.unit if agreed is not None and agreed.unit else "record"
+    agreed, unit = description.of(records), protected_unit(facts)
     inputs = list(agreed.columns) if agreed is not None and agreed.array is None else None
     known = None if metrics is None else {name: value for name, value in metrics.items() if value is not None}
     head: dict[str, Any] = {

@@ -2,14 +2,11 @@
 
 A plan leaves open what its records decide: what `features=auto` is, how many clients a folder has, how many
 records each trains on, δ. Every entry point (train, evaluate, compare, plan, federate, sweeps, benches) has
-it completed here, in one order, so that one plan about the same records is one plan everywhere: `Prepared`
-says so in three digests.
+it completed here, in one order, so that one plan about the same records is one plan everywhere.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,16 +42,6 @@ class Outline:
     @property
     def plan(self) -> Plan:
         return self.blueprint.plan
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Fingerprints of plan, facts and reference: equal for everybody who prepares the same."""
-        facts = json.dumps(self.blueprint.facts.fields(), sort_keys=True)
-        return {
-            "plan": self.plan.digest(),
-            "facts": hashlib.sha256(facts.encode()).hexdigest()[:32],
-            "reference": self.blueprint.reference_digest,
-        }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -57,11 +56,11 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     ledger: Ledger | None,
-    clients: Sequence[Mapping[str, Any]] = (),
-    last_bytes: Mapping[str, int] | None = None,
+    clients: Sequence[Mapping[str, Any]],
+    last_bytes: Mapping[str, int],
     *,
-    metrics: bool = True,
-    own: Own | None = None,
+    metrics: bool,
+    own: Own | None,
 ) -> dict[str, Any]:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger.
 
@@ -73,7 +72,7 @@ def assemble(
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
-    last = {f"{kind}_bytes": count for kind, count in (last_bytes or {}).items()}
+    last = {f"{kind}_bytes": count for kind, count in last_bytes.items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **description(blueprint),
@@ -240,7 +239,7 @@ def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]
 def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
     """ε from what the ledger holds; JSON has no infinity, so a run without noise says null."""
     plan = blueprint.plan
-    if ledger is None or not math.isfinite(plan.epsilon):
+    if ledger is None or not plan.private:
         return {
             "target": None,
             "spent_max": None,

@@ -66,27 +66,6 @@ class Round:
         )
 
 
-@dataclass(frozen=True)
-class Made:
-    """A release that a client has made: the message that left and, if wanted, what it says."""
-
-    client: Client
-    message: bytes
-    decoded: np.ndarray | None
-
-    @property
-    def participant(self) -> int:
-        """Whose it is, of the participants."""
-        assert self.client.participant is not None
-        return self.client.participant
-
-    @property
-    def vector(self) -> np.ndarray:
-        """What it says, where that was wanted."""
-        assert self.decoded is not None
-        return self.decoded
-
-
 class Simulation:
     """A run in progress; `step` advances it by one round."""
 
@@ -149,41 +128,45 @@ class Simulation:
             for i, client in enumerate(opened.clients)
         ]
         if place.shared:
-            return opened.line(gain, None, **self._sum_shares(opened.number, asked))
+            return opened.line(gain, None, **self._sum_shares(opened, asked))
         if place.at_server:
-            return opened.line(gain, None, **self._sum_at_server(opened.number, asked))
-        effective, observed = self._apply(asked)
+            return opened.line(gain, None, **self._sum_at_server(opened, asked))
+        effective, observed = self._apply(opened, asked)
         return opened.line(gain, effective, **observed)
 
-    def _apply(self, asked: Sequence[Asked]) -> tuple[float | None, Observed]:
+    def _apply(self, opened: Round, asked: Sequence[Asked]) -> tuple[float | None, Observed]:
         """Applies releases that are private by themselves."""
         releases, sent, signals, noises = {}, 0, list[float](), list[float]()
-        for made in self._released(asked):
-            sent += len(made.message)
-            releases[made.participant], signal = made.vector, made.client.signal
-            if signal is not None:
-                signals.append(float(np.linalg.norm(signal)))
-                noises.append(float(np.linalg.norm(made.vector - signal)))
+        made = zip(opened.participants, opened.clients, self._released(asked), strict=True)
+        for participant, client, (message, vector) in made:
+            sent += len(message)
+            releases[participant] = vector
+            if client.signal is not None:
+                signals.append(float(np.linalg.norm(client.signal)))
+                noises.append(float(np.linalg.norm(vector - client.signal)))
         signal_norm, noise_norm = (float(np.mean(norms)) if norms else None for norms in (signals, noises))
         effective = self.server.receive_round(releases)
         return effective, {"bytes": sent, "signal_norm": signal_norm, "noise_norm": noise_norm}
 
-    def _sum_at_server(self, number: int, asked: Sequence[Asked]) -> Observed:
+    def _sum_at_server(self, opened: Round, asked: Sequence[Asked]) -> Observed:
         """Applies the sum of releases with the server's noise, which is drawn once for ever."""
-        drawn = None if self._updates is None else self._updates.get(number)
-        made = list(self._released(asked, decoded=drawn is None))
-        self.server.receive_update(drawn or self._draw({one.participant: one.vector for one in made}))
+        drawn = None if self._updates is None else self._updates.get(opened.number)
+        messages = self._sent(asked)
+        if drawn is None:
+            vectors = self._decoded(asked, messages)
+            drawn = self._draw(dict(zip(opened.participants, vectors, strict=True)))
+        self.server.receive_update(drawn)
         # A lone message that only the server's noise protects: its length tells of records, and stays unsaid.
-        sent = {} if len(made) == 1 else {"bytes": sum(len(one.message) for one in made)}
+        sent = {} if len(messages) == 1 else {"bytes": sum(map(len, messages))}
         return {**sent, "signal_norm": None, "noise_norm": None}
 
-    def _sum_shares(self, number: int, asked: Sequence[Asked]) -> Observed:
+    def _sum_shares(self, opened: Round, asked: Sequence[Asked]) -> Observed:
         """Applies the sum of clients' shares, unmasked if they have masks."""
         if self._masks is not None:
             self._masks.begin()
-        made = self._released(asked, decoded=False)
-        shares = {one.participant: one.message for one in made}
-        self.server.receive_update(self.server.share_out(self._total(number, shares), list(shares)))
+        shares = dict(zip(opened.participants, self._sent(asked), strict=True))
+        total = self._total(opened.number, shares)
+        self.server.receive_update(self.server.share_out(total, opened.participants))
         return {"bytes": sum(map(len, shares.values())), "signal_norm": None, "noise_norm": None}
 
     def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
@@ -258,9 +241,9 @@ class Simulation:
             return 0
         total, everyone = 0, range(self.blueprint.plan.participants)
         asked = (self._participant(i).once(phase.kind, self.server.model_of(phase, i)) for i in everyone)
-        for made in self._released(asked):
-            total += len(made.message)
-            self.server.receive(phase.kind, made.participant, made.vector)
+        for participant, (message, vector) in enumerate(self._released(asked)):
+            total += len(message)
+            self.server.receive(phase.kind, participant, vector)
         self.server.close(phase)
         if phase.kind in self.last_bytes:
             self.last_bytes[phase.kind] += total
@@ -270,7 +253,7 @@ class Simulation:
         """The contexts of the future clients, who are at hand here."""
         model, clients = self.server.model_of(phase), map(self._future, range(len(self.federation.future)))
         asked = (client.once(phase.kind, model) for client in clients)
-        decoded = [made.decoded for made in self._released(asked)]
+        decoded = [vector for _, vector in self._released(asked)]
         size = self.blueprint.releases[phase.kind].size
         self._future_contexts = np.array(decoded).reshape(len(decoded), size)
 
@@ -297,15 +280,18 @@ class Simulation:
         """What is put on a client's messages before they are stored: masks, where its shares have any."""
         return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
-    def _released(self, asked: Iterable[Asked], *, decoded: bool = True) -> Iterator[Made]:
-        """What clients are asked for, some of them at a time: released, and decoded if wanted."""
+    def _sent(self, asked: Iterable[Asked]) -> list[bytes]:
+        """The messages that clients are asked for, made by some of them at a time."""
+        return [message for block in batched(asked, TOGETHER) for message in release_together(block)]
+
+    def _released(self, asked: Iterable[Asked]) -> Iterator[tuple[bytes, np.ndarray]]:
+        """The same, each message with what it says."""
         for block in batched(asked, TOGETHER):
             messages = release_together(block)
-            vectors: Sequence[np.ndarray | None] = [None] * len(block)
-            if decoded:
-                vectors = side_by_side(self._decode, list(zip(block, messages, strict=True)))
-            for one, message, vector in zip(block, messages, vectors, strict=True):
-                yield Made(one.client, message, vector)
+            yield from zip(messages, self._decoded(block, messages), strict=True)
+
+    def _decoded(self, asked: Sequence[Asked], messages: Sequence[bytes]) -> list[np.ndarray]:
+        return side_by_side(self._decode, list(zip(asked, messages, strict=True)))
 
     def _decode(self, received: tuple[Asked, bytes]) -> np.ndarray:
         asked, message = received

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,7 +25,7 @@ from sottovoce import data
 from sottovoce.account import count_clients, folder_ledger
 from sottovoce.blueprint import Blueprint, seeded_master
 from sottovoce.central import DrawnRounds
-from sottovoce.data import ClientRecords, Dataset, FederatedDataset, Records, description
+from sottovoce.data import ClientRecords, FederatedDataset, Records, description
 from sottovoce.data.section import DataError
 from sottovoce.errors import SottovoceError
 from sottovoce.files import write_atomically
@@ -59,8 +59,7 @@ class Session:
         directory: RunDirectory,
         simulation: Simulation,
         ledger: Ledger | None,
-        run: str,
-        records: Dataset,
+        identity: Mapping[str, str],
         checkpoint_seconds: float,
         updates: Updates | None,
     ) -> None:
@@ -68,8 +67,7 @@ class Session:
         self.directory = directory
         self.simulation = simulation
         self._ledger = ledger
-        self._run = run
-        self._records = records
+        self._identity, self._run = identity, identity["run"]
         self._updates = updates
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
@@ -118,10 +116,10 @@ class Session:
                 count_clients(book, plan, records)
                 if not resume:
                     _check_budget(blueprint, book, federation.names)
+            identity = {"run": run, "reference": blueprint.reference_digest}
             updates = None
             if plan.place.at_server and not plan.seeded:  # a seeded draw that is repeated is the same draw
                 drawn = (DrawnRounds.reopen if resume else DrawnRounds.begin)(directory.drawn, run)
-                identity = {"run": run, "reference": blueprint.reference_digest}
                 updates = Updates(directory.updates_folder, identity, drawn)
             if not resume:
                 directory.start(plan, run, given)
@@ -138,7 +136,7 @@ class Session:
             simulation = cls.simulated(
                 blueprint, federation, server, book, run=run, master=master, updates=updates, masks=masked
             )
-            session = cls(directory, simulation, book, run, records, checkpoint_seconds, updates)
+            session = cls(directory, simulation, book, identity, checkpoint_seconds, updates)
             if resume:
                 session._load()
             session._held = stack.pop_all()
@@ -148,14 +146,11 @@ class Session:
         """Continues from the checkpoint, or from the model of a run whose result was lost."""
         for path in (self.directory.checkpoint_file, self.directory.model_file):
             if path.exists():
-                self.simulation.load_state(load_tensors(path, self._identity())[0])
+                self.simulation.load_state(load_tensors(path, self._identity)[0])
                 break
         if self._updates is not None:
             self._updates.check(after=self.simulation.server.round)
         self.directory.truncate_rounds(self.simulation.server.round)
-
-    def _identity(self) -> dict[str, str]:
-        return {"run": self._run, "reference": self.simulation.blueprint.reference_digest}
 
     def record(self, line: dict[str, Any]) -> None:
         """Writes down a round that was applied; evaluates and checkpoints when they are due."""
@@ -170,7 +165,7 @@ class Session:
         """Makes all rounds so far durable, then forgets their messages."""
         simulation = self.simulation
         self.directory.sync_rounds()
-        save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity())
+        save_tensors(self.directory.checkpoint_file, simulation.state(), self._identity)
         self._saved = time.monotonic()
         if self._updates is not None:
             self._updates.forget(up_to=simulation.server.round)
@@ -182,12 +177,12 @@ class Session:
         simulation, blueprint = self.simulation, self.simulation.blueprint
         simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
         self.checkpoint()
-        if len(self.directory.rounds()) != blueprint.plan.rounds:
+        lines = self.directory.rounds()
+        if len(lines) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
         federation, sent = simulation.federation, simulation.last_bytes
         clients = site_rows(blueprint, federation, self._ledger)
-        lines = self.directory.rounds()
         result = assemble(
             blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures, own=own
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
+from sottovoce.files import log_of
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.run import RunDirectory
@@ -233,7 +234,7 @@ def _charges(ledger: Path, run: str) -> Sequence[tuple[str, str, float]]:
 @contextmanager
 def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
     """A ledger that is only read: not even a file of SQLite's own is left beside it."""
-    alone = not ledger.with_name(f"{ledger.name}-wal").exists()
-    uri = f"{ledger.absolute().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    path = ledger.resolve()  # beside which SQLite keeps its log, whatever a link to it is called
+    uri = f"{path.as_uri()}?mode=ro{'' if log_of(path).exists() else '&immutable=1'}"
     with closing(sqlite3.connect(uri, uri=True, timeout=5)) as file:
         yield file

@@ -159,7 +159,8 @@ def evaluate(
     directory = RunDirectory(out)
     plan = directory.plan()
     check_own(metrics)
-    if "engine" in directory.result():
+    result = directory.result()
+    if "engine" in result:
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
     own = given(dataset, clients, records)
     prepared = prepare(plan, own, module=module, features=features, device=device)
@@ -169,4 +170,4 @@ def evaluate(
     simulation.load_state(state)
     seen, future = simulation.evaluate()
     found = {"accuracy": accuracies(seen, future), "metrics": measured(seen, future, metrics)}
-    return Result({**directory.result(), **found})
+    return Result({**result, **found})
