@@ -37,7 +37,7 @@ from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
 from studies.site_tables import TABLES
-from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings
+from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings, with_constant
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_tables.json"
 PRESETS = {"client": "best", "server": "central"}
@@ -53,8 +53,8 @@ Figures = dict[str, Any]
 
 
 def clipped_means(prepared: Prepared, held: Sequence[Tensor], coefficients: Tensor) -> np.ndarray:
-    """Clipped mean gradients (n, k) of linear models with bias at (W, b) of each site, reference 0."""
-    x, y, used = held
+    """Clipped mean gradients (n, k) of linear models with bias at (W, b/c) of each site, reference 0."""
+    x, (_, y, used) = with_constant(held[0], prepared.plan.bias_scale), held
     outputs = prepared.blueprint.facts.classes
     weight = coefficients[:, :-outputs].view(len(coefficients), outputs, -1)
     deltas = x @ torch.cat([weight, coefficients[:, -outputs:, None]], dim=2).transpose(1, 2)
@@ -261,6 +261,12 @@ def loaded(folder: Path, name: str) -> Dataset:
     return data.load(str(folder / name))
 
 
+def with_grid(lines: Sequence[Figures], before: Sequence[Figures]) -> list[Figures]:
+    """Lines with what was found of the grid before, on the same seeds."""
+    known = {_cell(one): one for one in before}
+    return [one | {name: known[_cell(one)][name] for name in ("grid", "picked")} for one in lines]
+
+
 def work(folder: Path, names: Sequence[str], device: str) -> Iterator[tuple[Any, ...]]:
     """What is to be done: a function, the table, and what else it is called with."""
     for name in names:
@@ -288,7 +294,7 @@ def main() -> None:
     )
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--device", default="cpu", help="where the grid is tried")
+    parser.add_argument("--device", default="cpu", help="where the grid is tried; none: its figures stay")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the tables of what was measured before")
     options = parser.parse_args()
@@ -301,11 +307,13 @@ def main() -> None:
             TABLES[name].write(options.source, options.folder / name)
     figures: list[Figures] = []
     jobs = list(work(options.folder, options.tables, options.device))
-    cells = len(PRESETS) * len(EPSILONS)
+    cells, before = len(PRESETS) * len(EPSILONS), []
     total = len(options.tables) * (len(SEEDS) * (1 + 2 * cells) + len(CHOOSING) * cells)
+    if options.device == "none":
+        before, total = json.loads(options.out.read_text(encoding="utf-8")), len(jobs)
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         found = pool.imap_unordered(_do, jobs, chunksize=1)
-        if options.device != "cpu":  # one process on the device while the others are on cores
+        if options.device not in ("cpu", "none"):  # one process on the device while the others are on cores
             for name, place in itertools.product(options.tables, PRESETS):
                 for epsilon, seed in itertools.product(EPSILONS, SEEDS + CHOOSING):
                     records = loaded(options.folder, name)
@@ -314,11 +322,12 @@ def main() -> None:
             figures.append(one)
             print(len(figures), one["table"], flush=True)
             if len(figures) % 25 == 0 or len(figures) == total:
-                _write(figures, options.out)
+                _write(figures, options.out, before)
 
 
-def _write(figures: Sequence[Figures], out: Path) -> None:
+def _write(figures: Sequence[Figures], out: Path, before: Sequence[Figures]) -> None:
     lines = summed_up(sorted(figures, key=lambda one: one["seed"]))
+    lines = with_grid(lines, before) if before else lines
     out.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -155,6 +155,11 @@ def padded(held: Sequence[Records], device: str = "cpu") -> tuple[Tensor, Tensor
     return x.to(device), y.to(device), used.to(device)
 
 
+def with_constant(x: Tensor, scale: float) -> Tensor:
+    """Inputs (..., columns + 1) whose last is `scale` times what it was."""
+    return torch.cat([x[..., :-1], scale * x[..., -1:]], dim=-1)
+
+
 def _outputs(x: Tensor, theta: Tensor) -> Tensor:
     """Outputs (sites, most, settings, outputs) for parameters (settings, sites, columns, outputs)."""
     many, sites, columns, outputs = theta.shape

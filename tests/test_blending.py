@@ -237,7 +237,7 @@ def test_without_noise_no_step_on_a_table_is_longer_than_the_curvature_bears(
 
 def test_the_clip_bound_of_a_table_grows_as_noise_falls_and_what_is_set_stays() -> None:
     clips = [resolve(table_plan(epsilon=epsilon), [400] * 3, table()).clip for epsilon in (1, 8, 16, 64)]
-    assert clips[0] == 0.25
+    assert clips[0] == 0.15
     assert sorted(clips) == clips
     assert resolve(table_plan(epsilon=1, calibration=0), [400] * 3, table()).clip == 1.0
     assert clips[-1] == 2.0
@@ -259,7 +259,7 @@ def test_own_parts_of_few_records_stay_small_on_tables_however_little_noise_ther
     moved = found.individual * found.own_steps
     assert moved[0] > moved[1] > moved[2]
     none = blending(plan, sizes, quiet, 40, summed, replace(recipe(plan, table("number")), luck=0.0))
-    assert none.individual.tolist() == [0.15 if summed is None else 0.3] * 3
+    assert none.individual.tolist() == [0.15 if summed is None else 0.2] * 3
 
 
 def test_own_shares_of_tables_fall_with_the_steps_that_noise_in_a_sum_leaves_the_shared_part() -> None:
@@ -267,9 +267,21 @@ def test_own_shares_of_tables_fall_with_the_steps_that_noise_in_a_sum_leaves_the
     for summed in (1e-6, 0.03, 0.3):
         sigmas = [summed * sum(SIZES) / size for size in SIZES]
         found = blending(plan, SIZES, sigmas, 40, summed, recipe(plan, table()))
-        assert found.individual[0] == pytest.approx(0.3 * found.step / 1.9)
+        assert found.individual[0] == pytest.approx(0.2 * found.step / 1.9)
         shares.append(found.individual[0])
-    assert shares[0] == 0.3 > shares[1] > shares[2] > 0
+    assert shares[0] == 0.2 > shares[1] > shares[2] > 0
+
+
+def test_a_bias_is_scaled_on_tables_whose_linear_model_adapts_as_a_whole_and_nowhere_else() -> None:
+    def scale(facts: Facts, **changes: object) -> float:
+        return resolve(table_plan(**changes), [400] * 3, facts).bias_scale
+
+    assert (scale(table()), scale(table("number")), scale(table(), bias_scale=0.9)) == (0.5, 0.7, 0.9)
+    assert scale(table("labels")) == scale(Facts((20,), 2)) == scale(table(), model="mlp") == 1.0
+    assert scale(table(), coefficients=2) == scale(table(), preset="tuned", context="public") == 1.0
+    for bad in (1.5, -0.5, float("nan")):
+        with pytest.raises(PlanError, match="bias_scale"):
+            table_plan(bias_scale=bad)
 
 
 def test_keys_that_somebody_sets_win_over_the_recipe() -> None:

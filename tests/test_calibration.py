@@ -152,9 +152,10 @@ def test_participants_that_differ_get_shifts_of_their_own_and_those_that_do_not_
     assert not torch.equal(absent.shifts[0], absent.shift)
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_slope_and_shift_in_the_last_layer_are_slope_and_shift_of_outputs(model: str) -> None:
+@pytest.mark.parametrize(("model", "scale"), [("linear", 1.0), ("linear", 0.5), ("mlp", 0.5)])
+def test_slope_and_shift_in_the_last_layer_are_slope_and_shift_of_outputs(model: str, scale: float) -> None:
     given = {"preset": "best", "dataset": "mine.npz", "model": model, "participants": 2, "calibration": 0.1}
+    given["bias_scale"] = scale
     plan = Plan.load(
         overrides={**given, "features": "none", "context_records": 8, "gradient_records": 8, "clip": 1.0}
     )
@@ -188,11 +189,14 @@ def test_a_model_whose_last_layer_decides_no_slope_is_refused_and_a_number_too()
     given = {"preset": "best", "dataset": "mine.npz", "participants": 2, "features": "none"}
     plan = Plan.load(
         overrides={**given, "calibration": 0.1, "context_records": 8, "gradient_records": 8, "clip": 1.0}
-    )
+    ).replace(bias_scale=1.0)
     with pytest.raises(SottovoceError, match="set calibration=0"):
         draw(plan, Facts((4,), 2), Squashed())
     with pytest.raises(SottovoceError, match="adapts as a whole"):
         draw(plan.replace(coefficients=5), Facts((4,), 2))
+    for scale in (0.5, 0.0):
+        with pytest.raises(SottovoceError, match="bias_scale"):
+            draw(plan.replace(calibration=0.0, bias_scale=scale), Facts((4,), 2), Squashed())
     with pytest.raises(SottovoceError, match="about probabilities"):
         draw(plan, Facts((4,), 1, task="number"))
     kept = LastLayer.of(nn.Linear(4, 2), draw(plan, Facts((4,), 2)).basis, Facts((4,), 2))

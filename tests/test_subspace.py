@@ -128,6 +128,15 @@ def test_identity_lifts_and_projects_to_itself() -> None:
     assert basis.coefficients == 8
 
 
+def test_an_identity_that_scales_biases_is_symmetric_and_has_an_inverse() -> None:
+    basis = Identity(8, biases=2, bias_scale=0.5)
+    columns = basis.lift(torch.eye(8))
+    assert torch.equal(columns, torch.diag(torch.tensor([1.0] * 6 + [0.5] * 2)))
+    assert torch.equal(basis.project(torch.eye(8)), columns.T)
+    v = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(basis.lift(basis.coordinates(v)), v)
+
+
 @pytest.mark.parametrize("k", [0, 16, -1])
 def test_impossible_sizes_are_refused_in_one_line(k: int) -> None:
     with pytest.raises(SottovoceError, match="at most 15"):

@@ -61,6 +61,8 @@ class Recipe:
     """The least and the largest clip bound."""
     clip_noise: float = 0.0
     """N_0 at a clip bound between the two."""
+    bias_scale: float = 1.0
+    """How far a coefficient of a bias moves it."""
     luck: float = 0.0
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
@@ -86,7 +88,9 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     least, most = task.clips
     if task.class_shares and not plan.calibration:
         least = UNCUT
-    return Recipe(*drifts, step, step, 0.15, (0.0, 0.3), (least, most), task.clip_noise, task.luck)
+    whole = plan.traits.whole_model or not plan.coefficients
+    scale = task.bias_scale if whole else 1.0
+    return Recipe(*drifts, step, step, 0.15, (0.0, 0.2), (least, most), task.clip_noise, scale, task.luck)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))

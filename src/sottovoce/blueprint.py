@@ -33,7 +33,7 @@ from sottovoce.privacy import accounting, call_counts, open_schedule
 from sottovoce.privacy.ledger import Budget, Kind
 from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
 from sottovoce.shared import Shares, Sharing
-from sottovoce.subspace import Basis, open_basis
+from sottovoce.subspace import Basis, Identity, open_basis
 from sottovoce.tasks import open_task
 
 
@@ -259,8 +259,8 @@ def draw(
     participants' training records (units) where the plan leaves `gradient_records` or `context_records` to
     them.
     """
-    if not plan.clip:
-        raise SottovoceError("clip=0 leaves the bound to the participants' sizes: complete the plan first")
+    if not plan.clip or not plan.bias_scale:
+        raise SottovoceError("clip=0 and bias_scale=0 leave them to a recipe: complete the plan first")
     if isinstance(module, nn.Module):
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     else:
@@ -284,7 +284,10 @@ def draw(
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     if plan.calibration:
         Derivatives(task)
+    if plan.calibration or plan.bias_scale != 1:
         LastLayer.of(module, basis, facts)
+    if isinstance(basis, Identity):
+        basis = replace(basis, biases=facts.classes, bias_scale=plan.bias_scale)
     order = open_schedule(
         plan.schedule,
         clients=plan.participants,

@@ -224,12 +224,22 @@ class Task:
     clips: tuple[float, float] = (0.25, 2.0)
     """The least and the largest clip bound on tables: below the least all gradients have the same length, the
     largest cuts none."""
+    bias_scale: float = 1.0
+    """On tables: how far a coefficient of a bias moves it."""
     clip_noise: float = 0.0015
     """On tables: the noise in the mean of all releases that a clip bound between the two leaves."""
 
 
 TASKS = {
-    "classes": Task("accuracy", class_shares=True, curvature=1.0),
+    "classes": Task(
+        "accuracy",
+        class_shares=True,
+        curvature=1.0,
+        drift=1.8,
+        luck=0.6,
+        clips=(0.15, 2.0),
+        bias_scale=0.5,
+    ),
     "labels": Task("accuracy"),
     "number": Task(
         "r2",
@@ -240,6 +250,7 @@ TASKS = {
         own_drift=0.025,
         luck=0.05,
         clips=(0.25, 0.5),
+        bias_scale=0.7,
         clip_noise=0.0005,
     ),
 }

@@ -40,7 +40,7 @@ class ClassPriors:
         biases = torch.zeros(classes, basis.size, device=device)
         if last.shape == (classes,):
             biases[:, last.span] = torch.eye(classes, device=device)
-        directions = basis.project(biases)
+        directions = basis.coordinates(biases)
         if not torch.allclose(basis.lift(directions), biases, atol=1e-6) or last.shape != (classes,):
             raise SottovoceError(
                 "prior=context moves the last layer's biases, and this model or basis has none of their own: "

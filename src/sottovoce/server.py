@@ -222,7 +222,7 @@ class Server:
             shifts = scaling.shifts[list(participants)]
         reference = model.reference.to(coefficients)
         theta = self._last_layer.folded(reference + model.basis.lift(coefficients), scaling.slope, shifts)
-        return model.basis.project(theta - reference)
+        return model.basis.coordinates(theta - reference)
 
     # Coefficients
 

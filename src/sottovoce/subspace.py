@@ -1,4 +1,4 @@
-"""Adaptation subspaces: the public orthonormal bases P in which clients' models differ from the reference.
+"""Adaptation subspaces: the public bases P in which clients' models differ from the reference.
 
 A signed partition (Appendix A of the paper) puts the d model parameters into k disjoint non-empty groups
 with public random signs, so that PᵀP = I, ‖P a‖ = ‖a‖, and lifting or projecting costs one pass over d
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Basis(Protocol):
-    """What the rest of the package asks of a basis P ∈ ℝ^{d×k} with orthonormal columns."""
+    """What the rest of the package asks of a basis P ∈ ℝ^{d×k}, whose columns are orthogonal."""
 
     @property
     def kind(self) -> BasisKind: ...
@@ -48,6 +48,9 @@ class Basis(Protocol):
 
     def project(self, g: Tensor) -> Tensor:
         """Pᵀ g, from (..., d) to (..., k)."""
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """The a with P a = v, of a v (..., d) that P reaches."""
 
     def to(self, device: torch.device | str) -> Self: ...
 
@@ -82,6 +85,10 @@ class SignedPartition:
         """Pᵀ g, from (..., d) to (..., k), in the precision of `g`; ‖Pᵀ g‖ ≤ ‖g‖."""
         out = g.new_zeros(*g.shape[:-1], self.coefficients)
         return out.index_add_(-1, self.index, g * self.weight.to(g.dtype))
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """Pᵀ v, since PᵀP = I."""
+        return self.project(v)
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, index=self.index.to(device), weight=self.weight.to(device))
@@ -138,9 +145,18 @@ class StructuredPartition(SignedPartition):
 
 @dataclass(frozen=True)
 class Identity:
-    """k = d: the whole model adapts (methods `global` and `full`)."""
+    """k = d: the whole model adapts (methods `global` and `full`).
+
+    The columns of P are unit vectors, but for those of the last `biases` parameters, which have the length
+    `bias_scale`: beside inputs of norm 1 a bias would take half of what a clip bound leaves to a record.
+
+    >>> Identity(3, biases=1, bias_scale=0.5).lift(torch.ones(3))
+    tensor([1.0000, 1.0000, 0.5000])
+    """
 
     size: int
+    biases: int = 0
+    bias_scale: float = 1.0
 
     @property
     def kind(self) -> BasisKind:
@@ -151,13 +167,25 @@ class Identity:
         return self.size
 
     def lift(self, a: Tensor) -> Tensor:
-        return a
+        """P a."""
+        return self._scaled(a, self.bias_scale)
 
     def project(self, g: Tensor) -> Tensor:
-        return g
+        """Pᵀ g."""
+        return self._scaled(g, self.bias_scale)
+
+    def coordinates(self, v: Tensor) -> Tensor:
+        """P⁻¹ v."""
+        return self._scaled(v, 1.0 / self.bias_scale)
 
     def to(self, device: torch.device | str) -> Self:
         return self
+
+    def _scaled(self, values: Tensor, factor: float) -> Tensor:
+        if factor == 1.0:
+            return values
+        rest = self.size - self.biases
+        return torch.cat([values[..., :rest], factor * values[..., rest:]], dim=-1)
 
 
 def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> SignedPartition | Identity:

@@ -142,8 +142,8 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
 
 
 def test_tables_of_unlike_size_train_as_in_the_simulator_bit_for_bit(tmp_path: Path) -> None:
-    # A seeded run is named by its plan: a clip that sizes decide is 0 in an open agreement, another name.
-    world = Tables(tmp_path, preset="best", clip=1.0)
+    # A seeded run is named by its plan: what is left to a recipe is 0 in an open agreement, another name.
+    world = Tables(tmp_path, preset="best", clip=1.0, bias_scale=0.5)
     dataset = replace(read_folder(world.sites), name="records.toml", clients=())
     rows = [
         row for name in sorted(SIZES) for row in (world.sites / f"{name}.csv").read_text().split("\n")[1:-1]

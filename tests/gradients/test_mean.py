@@ -17,7 +17,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
 from sottovoce.gradients.identity import squares
 from sottovoce.gradients.layers import capture, stack
-from sottovoce.subspace import Basis, BasisKind, open_basis
+from sottovoce.subspace import Basis, BasisKind, Identity, open_basis
 
 from . import models
 from .test_gpu import like_a_card
@@ -70,6 +70,25 @@ def test_every_path_agrees_with_the_oracle(
         copy.deepcopy(module).double(), theta.double(), basis, x.double(), y, clip=clip, denominator=11
     )
     assert (exact - want).norm() <= 1e-11 * clip
+
+
+@pytest.mark.parametrize(("build", "shape", "classes", "k"), STACKS + OTHERS[:1])
+def test_a_scaled_bias_is_clipped_with_the_length_it_has(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, k: int
+) -> None:
+    module = models.seeded(build)
+    theta, (x, y) = models.flat(module), models.records(shape, classes, 11)
+    basis = Identity(len(theta), biases=list(module.parameters())[-1].numel(), bias_scale=0.3)
+    norms = torch.cat([g.norm(dim=1) for g, _ in vmap.record_gradients(module, theta, basis, x, y)])
+    clip = float(norms.median())
+    want = expected(module, theta, basis, x, y, clip)
+    got = clipped_mean(module, theta, basis, x, y, clip=clip, denominator=11, remember=True)
+    assert (got - want).norm() <= 1e-6 * clip
+    plain = expected(module, theta, Identity(len(theta)), x, y, clip)
+    assert (got - plain).norm() > 1e-3 * clip
+    two = (theta.expand(2, -1), [basis, Identity(len(theta))], x.expand(2, *x.shape), y.expand(2, -1))
+    with pytest.raises(SottovoceError, match="of one kind"):
+        clipped_means(module, *two, clip=clip, denominator=11)
 
 
 @pytest.mark.parametrize(("build", "shape", "classes", "k"), STACKS)

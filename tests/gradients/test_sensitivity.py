@@ -10,13 +10,21 @@ from torch import Tensor, nn
 
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity
 from sottovoce.gradients.clipping import sum_clipped
-from sottovoce.subspace import open_basis
+from sottovoce.subspace import Basis, Identity, open_basis
 
 from . import models
 
-KINDS = ("structured", "unstructured", "identity")
+KINDS = ("structured", "unstructured", "identity", "scaled")
 CLIP = 0.7
 FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def opened(kind: str, module: nn.Module, k: int, seed: int) -> Basis:
+    """A basis by its kind; `scaled` is an identity whose last biases count half."""
+    if kind != "scaled":
+        return open_basis(kind, module, k, seed)
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    return Identity(sum(sizes), biases=sizes[-1], bias_scale=0.5)
 
 
 def adversarial(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -41,7 +49,7 @@ def test_replacing_one_record_moves_the_mean_by_at_most_the_sensitivity(kind: st
     generator = torch.Generator().manual_seed(1)
     thetas = torch.randn(cases, sum(p.numel() for p in module.parameters()), generator=generator)
     thetas *= torch.tensor([0.3, 3.0, 300.0])[torch.arange(cases) % 3, None]
-    basis = open_basis(kind, module, 60, seed=2)
+    basis = opened(kind, module, 60, seed=2)
     x = torch.randn(cases, m, *shape, generator=generator)
     y = torch.randint(3, (cases, m), generator=generator)
     # A third of the data sets repeat one record, where contributions line up and rounding adds up.
@@ -69,7 +77,7 @@ def test_no_contribution_exceeds_the_clip_in_float64(kind: str, build: Callable[
     module = models.seeded(build)
     x, y = models.records(shape, classes, 40)
     x[::4] *= 1e4
-    basis = open_basis(kind, module, max(k, 20), seed=0)
+    basis = opened(kind, module, max(k, 20), seed=0)
     theta = models.flat(module)
     norms = torch.stack(
         [
@@ -89,7 +97,7 @@ def test_non_finite_records_contribute_zero_and_spoil_nothing(
 ) -> None:
     module = models.seeded(build)
     shape = (1, 6, 6) if build is models.tiny else (5,)
-    theta, basis = models.flat(module), open_basis(kind, module, 40, seed=0)
+    theta, basis = models.flat(module), opened(kind, module, 40, seed=0)
     x, y = models.records(shape, 3, 9)
     clean = clipped_mean(module, theta, basis, x[3:], y[3:], clip=CLIP, denominator=9)
     x[0], x[1, ..., 0], x[2] = poison, poison, poison

@@ -56,6 +56,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "context_noise": ({}, 1.0, 2.0),
     "gradient_records": ({}, 16, 8),
     "clip": ({}, 1.0, 0.5),
+    "bias_scale": ({"coefficients": 0}, 1.0, 0.5),
     "rounds": ({}, 2, 3),
     "clients_per_round": ({}, 2, 3),
     "schedule": ({"rounds": 5}, "balanced", "random"),

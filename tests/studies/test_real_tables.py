@@ -18,6 +18,7 @@ from studies.real_tables import (
     published,
     summed_up,
     table,
+    with_grid,
 )
 from studies.site_tables import TABLES
 from studies.table_grid import padded, prepared_plan
@@ -72,6 +73,8 @@ def test_losses_of_numbers_are_told_in_units_of_the_constants_and_the_best_of_a_
     assert line["loss"] == {"constant": 1.0, "alone": 2.0, "published": 1.0, "finished": 0.8}
     assert line["gain"] == -1.2
     assert line["grid"] == 0.3
+    (kept,) = with_grid([{**line, "grid": 9.0, "gain": 7.0}], [{**line, "picked": 0.4}])
+    assert (kept["grid"], kept["picked"], kept["gain"]) == (0.3, 0.4, 7.0)
 
 
 def test_the_documented_figures_are_the_measured_ones_and_keep_what_is_promised() -> None:

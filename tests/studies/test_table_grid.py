@@ -23,6 +23,7 @@ def test_without_noise_a_setting_is_a_run_of_the_package(preset: str) -> None:
         "individual": 0.0,
         "momentum": 0.5,
         "calibration": 0.0,
+        "bias_scale": 1.0,
     }
     prepared = prepare(prepared_plan("heart", preset, 1e4, 3, **changes), data.load("heart"))
     server, task = trained(prepared), open_task(prepared.blueprint.facts)

@@ -31,7 +31,7 @@ from sottovoce.gradients.clipping import (
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
 from sottovoce.gradients.partitions import Structured, Unstructured
 from sottovoce.models import parameters_at
-from sottovoce.subspace import Basis, SignedPartition, StructuredPartition
+from sottovoce.subspace import Basis, Identity, SignedPartition, StructuredPartition
 from sottovoce.tasks import Losses, cross_entropy
 
 __all__ = [
@@ -123,7 +123,7 @@ def clipped_means(
         return torch.stack(sums) / denominator
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     on_cpu = not gpu.on_gpu(thetas)
-    known = None
+    scale, known = first.bias_scale if isinstance(first, Identity) else 1.0, None
     if squares is not None and on_cpu and first.kind == "identity" and _linear_in_records(layers):
         known = squares()
 
@@ -135,7 +135,7 @@ def clipped_means(
         losses = losses.view(xs.shape[:2])
         if gradients is None:
             mine = None if known is None else known[clients, records]
-            return identity.clipped_sum(parameters, captures, losses, clip, mine)
+            return identity.clipped_sum(parameters, captures, losses, clip, mine, scale)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
             return sum_squared(*gradients.products(captures, clients), losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
@@ -155,7 +155,10 @@ def _check(
 ) -> None:
     if not clip > 0 or denominator < 1:
         raise SottovoceError(f"clip={clip} and denominator={denominator} must both be positive")
-    kinds = {(basis.kind, basis.size, basis.coefficients) for basis in bases}
+    kinds = {
+        basis if isinstance(basis, Identity) else (basis.kind, basis.size, basis.coefficients)
+        for basis in bases
+    }
     if len(kinds) != 1 or not len(thetas) == len(bases) == len(x) == len(y):
         raise SottovoceError("clients together need bases of one kind and size, and one of each input")
     if bases[0].size != thetas.shape[1]:

@@ -26,24 +26,28 @@ def clipped_sum(
     losses: Tensor,
     clip: float,
     known: Tensor | None = None,
+    bias_scale: float = 1.0,
 ) -> Tensor:
-    """Σ clip_C(∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d).
+    """Σ clip_C(Pᵀ∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d).
 
-    `parameters` are those of the captures, in the order of θ.
+    `parameters` are those of the captures, in the order of θ; P scales the last of them, a bias.
     `known` (clients, records) are `squares` of the inputs of the first layer with parameters, if linear.
     """
-    count = len(losses)
+    count, scaled = len(losses), [*parameters][-1]
     outer: list[_Outer] = []
     written: dict[str, Tensor] = {}
     for seen in captures:
         layer = seen.layer
         if isinstance(layer, Linear):
-            outer.append(_Outer(layer, _grouped(seen.deltas, count), by_client(seen.inputs, count)))
+            constant = bias_scale if layer.bias == scaled else 1.0
+            outer.append(_Outer(layer, _grouped(seen.deltas, count), by_client(seen.inputs, count), constant))
             continue
         weight = layer.weight_gradients if isinstance(layer, Convolution) else layer.flat_gradients
         written[layer.weight] = _grouped(weight(seen.inputs, seen.deltas), count)
         if layer.bias is not None:
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
+    if scaled in written and bias_scale != 1.0:
+        written[scaled] = bias_scale * written[scaled]
     if gpu.on_gpu(losses):
         flat = _on_gpu(outer, written, losses, clip)
     else:
@@ -56,19 +60,23 @@ def clipped_sum(
 
 
 class _Outer(NamedTuple):
-    """A linear layer's δ (clients, records, outputs) and x: its gradient is δ ⊗ (x, 1), the bias included."""
+    """A linear layer's δ (clients, records, outputs) and x: its gradient is δ ⊗ (x, c), the bias included.
+
+    c is the `constant` input, 1 unless P scales the bias.
+    """
 
     layer: Linear
     deltas: Tensor
     inputs: Tensor
+    constant: float
 
     def squares(self, of_deltas: Tensor, of_inputs: Tensor) -> Tensor:
-        """‖δ‖²(‖x‖² + 1), of the squares of both."""
-        return of_deltas * (of_inputs if self.layer.bias is None else of_inputs + 1.0)
+        """‖δ‖²(‖x‖² + c²), of the squares of both."""
+        return of_deltas * (of_inputs if self.layer.bias is None else of_inputs + self.constant**2)
 
     def sums(self, rows: Tensor, outer: Tensor) -> dict[str, Tensor]:
         """By name, of scaled δ and their sum of products with x."""
-        bias = {} if self.layer.bias is None else {self.layer.bias: rows.sum(1)}
+        bias = {} if self.layer.bias is None else {self.layer.bias: self.constant * rows.sum(1)}
         return {self.layer.weight: outer.flatten(1), **bias}
 
 
@@ -104,7 +112,7 @@ def _in_blocks(
     scales = clip_scales(total.sqrt(), losses, clip).unsqueeze(2)
     if not float(scales.min()) > 0:  # asking costs less than blanking
         written = {name: blank(gradients, scales) for name, gradients in written.items()}
-        outer = [_Outer(layer, blank(d, scales), blank(x, scales)) for layer, d, x in outer]
+        outer = [_Outer(layer, blank(d, scales), blank(x, scales), c) for layer, d, x, c in outer]
     sums = {name: (gradients * scales).sum(1) for name, gradients in written.items()}
     for one in outer:
         rows = one.deltas * scales

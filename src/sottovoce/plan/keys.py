@@ -160,6 +160,13 @@ class Keys:
         "module accounting",
         natural=True,
     )
+    bias_scale: float = key(
+        1.0,
+        "how far a coefficient of the last bias moves it, at most 1; 0: by the recipe for its records",
+        "module",
+        natural=True,
+        since="0.2",
+    )
     rounds: int = key(500, "communication rounds", "accounting", positive=True, most=10**6)
     clients_per_round: int = key(
         2, "participants that release in a round; 0: all of them", "accounting", most=10**6

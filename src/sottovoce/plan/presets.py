@@ -88,6 +88,7 @@ OWN: dict[str, Any] = {
     "features": "auto",
     "feature_size": 2048,
     "clip": 0.0,
+    "bias_scale": 0.0,
     "calibration": 0.2,
 }
 """Of records that nobody has tuned for: a linear model that adapts as a whole, of features if of pictures."""

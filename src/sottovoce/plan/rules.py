@@ -112,6 +112,8 @@ def check(plan: Plan) -> None:
             raise PlanError(f"{name} must be 0 or more, not {value}")
     if not plan.learning_rate and not catalog.OPTIMIZERS[plan.optimizer].linear:
         raise PlanError(f"optimizer={plan.optimizer} has steps of its own size: set learning_rate above 0")
+    if plan.bias_scale > 1:
+        raise PlanError(f"bias_scale must be 1 or less, not {plan.bias_scale}")
     if plan.weighting > 4:
         raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
     if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:

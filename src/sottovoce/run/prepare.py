@@ -171,7 +171,7 @@ def complete(plan: Plan, facts: Facts, *, features: str | None = None) -> tuple[
 
 
 def resolve(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
-    """The plan with m_g, m_c, δ and clip, for participants that train on so many records (units) each.
+    """The plan with m_g, m_c, δ, clip and bias scale, for participants that train on so many records (units).
 
     `facts` are those of what the model sees.
     Where `gradient_records` or `context_records` is 0 and all train on alike many, it is all of them; where
@@ -185,7 +185,7 @@ def resolve(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
             f"gradient_records={wanted}, but the smallest participant has {least} training records: "
             f"set gradient_records to at most {least}, or 0 for all"
         )
-    plan = _with_clip(_with_delta(plan, least), trained, facts)
+    plan = _with_recipe(_with_delta(plan, least), trained, facts)
     return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
 
 
@@ -277,14 +277,13 @@ def _with_delta(plan: Plan, training: int) -> Plan:
     return plan if "delta" in plan.given or plan.delta == usual else plan.replace(delta=usual)
 
 
-def _with_clip(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
-    """The plan with the clip bound that its recipe gives, where nobody has set one."""
-    if plan.clip:
-        return plan
-    mu = math.inf
+def _with_recipe(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
+    """The plan with the clip bound and the bias scale that its recipe gives, where nobody has set them."""
+    found, mu = recipe(plan, facts), math.inf
     if plan.private:
         mu = math.sqrt(accounting.mu_squared(plan.epsilon, plan.delta, plan.accounting))
-    return plan.replace(clip=clip_bound(recipe(plan, facts), plan, trained, mu))
+    clip = plan.clip or clip_bound(found, plan, trained, mu)
+    return plan.replace(clip=clip, bias_scale=plan.bias_scale or found.bias_scale)
 
 
 def _trained(sizes: Sequence[int]) -> tuple[int, ...]:
