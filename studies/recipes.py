@@ -96,7 +96,6 @@ class Draws:
         assert statistic is not None
         everyone = range(blueprint.plan.participants)
         sigmas = torch.tensor([blueprint.releases_of(i)["calibration"].sigma for i in everyone])
-        alike = not blueprint.blending.individual.any()
         noise, counted = torch.Generator().manual_seed(self._seed + 9000), torch.tensor(blueprint.counted)
         found = []
         for drawn in theta:
@@ -109,7 +108,7 @@ class Draws:
             released = released + sigmas[:, None] * torch.randn(
                 released.shape, generator=noise, dtype=torch.float64
             )
-            scaling = Scaling.of(statistic, released.float(), sigmas, counted, own=alike)
+            scaling = Scaling.of(statistic, released.float(), sigmas, counted)
             drawn = scaling.slope * drawn
             drawn[:, -1] += scaling.shifts.float()
             found.append(drawn)

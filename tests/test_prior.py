@@ -50,8 +50,10 @@ def test_the_noisier_the_shares_the_less_they_say() -> None:
     assert said[-1] == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else() -> None:
-    plan = Plan.load(overrides={**SHARES, "gradient_records": 40, "context_records": 40})
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else(scale: float) -> None:
+    records = {"gradient_records": 40, "context_records": 40}
+    plan = Plan.load(overrides={**SHARES, **records, "bias_scale": scale})
     blueprint = draw(plan, Facts((1, 28, 28), 10))
     priors = ClassPriors.of(blueprint, torch.device("cpu"))
     released = torch.softmax(torch.randn(1, 10), dim=1)

@@ -159,7 +159,7 @@ class Scaling:
         """From decoded releases (n, size) with their σ (n,), which count by their numbers of records (n,).
 
         A participant with 0 records has released nothing, and gets the shift of everybody; so do all where
-        their models have `own` parts already.
+        one model is for all (not `own`).
         """
         sigmas, records = sigmas.double().cpu(), records.double().cpu()
         share = records / records.sum()

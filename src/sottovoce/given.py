@@ -22,11 +22,9 @@ from sottovoce.data.columns import ArrowColumns, arrow
 from sottovoce.data.dataset import joined
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import Copies
-from sottovoce.data.own import Array, from_arrays, items_of
+from sottovoce.data.own import Array, check_name, from_arrays, items_of
 from sottovoce.data.section import canonical
 
-LONGEST = 100
-"""Letters of a client's name."""
 OWN = "own data"
 PICTURES = ("Image", "Array2D", "Array3D", "Array4D", "List", "Sequence")
 """Features of a Hugging Face dataset that may be what a model sees."""
@@ -150,8 +148,7 @@ def _named(clients: Clients) -> dict[str, Held]:
     named: dict[str, Held] = {}
     for key, one in clients.items():
         client = canonical(str(key))
-        if not 0 < len(client) <= LONGEST or not client.isprintable():
-            raise DataError(f"{client[:LONGEST]!a} cannot name a client: use 1 to {LONGEST} letters")
+        check_name(client)
         if client in named:
             raise DataError(f"two clients are called '{client}': give each a name of its own")
         named[client] = one

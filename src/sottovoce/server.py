@@ -203,9 +203,9 @@ class Server:
             everyone = range(blueprint.plan.participants)
             sigmas = [blueprint.releases_of(i)["calibration"].sigma for i in everyone]
             counted = torch.tensor(blueprint.counted) * self._calibrated
-            alike = blueprint.plan.traits.individual and not blueprint.blending.individual.any()
             released, noise = self._calibrations, torch.tensor(sigmas)
-            self._scaled = Scaling.of(self._derivatives, released, noise, counted, own=alike)
+            own = blueprint.plan.traits.individual
+            self._scaled = Scaling.of(self._derivatives, released, noise, counted, own=own)
         return self._scaled
 
     @cached_property

@@ -151,7 +151,7 @@ FOLDERS: list[tuple[str, Callable[[Path], object], list[str]]] = [
         files(north=GOOD + "30,120,f,benign,x\n"),
         ["north.csv", "5 cells instead of 4", "quotes"],
     ),
-    ("an open quote", files(north=GOOD + '30,120,"f,benign\n'), ["north.csv has a quote", "close it"]),
+    ("an open quote", files(north=GOOD + '30,120,"f,benign\n'), ["north.csv has a quote", "double those"]),
     ("Latin-1 cells", files(north=(HEADER + "30,120,é,benign\n").encode("latin-1")), ["north.csv", "UTF-8"]),
     ("UTF-16", files(north=GOOD.encode("utf-16")), ["north.csv", "UTF-8"]),
     (

@@ -11,6 +11,7 @@ import pytest
 from openpyxl import Workbook
 
 from sottovoce.data import DataError, Description, check, load, read_inputs, read_site
+from sottovoce.data.tables import read_parts
 from sottovoce.errors import SottovoceError
 
 from .hospitals import AGREED, HEADER, folder, written
@@ -35,12 +36,19 @@ def workbook(path: Path, *rows: list[Any], header: str = HEADER) -> Path:
 def test_a_workbook_holds_what_its_csv_does(tmp_path: Path) -> None:
     lines = [",".join("" if cell is None else str(cell) for cell in row) for row in ROWS]
     plain = read_site(written(tmp_path, HEADER + "\n".join(lines) + "\n"), AGREEMENT)
-    path = workbook(tmp_path / "north.xlsx", *ROWS, [None] * 4)  # a line without a cell is none
+    path = workbook(tmp_path / "north.xlsx", *ROWS, [None] * 4)  # after the last record there is none
     site = read_site(path, AGREEMENT)
     assert np.array_equal(site.x, plain.x)
     assert np.array_equal(site.y, plain.y)
     assert site.findings == plain.findings
     assert np.array_equal(np.concatenate([part.x for part in read_inputs(path, AGREEMENT.facts())]), plain.x)
+
+
+def test_a_record_that_loses_all_values_is_still_one(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "north.xlsx", ROWS[0], [None] * 4, *ROWS[1:])
+    emptied = written(tmp_path, HEADER + "30,120,f,benign\n,,,\n")
+    counted = [read_parts(each, ["age"], ["sex"]) for each in (path, emptied)]
+    assert [sum(part.records for part in parts) for parts in counted] == [len(ROWS) + 1, 2]
 
 
 def test_cells_of_excel_are_read_by_the_agreement(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,10 @@ def test_byte_order_mark_semicolons_and_quotes_are_read(tmp_path: Path) -> None:
         (HEADER.replace("age", "agee") + ROWS, "north has no column 'age': did you mean 'agee'"),
         ("a,b,c\n1,2,3\n", r"north has no column 'age': add it.* \(and 3 more"),
         (HEADER + "30,120,f\n", "a line with 3 cells instead of 4"),
-        (HEADER + '30,120,"f,benign\n', "a quote that is never closed"),
+        (HEADER + '30,120,"f,benign\n', "a quote within a cell, or one never closed, from line 2 on"),
+        (HEADER + ROWS + '30,5" nail,"f,benign\n30,120,f,benign\n', "from line 4 on"),
+        (HEADER + '5",120,f,"benign\n30,120,f,"benign"\n', "from line 2 on"),  # one record, of two
+        (HEADER + '30,120,"f"x,benign\n', "from line 2 on"),
         ("age,age,pressure,sex,diagnosis\n1,1,1,f,benign\n", "two columns 'age'"),
         ((HEADER + ROWS).encode("utf-16"), "not a CSV file in UTF-8"),
         (HEADER.encode() + b"30,120,\xe9,benign\n", "not UTF-8|in UTF-8"),
@@ -52,6 +57,45 @@ def test_files_that_cannot_be_read_get_one_line(tmp_path: Path, content: str | b
     with pytest.raises(DataError, match=says) as caught:
         read_site(written(tmp_path, content), AGREEMENT)
     assert "\n" not in str(caught.value)
+
+
+def test_a_record_of_megabytes_is_a_record_like_others(tmp_path: Path) -> None:
+    """pyarrow reads blocks of a megabyte: one cell decided whether a file could be read."""
+    plain = read(tmp_path, ROWS + "30,120,x,benign\n")
+    for long in ("x" * 2_200_000, '"' + "x\n" * 1_500_000 + '"'):
+        site = read(tmp_path, ROWS + f"30,120,{long},benign\n")
+        assert np.array_equal(site.x, plain.x)
+        assert np.array_equal(site.y, plain.y)
+
+
+def test_one_cell_decides_about_no_decimals_of_another(tmp_path: Path) -> None:
+    """How many decimals a column has, its cells decide together, where a program has written it."""
+    text = 'task = "classes"\n[target]\ncolumn = "ill"\nvalues = ["0", "1"]\n[columns.grade]\n'
+    agreement = Description.parse(
+        text + 'kind = "category"\nvalues = ["1", "1.5", "2"]\n[columns.at]\nkind = "category"\n'
+        'values = ["2020-01-01", "2020-01-01 08:00:00.5"]\n'
+    )
+    days, found = [datetime(2020, 1, 1), datetime(2020, 1, 1, 8, 0, 0, 500_000)] * 2, []
+    for scale, unit in ((1, "ms"), (2, "ns")):
+        grades = pa.array([Decimal(grade) for grade in ("1.0", "1.5", "2.0", "1.5")], pa.decimal128(9, scale))
+        at = pa.array(days, pa.timestamp(unit))
+        pq.write_table(pa.table({"grade": grades, "at": at, "ill": [0, 1, 0, 1]}), tmp_path / "a.parquet")
+        found.append(read_site(tmp_path / "a.parquet", agreement))
+    assert found[0].x.tolist() == found[1].x.tolist()
+    assert found[0].x[:, :3].sum(axis=1).tolist() == [1, 1, 1, 1]  # all are known
+    assert found[0].x[:, 4:6].sum(axis=1).tolist() == [1, 1, 1, 1]
+
+
+def test_letters_that_are_not_utf_8_are_the_matter_of_their_record(tmp_path: Path) -> None:
+    found = []
+    for other in (b"m", b"\xff\xfe"):
+        cells = {"age": [b"30", b"old" if other == b"m" else other], "sex": [b"f", other]}
+        bare = {name: pa.array(values, pa.binary()).view(pa.string()) for name, values in cells.items()}
+        table = pa.table({**bare, "pressure": [120, 140], "diagnosis": ["benign", "malignant"]})
+        pq.write_table(table, tmp_path / "north.parquet")
+        found.append(read_site(tmp_path / "north.parquet", AGREEMENT))
+    assert found[0].x[0].tolist() == found[1].x[0].tolist()
+    assert found[0].y.tolist() == found[1].y.tolist()
 
 
 @pytest.mark.parametrize("name", ["north.csv", "north.parquet", "north.npz", "north.xlsx"])

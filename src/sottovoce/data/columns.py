@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,12 @@ ABSENT = frozenset(
     ]
 )
 """Texts that stand for a missing number: what common programs write."""
+_SHORTER = (
+    (r"(\.[0-9]*?)0+(Z|[+-][0-9:]+)?$", r"\1\2"),
+    (r"\.(Z|[+-][0-9:]+)?$", r"\1"),
+    (r"^([0-9]{4}-[0-9]{2}-[0-9]{2}) 00:00:00$", r"\1"),
+)
+"""What a column's unit adds to an instant as text: noughts, and the hour of days among instants."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
@@ -172,7 +179,7 @@ class ArrowColumns(Columns):
 
     def numbers(self, name: str, decimal: str = ".") -> Numbers:
         pa, _ = arrow()
-        column = self._table.column(name)
+        column = self._column(name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         unreadable = commas = 0
@@ -187,12 +194,14 @@ class ArrowColumns(Columns):
         return Numbers(np.where(infinite, np.nan, values), unreadable + int(infinite.sum()), commas)
 
     def texts(self, name: str) -> Texts:
-        pa, _ = arrow()
-        column = self._table.column(name)
+        pa, pc = arrow()
+        column = self._column(name)
         if pa.types.is_nested(column.type):
             raise DataError(f"holds {column.type} where texts were agreed on: save it as texts")
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.string())
+            for pattern, kept in _SHORTER:
+                column = pc.replace_substring_regex(column, pattern, kept)
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         encoded = column.unify_dictionaries().combine_chunks()
@@ -200,6 +209,20 @@ class ArrowColumns(Columns):
             return Texts(np.zeros(0, np.int64), [])
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return Texts(codes, [_text(value) for value in encoded.dictionary.to_pylist()])
+
+    def _column(self, name: str) -> Any:
+        """A column, whose texts are UTF-8: a Parquet file may hold others, each the matter of its record."""
+        pa, _ = arrow()
+        column = self._table.column(name)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            cells = plain.cast(pa.binary()).to_pylist()
+            column = pa.chunked_array(
+                [[None if cell is None else _text(cell) for cell in cells]], pa.string()
+            )
+        return column
 
 
 def _spelled(column: Any, decimal: str) -> tuple[Any, int, int]:
@@ -238,8 +261,12 @@ def _numeric(kind: Any) -> bool:
 
 
 def _text(value: object) -> str:
+    """A cell as text, of its own value alone: how many decimals a column has, its other cells may decide."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
+    if isinstance(value, Decimal):
+        text = format(value, "f")
+        return text.rstrip("0").rstrip(".") if "." in text else text
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

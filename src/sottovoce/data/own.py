@@ -29,6 +29,8 @@ from sottovoce.data.section import DataError
 
 Array = npt.NDArray[Any]
 
+LONGEST = 100
+"""Letters of a client's name."""
 PART_BYTES = 2**23
 """Of an array that is read in parts."""
 _HINT = "write it with numpy.savez(path, x=..., y=...)"
@@ -207,6 +209,12 @@ def whole_labels(name: str, y: Array) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
+def check_name(client: str) -> None:
+    """Refuses what cannot name a client."""
+    if not 0 < len(client) <= LONGEST or not client.isprintable():
+        raise DataError(f"{client[:LONGEST]!a} cannot name a client: use 1 to {LONGEST} letters")
+
+
 def _owners(name: str, client: Array | None, records: int) -> tuple[Tensor | None, tuple[str, ...]]:
     if client is None:
         return None, ()
@@ -217,6 +225,8 @@ def _owners(name: str, client: Array | None, records: int) -> tuple[Tensor | Non
         )
     found, owner = np.unique(client, return_inverse=True)
     names = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in found.tolist())
+    for one in names:
+        check_name(one)
     return torch.from_numpy(owner.astype(np.int64)), names
 
 

@@ -80,7 +80,7 @@ def document(text: str, where: str) -> Section:
         )
     try:
         return Section(where, "", tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no TOMLDecodeError
         raise DescriptionError(f"{where} is not TOML ({' '.join(str(error).split())}): correct it") from None
 
 

@@ -6,12 +6,13 @@ An Excel workbook has one sheet, which is read row by row as a table of texts.
 from __future__ import annotations
 
 import csv
+import mmap
 import re
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -24,7 +25,9 @@ from sottovoce.errors import extra
 FORMATS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
 TEXTS = (".csv", ".tsv")
 PART = 2**16
-"""Records of a part of a Parquet file; of a CSV file it is about a megabyte."""
+"""Records of a part of a Parquet file or a sheet."""
+BLOCK = 2**20
+"""Bytes of a part of a CSV file, unless a record is longer."""
 _DAMAGED = (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, ParseError, EOFError)
 
 
@@ -93,11 +96,10 @@ def _csv(path: Path, numbers: Collection[str], wanted: list[str]) -> tuple[list[
     What a number is, `Columns.numbers` says, so that no cell changes how another is read.
     """
     pa, _ = arrow()
-    from pyarrow.csv import ConvertOptions, ParseOptions
+    from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
     names, delimiter = csv_header(path)
-    if _quotes(path) % 2:  # pyarrow would take everything after it for one cell
-        raise DataError(f"{path} has a quote that is never closed: close it, or double those in a text")
+    longest = _longest(path, delimiter)
     known = _known(path, names, wanted)
     types = dict.fromkeys(known, pa.dictionary(pa.int32(), pa.string()))
     types |= {name: pa.string() for name in known if name in numbers}  # hardly any occurs twice
@@ -107,7 +109,8 @@ def _csv(path: Path, numbers: Collection[str], wanted: list[str]) -> tuple[list[
         ignore_empty_lines=len(names) > 1,  # of one column, an empty line is a missing value
     )
     convert = ConvertOptions(column_types=types, include_columns=known or names[:1])
-    return names, {"parse_options": parse, "convert_options": convert}
+    read = ReadOptions(block_size=max(BLOCK, longest + 1))  # a record has to fit into a block
+    return names, {"read_options": read, "parse_options": parse, "convert_options": convert}
 
 
 @contextmanager
@@ -163,9 +166,29 @@ def csv_header(path: Path) -> tuple[list[str], str]:
         raise DataError(f"{path} is not a CSV file in UTF-8: save it as one") from None
 
 
-def _quotes(path: Path) -> int:
+def _longest(path: Path, delimiter: str) -> int:
+    """Bytes of the longest record; refuses a quote that neither opens nor closes a cell and is not doubled.
+
+    pyarrow reads on across such quotes: two records would become one, or a cell take the rest of the file.
+    """
+    end = rf"[{delimiter}\r\n]"
+    cell = rf'(?:[^"{end[1:]}*+|"(?:[^"]++|"")*+"(?={end}|\Z))'
+    record = re.compile(rf"(?:{cell}{delimiter})*+{cell}(?:\r\n?|\n|\Z)".encode())
     with path.open("rb") as file:
-        return sum(block.count(b'"') for block in iter(lambda: file.read(2**20), b""))
+        if not path.stat().st_size:
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            place, longest = 3 if data[:3] == b"\xef\xbb\xbf" else 0, 0
+            while place < len(data):
+                found = record.match(data, place)
+                if found is None:
+                    line = data[:place].count(b"\n") + 1
+                    raise DataError(
+                        f"{path} has a quote within a cell, or one never closed, from line {line} on: put "
+                        "the cell into quotes, and double those in its text"
+                    )
+                longest, place = max(longest, found.end() - place), found.end()
+    return longest
 
 
 def _problem(path: Path, message: str) -> str:
@@ -192,14 +215,13 @@ def sheet_names(path: Path) -> list[str]:
 def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: int) -> Iterator[Any]:
     """The wanted columns as tables of pyarrow with at most `size` records; at least one, maybe empty.
 
-    Cells of `numbers` are written so that they are read again as they are; a line without any cell is none.
+    Cells of `numbers` are written so that they are read again as they are.
     """
     pa, _ = arrow()
     with _lines(path) as lines:
         names = _header(lines)
         places = {name: names.index(name) for name in wanted}
-        records = (line for line in lines if any(cell is not None for cell in line))
-        done = 0
+        records, done = _without_end(lines), 0
         while (part := list(islice(records, size))) or not done:
             done += 1
             columns = {
@@ -209,6 +231,18 @@ def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: i
             if not columns:  # counts records all the same
                 columns = {"": [""] * len(part)}
             yield pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()})
+
+
+def _without_end(lines: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """All lines but the empty ones after the last record: one between others is a record without values."""
+    empty = 0
+    for line in lines:
+        if all(cell is None for cell in line):
+            empty += 1
+            continue
+        yield from repeat((), empty)
+        yield line
+        empty = 0
 
 
 @contextmanager

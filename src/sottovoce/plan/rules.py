@@ -33,7 +33,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PlanError(f"no plan at {path}: give a TOML file, or key=value pairs alone") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise PlanError(f"{path} is not a plan: {error}") from None
 
 
@@ -112,8 +112,8 @@ def check(plan: Plan) -> None:
             raise PlanError(f"{name} must be 0 or more, not {value}")
     if not plan.learning_rate and not catalog.OPTIMIZERS[plan.optimizer].linear:
         raise PlanError(f"optimizer={plan.optimizer} has steps of its own size: set learning_rate above 0")
-    if plan.bias_scale > 1:
-        raise PlanError(f"bias_scale must be 1 or less, not {plan.bias_scale}")
+    if plan.bias_scale and not 1e-3 <= plan.bias_scale <= 1:
+        raise PlanError(f"bias_scale must be between 0.001 and 1, or 0, not {plan.bias_scale}")
     if plan.weighting > 4:
         raise PlanError(f"weighting must be 4 or less, not {plan.weighting}: 1 to 2 is usual")
     if plan.downlink_bits != 32 and not 1 <= plan.downlink_bits <= 7:
