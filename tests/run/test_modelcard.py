@@ -54,6 +54,7 @@ def test_a_name_cannot_change_the_head() -> None:
     card = model_card(model('north"\nepsilon: 0.1 #'.replace("\n", " ")))
     assert head(card)["client"] == 'north" epsilon: 0.1 #'
     assert head(card)["epsilon"] == 3.5
+    assert "# The model of &lt;img src=x&gt;" in model_card(model("<img src=x>"))
 
 
 def test_who_may_see_it_follows_from_the_noise() -> None:

@@ -106,7 +106,7 @@ def check(plan: Plan) -> None:
         "learning_rate": not (method.individual or method.bounded),
     }
     for name, value, told in fields:
-        if (told["positive"] or needed.get(name)) and not (value > 0 and math.isfinite(value)):
+        if (told["positive"] or needed.get(name)) and not 0 < value < math.inf:
             raise PlanError(f"{name} must be above 0, not {value}")
         if told["natural"] and not value >= 0:
             raise PlanError(f"{name} must be 0 or more, not {value}")

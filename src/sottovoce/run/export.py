@@ -16,6 +16,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -239,10 +240,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     if known is not None:
         figures = [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in known.items()]
         told = "\n".join([*figures, "", "Measured on held-out records, without noise: no ε covers them."])
-    return f"""---
-{chr(10).join(lines)}
----
-
+    prose = f"""
 # The model of {origin.client}
 
 It predicts {what}{names} of a record. The model is `{built["model"]}`, personal to this client and made in
@@ -262,6 +260,9 @@ A model that was finished at home from it (`*.home.safetensors`) is another one,
 
 `sottovoce predict` on the command line, `sottovoce.predict` in Python: the file says how records are encoded.
 """
+    return "\n".join(
+        ["---", *lines, "---", escape(prose, quote=False)]
+    )  # Markdown may hold HTML, names must not
 
 
 def _seen(origin: Origin, unit: str) -> str:
