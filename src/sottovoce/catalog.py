@@ -236,6 +236,7 @@ TASKS = {
         class_shares=True,
         curvature=1.0,
         drift=1.8,
+        luck=0.6,
         clips=(0.15, 2.0),
         bias_scale=0.5,
     ),
