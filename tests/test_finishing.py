@@ -245,6 +245,19 @@ def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -
         assert not out.exists()
 
 
+def test_a_model_takes_the_place_of_no_file_but_a_model(run: Path, tmp_path: Path) -> None:
+    published = PersonalModel.read(run / "models/north.safetensors")
+    data, ledger = site_file(tmp_path / "north.csv", 50, 1), site_file(tmp_path / "ledger.sqlite", 9, 2)
+    before = ledger.read_bytes()
+    with pytest.raises(SottovoceError, match="exists and is no model: choose another file"):
+        finish(published, data, ledger)
+    with pytest.raises(SottovoceError, match="exists and is no model: choose another file"):
+        personalize(run / "run", data, ledger, terms=Terms(client="south"))
+    assert ledger.read_bytes() == before
+    for _ in range(2):
+        finish(published, data, tmp_path / "home.safetensors")
+
+
 def test_models_are_finished_beside_themselves(run: Path, tmp_path: Path) -> None:
     rows = write_models(run / "run", tmp_path, clients=["east"], finish=True)
     assert (tmp_path / "east.home.safetensors").exists()

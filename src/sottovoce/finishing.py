@@ -23,6 +23,7 @@ from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
 from sottovoce.metrics import constant
+from sottovoce.modelfile import check_place
 from sottovoce.models import flat_parameters, import_model, logits, model_options
 from sottovoce.personal import PersonalModel, home_model
 from sottovoce.tasks import Task, open_task
@@ -243,6 +244,7 @@ def finish(
         if target.resolve() == Path(model).resolve():
             raise CannotFinish(f"{out} is the published model: choose another file for the home model")
         model = PersonalModel.read(Path(model), model=module, features=features)
+    check_place(target)
     if model.home:
         raise CannotFinish("this model was finished already: give the published one")
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)

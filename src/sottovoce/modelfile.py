@@ -126,6 +126,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     write_atomically(path, tensor_bytes(tensors, metadata))
 
 
+def check_place(path: Path) -> None:
+    """Refuses to put a model in the place of a file that is none, such as records or a ledger."""
+    if not path.exists():
+        return
+    start = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            start = file.read(9)
+    if len(start) < 9 or start[8:] != b"{" or int.from_bytes(start[:8], "little") > path.stat().st_size:
+        raise ModelFileError(f"{path} exists and is no model: choose another file", "out")
+
+
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with its header in our order: the library's differs from one writing to the next."""
     said = {"format": "sottovoce", "version": FORMAT, **metadata}

@@ -149,6 +149,16 @@ def test_keys_that_came_later_leave_the_digests_of_older_plans_as_they_were() ->
     assert len(draws) == 3
 
 
+def test_a_plan_that_states_every_key_takes_nothing_from_what_its_preset_says_today(tmp_path: Path) -> None:
+    """A plan of version 0.1 has no calibration, and its preset for records of one's own has one by now."""
+    plan = Plan.load(overrides={"preset": "best", "dataset": "mine.npz"})
+    assert plan.calibration > 0
+    stated = [line for line in plan.to_toml().splitlines() if not line.startswith("calibration")]
+    path = tmp_path / "plan.toml"
+    path.write_text("\n".join(stated))
+    assert Plan.load(path).calibration == 0.0
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -60,6 +60,7 @@ def test_a_rehearsal_says_so_and_that_a_choice_by_it_is_not_covered(
 ) -> None:
     _, _, found = compared
     assert found["rehearsal"] is True
+    assert found["unit"] == "record"
     assert "not covered by ε" in found["warning"]
 
 

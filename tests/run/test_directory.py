@@ -71,9 +71,10 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
     directory.plan_file.touch()
     with pytest.raises(RunError, match="resume"):
         directory.result()
-    directory.result_file.write_text("{")
-    with pytest.raises(RunError, match="damaged"):
-        directory.result()
+    for damage in (b"{", b"[]", b"\xff"):
+        directory.result_file.write_bytes(damage)
+        with pytest.raises(RunError, match="damaged"):
+            directory.result()
 
 
 def test_the_master_secret_stays_and_is_for_its_owner(tmp_path: Path) -> None:

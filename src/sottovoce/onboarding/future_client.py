@@ -36,6 +36,7 @@ from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
+from sottovoce.modelfile import check_place
 from sottovoce.onboarding import NAME
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.personal import personal_model
@@ -168,6 +169,7 @@ def obtain_model(
     with the client. So is what the run's agreement had looked up in somebody's records (`uncovered`): it was
     published when the agreement was, before this client came, so there is nothing left to agree to.
     """
+    check_place(Path(out))
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
         raise SottovoceError(

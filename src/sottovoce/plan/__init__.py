@@ -96,6 +96,7 @@ class Plan(Keys):
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Plan:
         """Preset values, then the file's, then the overrides (`key=value` strings or a mapping).
 
+        A plan that states every key, as a run's own does, takes nothing from a preset.
         Where no preset is named it is `best`, or for one of the paper's methods on other records than a
         folder's `tuned`.
         """
@@ -120,6 +121,8 @@ class Plan(Keys):
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
         values = preset_values(preset, dataset, given.get("context"), folder=folder)
+        if all(name in given for name, field in fields.items() if field.metadata["since"] == "0.1"):
+            values = {}  # of keys that came later it takes the defaults, whatever its preset says today
         values.update(given)
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)

@@ -45,6 +45,7 @@ def promise(run: ReportedRun) -> Markup:
         place=place(run),
         context=CONTEXTS.get(str(result["context"])),
         releases_context=result["context"] not in (None, "public"),
+        calibrated=run.plan.get("calibration", "0") not in ("0", "0.0"),
         noisy=not without_noise(run),
         sigma=_sigma(run),
         unit=unit_word(result["unit"]),

@@ -142,7 +142,9 @@ class RunDirectory:
     def result(self) -> dict[str, Any]:
         """The finished run's result."""
         try:
-            result: dict[str, Any] = json.loads(self.result_file.read_text())
+            result = json.loads(self.result_file.read_text(encoding="utf-8"))
+            if not isinstance(result, dict):
+                raise ValueError
         except FileNotFoundError:
             if not self.plan_file.exists():
                 raise RunError(
@@ -150,7 +152,7 @@ class RunDirectory:
                     "training wrote"
                 ) from None
             raise RunError(f"{self.path} has no result.json yet: resume its training", "resume") from None
-        except json.JSONDecodeError:
+        except ValueError:
             raise RunError(
                 f"{self.result_file} is damaged: delete it, and resume the training to make it again",
                 "resume",

@@ -38,7 +38,7 @@ from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import Updates, make_folder
 from sottovoce.run.prepare import Prepared, Shared, about, prepare
-from sottovoce.run.result import Result, description, site_rows
+from sottovoce.run.result import Result, description, protected_unit, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
@@ -204,9 +204,10 @@ def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any
     spent = [site["epsilon"] for site in sites if site["role"] == "participant"]
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
+    about_records = {**description(blueprint), "unit": protected_unit(blueprint.facts)}
     coefficients = server.coefficients(list(range(plan.participants)))
     shared, worst = server.personalize(None), max(spent) if plan.private else None
-    return Rehearsed(seen, future, coefficients, shared, worst, {**description(blueprint), **told})
+    return Rehearsed(seen, future, coefficients, shared, worst, {**about_records, **told})
 
 
 def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
