@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel import Channel
-from sottovoce.channel.wire import SeededRandomness
+from sottovoce.channel.polar import Polar, rotate
+from sottovoce.channel.wire import Envelope, SeededRandomness, SharedRandomness
 
 Reals = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Reals]
@@ -163,8 +164,12 @@ def collect(channel: Channel, kind: str, messages: int, seed: int = 0) -> list[E
         message = channel.encode(u, secret=secret, stream=stream, private=private)
         error = (channel.decode(message, secret=secret, stream=stream) - u) / channel.sigma
         found[0].add(error, u)
-        if hasattr(channel, "rotated") and channel.size & (channel.size - 1) == 0:
+        if isinstance(channel, Polar) and channel.size & (channel.size - 1) == 0:
             if len(found) == 1:
                 found.append(Evidence())
-            found[1].add(*(channel.rotated(vector, secret, stream) for vector in (error, u)))
+            shared = SharedRandomness(Envelope("polar", channel.size, channel.sigma, secret, stream))
+            rotated, signs = (error.copy(), u.copy()), channel.signs(shared)
+            for vector in rotated:
+                rotate(vector, signs)
+            found[1].add(*rotated)
     return found

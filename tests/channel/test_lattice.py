@@ -15,11 +15,11 @@ from sottovoce.channel.lattice import (
     E8,
     LATTICES,
     MOST_NEIGHBOURS,
+    UNIT,
     Z4,
     dither,
     nearest,
     neighbours,
-    unit,
 )
 
 NAMES = list(LATTICES)
@@ -37,11 +37,11 @@ def _is_point(lattice: int, point: np.ndarray) -> bool:
 
 def _dithers(lattice: int, count: int) -> np.ndarray:
     b = DIMENSION[lattice]
-    words = np.random.default_rng(lattice).integers(0, 2**64, count * b, dtype=np.uint64)
+    words = np.random.default_rng(lattice).integers(0, 2**64, (count, b), dtype=np.uint64)
     p, q, v = np.empty(b, np.int64), np.empty(b, np.int64), np.empty(b)
     rows = []
-    for at in range(count):
-        dither(lattice, words, at * b, v, p, q)
+    for row in words:
+        dither(lattice, row, v, p, q)
         rows.append(v.copy())
     return np.array(rows)
 
@@ -71,7 +71,7 @@ def test_dithers_fill_the_cell_and_the_ball_has_its_share(name: str) -> None:
     for v in rows[:300]:
         nearest(lattice, v.copy(), point, other)
         assert not point.any()
-    inside = ((rows * unit(lattice)) ** 2).sum(axis=1) <= 1.0
+    inside = ((rows * UNIT[lattice]) ** 2).sum(axis=1) <= 1.0
     # Five standard deviations of a share of 40,000.
     assert abs(inside.mean() - DENSITY[lattice]) < 5 * math.sqrt(0.25 / 40_000)
 
@@ -91,7 +91,7 @@ def test_neighbours_are_lattice_points_with_their_true_distances(name: str, coun
 
 def test_shortest_points_are_twice_the_inradius_long() -> None:
     for lattice, shortest in ((Z4, [1, 0, 0, 0]), (D4, [1, 1, 0, 0]), (E8, [1] * 8), (E8, [2, 2, *[0] * 6])):
-        assert math.isclose(unit(lattice) * math.sqrt(sum(x * x for x in shortest)), 2.0)
+        assert math.isclose(UNIT[lattice] * math.sqrt(sum(x * x for x in shortest)), 2.0)
 
 
 def test_only_near_neighbours_are_listed() -> None:

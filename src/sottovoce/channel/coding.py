@@ -38,19 +38,12 @@ except ImportError as error:
 Function = TypeVar("Function", bound=Callable[..., object])
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
+Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Function, **options: Any) -> Function:
     """Compile `function` at its first call, or load it if an earlier process has compiled it."""
-    return _compiled(function)
-
-
-def summing_kernel(function: Function) -> Function:
-    """A kernel whose sums may be reordered: for bounds with slack that only the encoder uses."""
-    return _compiled(function, fastmath={"reassoc"})
-
-
-def _compiled(function: Function, **options: Any) -> Function:
     compile_ = numba.njit(cache=True, nogil=True, error_model="numpy", **options)
     try:
         return cast(Function, compile_(function))
@@ -60,14 +53,19 @@ def _compiled(function: Function, **options: Any) -> Function:
         ) from None
 
 
+def summing_kernel(function: Function) -> Function:
+    """A kernel whose sums may be reordered: for bounds with slack that only the encoder uses."""
+    return kernel(function, fastmath={"reassoc"})
+
+
 @dataclass(frozen=True)
 class Tables:
     """Weights out of 2^16 and other integers of the entropy codes."""
 
-    accepts: NDArray[np.int64]  # lrsuq: P(u within the ball) by signed distance from its edge
-    hazards: NDArray[np.int64]  # polar: P(this candidate | none before), by information of the block
-    mean_squares: NDArray[np.int64]  # polar: E[bias²]·2^32 by scale number, folds, plane
-    surprises: NDArray[np.int64]  # polar: P(surprise) by class of the leaf and bin of the dither
+    accepts: Integers  # lrsuq: P(u within the ball) by signed distance from its edge
+    hazards: Integers  # polar: P(this candidate | none before), by information of the block
+    mean_squares: Integers  # polar: E[bias²]·2^32 by scale number, folds, plane
+    surprises: Integers  # polar: P(surprise) by class of the leaf and bin of the dither
 
 
 @functools.cache

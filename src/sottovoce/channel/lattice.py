@@ -1,6 +1,6 @@
 """Lattices whose cell, scaled to a given inradius, holds the ball that LRSUQ needs: Z⁴, D⁴ and E⁸.
 
-Points are integer coordinates times `unit(lattice)·R`, where R is the inradius (coordinates of E⁸ are doubled
+Points are integer coordinates times `UNIT[lattice]·R`, where R is the inradius (coordinates of E⁸ are doubled
 to be integers). Dithers and nearby points use correctly rounded operations only, so both ends see the same.
 
 Shared radii and dithers of LRSUQ, and the test that accepts a dither.
@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.coding import kernel
+from sottovoce.channel.coding import Integers, Reals, kernel
 from sottovoce.channel.wire import ChannelError, SharedRandomness, log_mantissa
 
 Z4, D4, E8 = 0, 1, 2
@@ -26,20 +26,12 @@ DIMENSION = (4, 4, 8)
 DENSITY = (math.pi**2 / 32, math.pi**2 / 16, math.pi**4 / 384)
 MOST_NEIGHBOURS = 241
 
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-_UNIT = (2.0, 1.4142135623730951, 0.7071067811865476)
+UNIT = (2.0, 1.4142135623730951, 0.7071067811865476)
+"""Length of one integer coordinate when the inradius is 1."""
 # Dithers that a decoder follows: this many, and a hundred more for each block. The acceptance rate is at
 # least 0.25 for any u, so a message needs more with probability below 10^-1000; an encoder that ever did
 # would refuse, not truncate.
 MOST_TRIES = 10_000
-
-
-@kernel
-def unit(lattice: int) -> float:
-    """Length of one integer coordinate when the inradius is 1."""
-    return _UNIT[lattice]
 
 
 @kernel
@@ -84,12 +76,12 @@ def nearest(lattice: int, x: Reals, point: Integers, other: Integers) -> None:
 
 
 @kernel
-def dither(lattice: int, words: NDArray[np.uint64], at: int, v: Reals, p: Integers, q: Integers) -> None:
-    """Write to `v` a point uniform in the cell around 0, in integer coordinates, from words[at : at + b]."""
+def dither(lattice: int, words: NDArray[np.uint64], v: Reals, p: Integers, q: Integers) -> None:
+    """Write to `v` a point uniform in the cell around 0, in integer coordinates, from words (b,)."""
     # 2Z^b (4Z^b in doubled coordinates) lies in the lattice, so uniform in its cube is uniform modulo it.
     width = 1.0 if lattice == Z4 else (2.0 if lattice == D4 else 4.0)
     for j in range(v.size):
-        v[j] = (np.float64(words[at + j] >> np.uint64(11)) * 2.0**-53 - 0.5) * width
+        v[j] = (np.float64(words[j] >> np.uint64(11)) * 2.0**-53 - 0.5) * width
     if lattice != Z4:
         nearest(lattice, v, p, q)
         for j in range(v.size):
@@ -205,7 +197,7 @@ def accept(
     lattice: int, u: Reals, radius: float, v: Reals, x: Reals, point: Integers, other: Integers
 ) -> bool:
     """Quantize u − v to `point`, and say whether the error lies in the ball; `x` and `other` are scratch."""
-    length = unit(lattice) * radius
+    length = UNIT[lattice] * radius
     for j in range(u.size):
         x[j] = u[j] / length - v[j]
     nearest(lattice, x, point, other)

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from sottovoce.channel import Channel, coding
 from sottovoce.channel.coding import (
     Bytes,
+    Integers,
+    Reals,
     Words,
     kernel,
     load_tables,
@@ -33,14 +35,12 @@ from sottovoce.channel.lattice import (
     DIMENSION,
     LATTICES,
     MOST_NEIGHBOURS,
+    UNIT,
     Dithers,
-    Integers,
-    Reals,
     accept,
     dither,
     in_blocks,
     neighbours,
-    unit,
 )
 from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
@@ -54,6 +54,9 @@ _REACH = 5.0  # scales beyond the ball's edge within which a point is listed
 class Lrsuq(Channel):
     """LRSUQ on blocks of 4 (Z⁴, D⁴) or 8 (E⁸) coordinates."""
 
+    modelled = True
+    """Whether (H, M) is coded under a model of u, whose scale is the first byte of the payload."""
+
     def __init__(self, name: str, size: int, sigma: float, lattice: str = "Z4") -> None:
         if lattice not in LATTICES:
             raise ChannelError(f"no lattice is called {lattice!r}; choose from D4, E8, Z4")
@@ -62,34 +65,37 @@ class Lrsuq(Channel):
 
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
-        number = scale_number(blocks)
+        head = bytes([scale_number(blocks)]) if self.modelled else b""
+        law = (scale(head[0]) if head else 0.0, load_tables().accepts)
         state, out = coding.new_encoder(), np.empty(0, np.uint8)
         dithers = Dithers(shared, self._lattice, len(blocks))
-        block = 0
-        while block < len(blocks):
-            words = dithers.more(len(blocks) - block)
+        progress = np.zeros(2, np.int64)
+        while progress[0] < len(blocks):
+            words = dithers.more(len(blocks) - int(progress[0]))
             out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
-            block = _encode_blocks(
-                self._lattice, blocks, dithers.radii, words, block, scale(number), _accepts(), state, out
-            )
-        return bytes([number]) + coding.finish(state, out)
+            _encode_blocks(self._lattice, blocks, dithers.radii, words, progress, *law, state, out)
+        return head + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
-        if not payload:
+        if self.modelled and not payload:
             raise ChannelError("payload is empty; ask for the message again")
+        law = (scale(payload[0]) if self.modelled else 0.0, load_tables().accepts)
         dimension = DIMENSION[self._lattice]
         y = np.empty((-(-self.size // dimension), dimension))
-        state, data = coding.new_decoder(payload[1:])
+        state, data = coding.new_decoder(payload[int(self.modelled) :])
         dithers = Dithers(shared, self._lattice, len(y))
-        block = 0
-        while block < len(y):
-            words = dithers.more(len(y) - block)
-            block = _decode_blocks(
-                self._lattice, y, dithers.radii, words, block, scale(payload[0]), _accepts(), state, data
-            )
-            if block < 0:
+        progress = np.array([0, -1])
+        while progress[0] < len(y):
+            words = dithers.more(len(y) - int(progress[0]))
+            if not _decode_blocks(self._lattice, y, dithers.radii, words, progress, *law, state, data):
                 raise ChannelError("payload names no lattice point; ask for the message again")
         return y.ravel()[: self.size] * self.sigma
+
+
+class LrsuqElias(Lrsuq):
+    """LRSUQ whose messages hold H and M in Elias gamma code."""
+
+    modelled = False
 
 
 def scale(number: int) -> float:
@@ -102,10 +108,6 @@ def scale_number(v: Reals) -> int:
     """The scale that suits the bulk of u/σ: from the mean magnitude, which outliers hardly move."""
     mean = float(np.abs(v).mean()) * math.sqrt(math.pi / 2)
     return round(min(max(4.0 * math.log2(mean) + _ZERO_SCALE, 0.0), 255.0)) if mean > 0 else 0
-
-
-def _accepts() -> Integers:
-    return load_tables().accepts
 
 
 @kernel
@@ -136,7 +138,7 @@ def _odds(
     at least 1, is the weight of "rejected".
     """
     b = v.size
-    length = unit(lattice) * radius
+    length = UNIT[lattice] * radius
     reach = (radius + _REACH * s) / length
     count = neighbours(lattice, v, reach * reach, points, squares)
     # The typical distance of u from a ball's centre at d is √(d² + (b − 1)s²): curvature of the sphere.
@@ -166,96 +168,6 @@ def _equal(points: Integers, row: int, point: Integers) -> bool:
 
 
 @kernel
-def _encode_blocks(
-    lattice: int,
-    u: Reals,
-    radii: Reals,
-    words: NDArray[np.uint64],
-    block: int,
-    s: float,
-    accepts: Integers,
-    state: Words,
-    out: Bytes,
-) -> int:
-    """Use all `words` from `block` on, or finish; returns the first unfinished block."""
-    tries, b = words.shape
-    v, x = np.empty(b), np.empty(b)
-    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
-    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
-    for at in range(tries):
-        radius = radii[block]
-        dither(lattice, words[at], 0, v, point, other)
-        accepted = accept(lattice, u[block], radius, v, x, point, other)
-        count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
-        start = 0
-        chosen = -1
-        for row in range(count):
-            if accepted and chosen < 0 and _equal(points, row, point):
-                chosen = row
-                put(state, out, start, int(squares[row]), _BITS)
-            start += int(squares[row])
-        if chosen < 0 and accepted:
-            put(state, out, start, unlisted, _BITS)
-            put_point(state, out, point, _magnitude_bits(s / (unit(lattice) * radius)))
-        elif chosen < 0:
-            start += unlisted
-            put(state, out, start, (1 << _BITS) - start, _BITS)
-        if accepted:
-            block += 1
-            if block == u.shape[0]:
-                break
-    return block
-
-
-@kernel
-def _decode_blocks(
-    lattice: int,
-    y: Reals,
-    radii: Reals,
-    words: NDArray[np.uint64],
-    block: int,
-    s: float,
-    accepts: Integers,
-    state: Words,
-    data: Bytes,
-) -> int:
-    """The mirror of `_encode_blocks`; −1 where a forged payload names no point."""
-    tries, b = words.shape
-    v = np.empty(b)
-    point, other = np.empty(b, np.int64), np.empty(b, np.int64)
-    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
-    for at in range(tries):
-        radius = radii[block]
-        length = unit(lattice) * radius
-        dither(lattice, words[at], 0, v, point, other)
-        count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
-        mark = peek(state, _BITS)
-        start = 0
-        row = 0
-        while row < count and mark >= start + int(squares[row]):
-            start += int(squares[row])
-            row += 1
-        if row < count:
-            take(state, data, start, int(squares[row]), _BITS)
-            for j in range(b):
-                point[j] = points[row, j]
-        elif mark < start + unlisted:
-            take(state, data, start, unlisted, _BITS)
-            if not take_point(state, data, point, _magnitude_bits(s / length)):
-                return -1
-        else:
-            start += unlisted
-            take(state, data, start, (1 << _BITS) - start, _BITS)
-            continue
-        for j in range(b):
-            y[block, j] = (point[j] + v[j]) * length
-        block += 1
-        if block == y.shape[0]:
-            break
-    return block
-
-
-@kernel
 def _magnitude_bits(ratio: float) -> int:
     """Low bits of a coordinate that the model says are as good as random."""
     bits = 0
@@ -265,91 +177,115 @@ def _magnitude_bits(ratio: float) -> int:
     return bits
 
 
-class LrsuqElias(Lrsuq):
-    """LRSUQ whose messages hold H and M in Elias gamma code."""
-
-    def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
-        blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
-        state, out = coding.new_encoder(), np.empty(0, np.uint8)
-        dithers = Dithers(shared, self._lattice, len(blocks))
-        progress = np.zeros(2, np.int64)
-        while progress[0] < len(blocks):
-            words = dithers.more(len(blocks) - int(progress[0]))
-            out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
-            _put_blocks(self._lattice, blocks, dithers.radii, words, progress, state, out)
-        return coding.finish(state, out)
-
-    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
-        dimension = DIMENSION[self._lattice]
-        y = np.empty((-(-self.size // dimension), dimension))
-        state, data = coding.new_decoder(payload)
-        dithers = Dithers(shared, self._lattice, len(y))
-        progress = np.array([0, -1])
-        while progress[0] < len(y):
-            words = dithers.more(len(y) - int(progress[0]))
-            if not _take_blocks(self._lattice, y, dithers.radii, words, progress, state, data):
-                raise ChannelError("payload names no lattice point; ask for the message again")
-        return y.ravel()[: self.size] * self.sigma
-
-
 @kernel
-def _put_blocks(
+def _encode_blocks(
     lattice: int,
     u: Reals,
     radii: Reals,
     words: NDArray[np.uint64],
     progress: Integers,
+    s: float,
+    accepts: Integers,
     state: Words,
     out: Bytes,
 ) -> None:
-    """Use all `words`, or finish; progress: first unfinished block, dithers already rejected for it."""
+    """Use all `words`, or finish; progress: first unfinished block, dithers already rejected for it.
+
+    `s` is the model's scale of u; 0 stands for Elias gamma codes, which have no model.
+    """
     tries, b = words.shape
     v, x = np.empty(b), np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
     for at in range(tries):
         block = progress[0]
-        dither(lattice, words[at], 0, v, point, other)
-        if accept(lattice, u[block], radii[block], v, x, point, other):
+        radius = radii[block]
+        dither(lattice, words[at], v, point, other)
+        accepted = accept(lattice, u[block], radius, v, x, point, other)
+        if s > 0.0:
+            count, unlisted = _odds(lattice, v, radius, s, accepts, points, squares)
+            start = 0
+            chosen = -1
+            for row in range(count):
+                if accepted and chosen < 0 and _equal(points, row, point):
+                    chosen = row
+                    put(state, out, start, int(squares[row]), _BITS)
+                start += int(squares[row])
+            if chosen < 0 and accepted:
+                put(state, out, start, unlisted, _BITS)
+                put_point(state, out, point, _magnitude_bits(s / (UNIT[lattice] * radius)))
+            elif chosen < 0:
+                start += unlisted
+                put(state, out, start, (1 << _BITS) - start, _BITS)
+        elif accepted:
             put_number(state, out, progress[1], 0)
             put_point(state, out, point, 0)
+        progress[1] += 1
+        if accepted:
             progress[0] += 1
             progress[1] = 0
             if progress[0] == u.shape[0]:
                 break
-        else:
-            progress[1] += 1
 
 
 @kernel
-def _take_blocks(
+def _decode_blocks(
     lattice: int,
     y: Reals,
     radii: Reals,
     words: NDArray[np.uint64],
     progress: Integers,
+    s: float,
+    accepts: Integers,
     state: Words,
     data: Bytes,
 ) -> bool:
-    """The mirror of `_put_blocks`; progress: block, dithers still to pass over (−1: not read yet)."""
+    """The mirror of `_encode_blocks`; False where a forged payload names no point.
+
+    progress: first unfinished block, dithers still to pass over without a model (−1: not read yet).
+    """
     tries, b = words.shape
     v = np.empty(b)
     point, other = np.empty(b, np.int64), np.empty(b, np.int64)
+    points, squares = np.empty((MOST_NEIGHBOURS, b), np.int64), np.empty(MOST_NEIGHBOURS)
     for at in range(tries):
         block = progress[0]
-        if progress[1] < 0:
-            progress[1] = take_number(state, data, 0)
+        length = UNIT[lattice] * radii[block]
+        if s > 0.0:
+            dither(lattice, words[at], v, point, other)
+            count, unlisted = _odds(lattice, v, radii[block], s, accepts, points, squares)
+            mark = peek(state, _BITS)
+            start = 0
+            row = 0
+            while row < count and mark >= start + int(squares[row]):
+                start += int(squares[row])
+                row += 1
+            if row < count:
+                take(state, data, start, int(squares[row]), _BITS)
+                for j in range(b):
+                    point[j] = points[row, j]
+            elif mark < start + unlisted:
+                take(state, data, start, unlisted, _BITS)
+                if not take_point(state, data, point, _magnitude_bits(s / length)):
+                    return False
+            else:
+                start += unlisted
+                take(state, data, start, (1 << _BITS) - start, _BITS)
+                continue
+        else:
             if progress[1] < 0:
-                return False
-        if progress[1] > 0:
+                progress[1] = take_number(state, data, 0)
+                if progress[1] < 0:
+                    return False
             progress[1] -= 1
-            continue
-        dither(lattice, words[at], 0, v, point, other)
-        if not take_point(state, data, point, 0):
-            return False
+            if progress[1] >= 0:
+                continue
+            dither(lattice, words[at], v, point, other)
+            if not take_point(state, data, point, 0):
+                return False
         for j in range(b):
-            y[block, j] = (point[j] + v[j]) * (unit(lattice) * radii[block])
+            y[block, j] = (point[j] + v[j]) * length
         progress[0] += 1
-        progress[1] = -1
         if progress[0] == y.shape[0]:
             break
     return True

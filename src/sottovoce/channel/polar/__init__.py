@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sottovoce.channel import Channel, coding
 from sottovoce.channel.coding import (
     Bytes,
+    Integers,
+    Reals,
     Words,
     kernel,
     load_tables,
@@ -43,17 +44,13 @@ from sottovoce.channel.polar.folding import (
 from sottovoce.channel.polar.model import SCALES, Law, dither_bins, model, scale_number
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
-from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness, Stream
-
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
 STEP = 4.0  # in units of σ: what is left is uniform with s² = 4/3, within the tables
 _LARGEST_S2 = 1.6  # above, every coordinate gets an offset
 _OUTLYING = 6.0  # scales beyond which a single coordinate gets one
 _ANY = 64  # weight out of 2^16 of "some offset is not zero"
 _BITS = 16
-Bits = NDArray[np.uint8]
 _BYTES_PER_COORDINATE = 96  # more than offset, raw state and all planes of one coordinate can cost
 
 
@@ -134,7 +131,7 @@ def unrotate(v: Reals, signs: Reals) -> None:
         v *= row
 
 
-def signs_from(words: NDArray[np.uint64], size: int) -> Reals:
+def signs_from(words: Words, size: int) -> Reals:
     """Two rows of `size` signs, one per bit of `words`."""
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=2 * size, bitorder="little")
     return 1.0 - 2.0 * bits.reshape(2, size).astype(np.float64)
@@ -170,10 +167,10 @@ class Polar(Channel):
         super().__init__(name, size, sigma)
         self._padded = 1 << (self.size - 1).bit_length()
 
-    def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
+    def _encode(self, u: Reals, shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         v = np.zeros(self._padded)
         v[: self.size] = u / self.sigma
-        rotate(v, self._signs(shared))
+        rotate(v, self.signs(shared))
         steps = offsets(v)
         v -= STEP * steps
         number = scale_number(float(v @ v) / v.size)
@@ -188,7 +185,7 @@ class Polar(Channel):
             put_plane(state, out, surprises, classes, dither_bins(dithers), weights)
         return bytes([number]) + coding.finish(state, out)
 
-    def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
+    def _decode(self, payload: bytes, shared: SharedRandomness) -> Reals:
         if not payload or payload[0] >= SCALES:
             raise ChannelError("payload names no scale; ask for the message again")
         law = model(self._padded, payload[0])
@@ -213,22 +210,16 @@ class Polar(Channel):
             if plane < law.folds:
                 branch = 2 * branch + bits
         y = magnitudes(x, branch, law.folds, law.s2) * (1.0 - 2.0 * bits) + STEP * steps
-        unrotate(y, self._signs(shared))
+        unrotate(y, self.signs(shared))
         released: Reals = y[: self.size] * self.sigma
         return released
 
-    def rotated(self, vector: Reals, secret: bytes, stream: Stream) -> Reals:
-        """A vector as the code sees it, padded and rotated with a stream's signs; for tests of exactness."""
-        v = np.zeros(self._padded)
-        v[: self.size] = vector
-        rotate(v, self._signs(SharedRandomness(self._envelope(secret, stream))))
-        return v
-
-    def _signs(self, shared: SharedRandomness) -> Reals:
+    def signs(self, shared: SharedRandomness) -> Reals:
+        """The shared signs of a rotation, (2, padded size)."""
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
 
 
-def planes(v: Reals, law: Law, states: States, shared: SharedRandomness) -> list[tuple[Bits, Reals]]:
+def planes(v: Reals, law: Law, states: States, shared: SharedRandomness) -> list[tuple[Bytes, Reals]]:
     """Sample the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
     odds = branch_odds(states.x, v, law.folds, law.s2)
     branch = np.zeros(law.size, np.int64)

@@ -4,7 +4,7 @@ Reference N(0, c²) with c² = 1 + s²: |y|/c is the half-normal quantile of a u
 intervals (the branch), and its place within the interval, mirrored in every odd one, is the state x ∈ (0, 1).
 Mirroring makes the law of x under the target N(v, 1) flat to order 4^−k, so x carries almost no information.
 
-Bits are sampled by successive cancellation, in an order that concentrates the surprises. The polar transform
+Bytes are sampled by successive cancellation, in an order that concentrates the surprises. The polar transform
 turns bits B into U with B = U·G. For i = 1 … n the exact bias of U_i given U_<i follows from the biases of B
 by a·b and (b ± a)/(1 ± ab), and U_i is set by a dither that both ends share, so the law of B is exact
 whatever the biases. Most U_i are as good as unbiased and equal what the dither alone says; only the
@@ -16,14 +16,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sottovoce.channel.coding import kernel, summing_kernel
+from sottovoce.channel.coding import Bytes, Integers, Reals, Words, kernel, summing_kernel
 from sottovoce.channel.polar.vector import exponentials, half_normal, half_normals, upper_tails
-
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Bits = NDArray[np.uint8]
 
 _CHUNK = 512  # coordinates worked on at a time: temporaries stay in the fastest cache
 # A leaf's bias is at most Σ artanh|d| over its subtree, and artanh|d| ≤ 1.0987·|d| while |d| ≤ ½.
@@ -65,17 +60,12 @@ def state_ratio(x: float, v: float, folds: int, s2: float) -> float:
     return total * c * math.exp(-0.5 * v * v) / (2 << folds)
 
 
+@kernel
 def branch_odds(x: Reals, v: Reals, folds: int, s2: float) -> Reals:
     """Relative odds of the branches given the states under the target: shape (2^folds, n)."""
-    odds = np.empty((1 << folds, x.size))
-    _branch_odds(x, v, folds, s2, odds)
-    return odds
-
-
-@kernel
-def _branch_odds(x: Reals, v: Reals, folds: int, s2: float, odds: Reals) -> None:
     c = math.sqrt(1.0 + s2)
     count = 1 << folds
+    odds = np.empty((count, x.size))
     width = 1.0 / count
     most = min(_CHUNK, x.size)
     q, p, h = np.empty(most), np.empty(most), np.empty(most)
@@ -98,6 +88,7 @@ def _branch_odds(x: Reals, v: Reals, folds: int, s2: float, odds: Reals) -> None
             exponentials(z, e, bits)
             for j in range(most):
                 row[j] += e[j]
+    return odds
 
 
 @kernel
@@ -112,20 +103,16 @@ def branch_bias(odds: Reals, bias: Reals) -> None:
         bias[j] = (low[j] - high[j]) / (low[j] + high[j])
 
 
-def given_bit(odds: Reals, bit: Bits) -> Reals:
-    """The odds that remain when the coarsest open branch bit is known; overwrites their first half."""
-    _given_bit(odds, bit)
-    return odds[: odds.shape[0] // 2]
-
-
 @kernel
-def _given_bit(odds: Reals, bit: Bits) -> None:
+def given_bit(odds: Reals, bit: Bytes) -> Reals:
+    """The odds that remain when the coarsest open branch bit is known; overwrites their first half."""
     half = odds.shape[0] // 2
     is_one = bit.astype(np.float64)
     for row in range(half):
         zero, one = odds[row], odds[row + half]
         for j in range(bit.size):
             zero[j] = one[j] * is_one[j] + zero[j] * (1.0 - is_one[j])  # exact, and faster than a branch
+    return odds[:half]
 
 
 @kernel
@@ -157,7 +144,7 @@ def sign_bias(magnitude: Reals, v: Reals, bias: Reals) -> None:
 
 
 @kernel
-def dithers_from(words: NDArray[np.uint64]) -> Reals:
+def dithers_from(words: Words) -> Reals:
     """Dithers uniform on [−1, 1): twice the distance of a shared uniform from ½."""
     dithers = np.empty(words.size)
     for j in range(words.size):
@@ -190,7 +177,7 @@ def _total(values: Reals) -> float:
 
 
 @kernel
-def transform(bits: Bits) -> None:
+def transform(bits: Bytes) -> None:
     """Multiply by G over GF(2), in place; its own inverse. The length is a power of two."""
     half = 1
     if bits.size >= 8:
@@ -210,7 +197,7 @@ def transform(bits: Bits) -> None:
 
 
 @kernel
-def cancel(bias: Reals, dithers: Reals, bits: Bits, surprises: Bits) -> None:
+def cancel(bias: Reals, dithers: Reals, bits: Bytes, surprises: Bytes) -> None:
     """Sample bits with P(0) − P(1) = bias: fills `bits` (B) and `surprises` (where U_i defies its dither).
 
     All arrays have the same length, a power of two.

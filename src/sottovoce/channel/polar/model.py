@@ -17,9 +17,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sottovoce.channel.coding import kernel, load_tables
+from sottovoce.channel.coding import Bytes, Integers, Reals, kernel, load_tables
 from sottovoce.channel.polar.folding import state_ratio, unfold
 
 SCALES = 86
@@ -33,7 +32,6 @@ _CLASS_BASE = (1023 - 24) << 1
 _BIN_SHIFT = 50  # quarter octaves
 _BIN_BASE = (1023 - 16) << 2
 CLASSES, BINS = 64, 64
-Reals = NDArray[np.float64]
 _BINS = 1024
 _FEW, _MANY = 4, 8  # terms in v²: few are enough while s is small
 _FEW_UP_TO = 0.06
@@ -51,9 +49,9 @@ class Law:
     s2: float
     folds: int
     block_nats: float  # information of one block of states
-    edges: NDArray[np.int64]  # block b holds the states edges[b] … edges[b + 1] − 1
-    hazards: NDArray[np.int64]  # weight out of 2^16 of "this candidate", given none before
-    classes: NDArray[np.uint8]  # (folds + 1, size): class of each leaf in each plane, the sign's plane last
+    edges: Integers  # block b holds the states edges[b] … edges[b + 1] − 1
+    hazards: Integers  # weight out of 2^16 of "this candidate", given none before
+    classes: Bytes  # (folds + 1, size): class of each leaf in each plane, the sign's plane last
 
 
 def scale_squared(number: int) -> float:
@@ -97,7 +95,7 @@ def model(size: int, number: int) -> Law:
 
 
 @kernel
-def leaf_classes(size: int, mean_square: float) -> NDArray[np.uint8]:
+def leaf_classes(size: int, mean_square: float) -> Bytes:
     """Class of every leaf, by its expected squared bias when every bit starts with `mean_square`.
 
     Half octaves of m/(1 − m), where m goes to m² in the first half of a node and to 2m − 1.15m² + 0.15m³ in
@@ -121,7 +119,7 @@ def leaf_classes(size: int, mean_square: float) -> NDArray[np.uint8]:
 
 
 @kernel
-def dither_bins(dithers: NDArray[np.float64]) -> NDArray[np.uint8]:
+def dither_bins(dithers: Reals) -> Bytes:
     """Bin of every |dither|: quarter octaves, the last one just below 1."""
     bits = np.abs(dithers).view(np.int64)
     bins = np.empty(dithers.size, np.uint8)

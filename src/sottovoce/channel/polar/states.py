@@ -15,15 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.channel.coding import kernel
+from sottovoce.channel.coding import Bytes, Integers, Reals, Words, kernel
 from sottovoce.channel.polar.folding import fold
 from sottovoce.channel.polar.model import Law, guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
 from sottovoce.channel.wire import BELOW_ONE, PrivateRandomness, SharedRandomness
 
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Bits = NDArray[np.uint8]
+# v, v²/(3s)², edges of blocks, folds, s², ln C, rows of `screen`
+Screened = tuple[Reals, Reals, Integers, int, float, float, Reals]
 
 _LOG_TAU = math.log(2.0)
 # C is only the encoder's concern: the fewer candidates the smaller, the fewer raw blocks the larger.
@@ -42,10 +41,10 @@ class States:
 
     x: Reals  # (n,)
     index: Integers  # (blocks,): number of the winning candidate, or RAW
-    outlier: Bits  # (n,): 1 where the state goes raw
+    outlier: Bytes  # (n,): 1 where the state goes raw
 
 
-def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> NDArray[np.uint64]:
+def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> Words:
     """The words of candidate `index[b]` of every block b that is not RAW; other places hold anything."""
     words = np.empty(model.size, np.uint64)
     early = shared.words("states", GROUP * model.size) if index.size > _FEW else None
@@ -60,7 +59,7 @@ def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> NDArr
     return words
 
 
-def _group(shared: SharedRandomness, model: Law, group: int, wanted: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _group(shared: SharedRandomness, model: Law, group: int, wanted: NDArray[np.bool_]) -> Words:
     """Candidates GROUP·group … of the wanted blocks: block b's lie together from GROUP·edges[b] on."""
     blocks = np.flatnonzero(wanted)
     start = group * GROUP * model.size
@@ -80,7 +79,7 @@ def select(v: Reals, model: Law, shared: SharedRandomness, private: PrivateRando
     log_c = min(_LARGEST_LOG_C, _DEVIATIONS * math.sqrt(2.0 * model.block_nats))
     law = (v, squares, model.edges, model.folds, model.s2, log_c, rows)
     x, outlier, index = np.empty(model.size), np.zeros(model.size, np.uint8), np.zeros(blocks, np.int64)
-    _screen_private(*law, private.words(model.size), x, outlier, index)
+    _screen_private(law, private.words(model.size), x, outlier, index)
     chosen = np.empty(model.size)
     best = np.full((3, blocks), [[np.inf], [0.0], [0.0]])  # smallest ln T − ln S, its error, its ln T
     arrival = np.zeros(blocks)
@@ -89,7 +88,7 @@ def select(v: Reals, model: Law, shared: SharedRandomness, private: PrivateRando
     while active.any():
         words = _group(shared, model, group, active)
         gaps = private.uniform(GROUP * blocks)
-        _race(*law, words, outlier, group, gaps, arrival, active, best, index, chosen)
+        _race(law, words, outlier, group, gaps, arrival, active, best, index, chosen)
         group += 1
     _merge(x, chosen, outlier, index, model.edges)
     return States(x, index, outlier)
@@ -102,7 +101,7 @@ def uniform(word: np.uint64) -> float:
 
 
 @kernel
-def uniforms(words: NDArray[np.uint64]) -> Reals:
+def uniforms(words: Words) -> Reals:
     """`uniform` of every word."""
     x = np.empty(words.size)
     for j in range(words.size):
@@ -123,7 +122,7 @@ def raw_state(word: int | np.uint64) -> float:
 
 
 @kernel
-def _normals(words: NDArray[np.uint64]) -> Reals:
+def _normals(words: Words) -> Reals:
     """A standard normal from every word: 53 bits of magnitude, one of sign."""
     q, p = np.empty(words.size), np.empty(words.size)
     size, bits = np.empty(words.size), np.empty(words.size, np.int64)
@@ -137,20 +136,9 @@ def _normals(words: NDArray[np.uint64]) -> Reals:
 
 
 @kernel
-def _screen_private(
-    v: Reals,
-    squares: Reals,
-    edges: Integers,
-    folds: int,
-    s2: float,
-    log_c: float,
-    rows: Reals,
-    noise: NDArray[np.uint64],
-    x: Reals,
-    outlier: Bits,
-    index: Integers,
-) -> None:
+def _screen_private(law: Screened, noise: Words, x: Reals, outlier: Bytes, index: Integers) -> None:
     """Draw x* from the target; mark outliers, and blocks whose remaining product exceeds C."""
+    v, squares, edges, folds, s2, log_c, rows = law
     c = math.sqrt(1.0 + s2)
     sizes = _normals(noise)
     for j in range(v.size):
@@ -178,7 +166,7 @@ def _screen_private(
 
 
 @kernel
-def _exact(x: Reals, v: Reals, outlier: Bits, first: int, last: int, folds: int, s2: float) -> float:
+def _exact(x: Reals, v: Reals, outlier: Bytes, first: int, last: int, folds: int, s2: float) -> float:
     """ln of the product of S_j over a block's coordinates that do not go raw."""
     total = 0.0
     for j in range(first, last):
@@ -189,15 +177,9 @@ def _exact(x: Reals, v: Reals, outlier: Bits, first: int, last: int, folds: int,
 
 @kernel
 def _race(
-    v: Reals,
-    squares: Reals,
-    edges: Integers,
-    folds: int,
-    s2: float,
-    log_c: float,
-    rows: Reals,
-    words: NDArray[np.uint64],
-    outlier: Bits,
+    law: Screened,
+    words: Words,
+    outlier: Bytes,
     group: int,
     gaps: Reals,
     arrival: Reals,
@@ -207,6 +189,7 @@ def _race(
     chosen: Reals,
 ) -> None:
     """Let a group of candidates of every active block compete; blocks that are decided turn inactive."""
+    v, squares, edges, folds, s2, log_c, rows = law
     x, value, error = np.empty(v.size), np.empty(v.size), np.empty(v.size)
     for block in range(active.size):
         first, last = edges[block], edges[block + 1]
@@ -245,7 +228,7 @@ def _race(
 def _product(
     x: Reals,
     v: Reals,
-    outlier: Bits,
+    outlier: Bytes,
     first: int,
     last: int,
     folds: int,
@@ -268,7 +251,7 @@ def _product(
 
 
 @kernel
-def _merge(x: Reals, chosen: Reals, outlier: Bits, index: Integers, edges: Integers) -> None:
+def _merge(x: Reals, chosen: Reals, outlier: Bytes, index: Integers, edges: Integers) -> None:
     """Leaves the private sample where it goes raw, and puts the winning candidates elsewhere."""
     for block in range(index.size):
         if index[block] != RAW:

@@ -6,11 +6,10 @@ Leaves whose weight is zero practically never surprise: they are passed over, an
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sottovoce.channel.coding import (
     Bytes,
+    Integers,
+    Reals,
     Words,
     kernel,
     peek,
@@ -22,11 +21,6 @@ from sottovoce.channel.coding import (
     take_number,
 )
 from sottovoce.channel.polar.states import RAW, raw_state, raw_word
-
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Bits = NDArray[np.uint8]
-Weights = NDArray[np.int64]
 
 _BITS = 16
 _RAW_BLOCK = 16  # weights out of 2^16: a whole block goes raw
@@ -54,7 +48,7 @@ def take_raw(state: Words, data: Bytes) -> float:
 
 @kernel
 def put_states(
-    state: Words, out: Bytes, x: Reals, index: Integers, outlier: Bits, edges: Integers, hazards: Weights
+    state: Words, out: Bytes, x: Reals, index: Integers, outlier: Bytes, edges: Integers, hazards: Integers
 ) -> None:
     """Code which candidate won in every block, and the states that go raw."""
     for block in range(index.size):
@@ -81,7 +75,7 @@ def put_states(
 
 @kernel
 def take_states(
-    state: Words, data: Bytes, x: Reals, index: Integers, outlier: Bits, edges: Integers, hazards: Weights
+    state: Words, data: Bytes, x: Reals, index: Integers, outlier: Bytes, edges: Integers, hazards: Integers
 ) -> bool:
     """The mirror of `put_states`: fills `index`, and `x` where `outlier`; False for a forged payload."""
     for block in range(index.size):
@@ -112,7 +106,7 @@ def take_states(
 
 
 @kernel
-def put_index(state: Words, out: Bytes, index: int, hazards: Weights) -> None:
+def put_index(state: Words, out: Bytes, index: int, hazards: Integers) -> None:
     """Code the number of the winning candidate: stop or go on, then a plain number for the long tail."""
     for at in range(hazards.size):
         put_bit(state, out, index == at, hazards[at], _BITS)
@@ -122,7 +116,7 @@ def put_index(state: Words, out: Bytes, index: int, hazards: Weights) -> None:
 
 
 @kernel
-def take_index(state: Words, data: Bytes, hazards: Weights) -> int:
+def take_index(state: Words, data: Bytes, hazards: Integers) -> int:
     """The mirror of `put_index`; −1 for a forged payload."""
     for at in range(hazards.size):
         if take_bit(state, data, hazards[at], _BITS):
@@ -133,7 +127,9 @@ def take_index(state: Words, data: Bytes, hazards: Weights) -> int:
 
 
 @kernel
-def put_plane(state: Words, out: Bytes, surprises: Bits, classes: Bits, bins: Bits, weights: Weights) -> None:
+def put_plane(
+    state: Words, out: Bytes, surprises: Bytes, classes: Bytes, bins: Bytes, weights: Integers
+) -> None:
     """Code the surprises of one plane."""
     exceptions = 0
     for j in range(surprises.size):
@@ -155,7 +151,7 @@ def put_plane(state: Words, out: Bytes, surprises: Bits, classes: Bits, bins: Bi
 
 @kernel
 def take_plane(
-    state: Words, data: Bytes, surprises: Bits, classes: Bits, bins: Bits, weights: Weights
+    state: Words, data: Bytes, surprises: Bytes, classes: Bytes, bins: Bytes, weights: Integers
 ) -> bool:
     """The mirror of `put_plane`; False for a forged payload."""
     surprises[:] = 0

@@ -8,13 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sottovoce.channel.coding import kernel
+from sottovoce.channel.coding import Integers, Reals, kernel
 from sottovoce.channel.wire import log_mantissa
-
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 CENTRAL = 0.85  # AS 241 uses one rational function up to here, another in r = √−ln(p/2) beyond
 _FAR = 1e-10  # and a third one below this p
