@@ -22,7 +22,7 @@ import torch
 from pyarrow.csv import read_csv, write_csv
 from pyarrow.parquet import write_table
 
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.data import Description
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
@@ -56,9 +56,9 @@ def write_model(path: Path) -> None:
     plan = Plan.load(
         overrides={"preset": "tuned", "model": "linear", "method": "blend", "coefficients": size, **values}
     )
-    drawn = draw(plan, facts)
-    coefficients = torch.randn(drawn.coefficients, generator=torch.Generator().manual_seed(0))
-    path.write_bytes(personal_model(drawn, coefficients, run="benchmark", client="north", epsilon=4.0))
+    built = build(plan, facts)
+    coefficients = torch.randn(built.coefficients, generator=torch.Generator().manual_seed(0))
+    path.write_bytes(personal_model(built, coefficients, run="benchmark", client="north", epsilon=4.0))
 
 
 def write_records(path: Path, rows: int) -> None:

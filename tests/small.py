@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from torch import nn
 
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint, build
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.data import Facts
 from sottovoce.plan import Plan
@@ -85,9 +85,9 @@ def federated_plan(**changes: object) -> Plan:
     return Plan.load(overrides={**FEDERATION, **changes})
 
 
-def drawn(plan: Plan, facts: Facts, module: nn.Module | str | None = None) -> Blueprint:
+def built(plan: Plan, facts: Facts, module: nn.Module | str | None = None) -> Blueprint:
     """The blueprint of a plan whose model these tests vouch for."""
-    return draw(plan, facts, plan.model if module is None else module)
+    return build(plan, facts, plan.model if module is None else module)
 
 
 def noise_draws(patch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:

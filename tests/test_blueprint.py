@@ -1,4 +1,4 @@
-"""Both ends draw the same blueprint from a plan and the facts about records."""
+"""Both ends build the same blueprint from a plan and the facts about records."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from sottovoce.blueprint import client_secret, participant_name, seeded_master
 from sottovoce.data import Facts
 from sottovoce.models import lenet
-from tests.small import drawn as vouched
+from tests.small import built as built_by
 from tests.small import small_plan
 
 FACTS = Facts((1, 28, 28), 10)
 
 
-def drawn(**changes: object):
-    return vouched(small_plan(gradient_records=40, **changes), FACTS)
+def built(**changes: object):
+    return built_by(small_plan(gradient_records=40, **changes), FACTS)
 
 
-def test_two_ends_draw_the_same_blueprint() -> None:
-    here, there = drawn(), drawn()
+def test_two_ends_build_the_same_blueprint() -> None:
+    here, there = built(), built()
     assert here.reference_digest == there.reference_digest
     assert (here.schedule == there.schedule).all()
     a = torch.randn(here.coefficients)
@@ -29,9 +29,9 @@ def test_two_ends_draw_the_same_blueprint() -> None:
 
 def test_another_seed_or_model_is_another_reference() -> None:
     digests = {
-        drawn().reference_digest,
-        drawn(seed=7).reference_digest,
-        drawn(model="lenet").reference_digest,
+        built().reference_digest,
+        built(seed=7).reference_digest,
+        built(model="lenet").reference_digest,
     }
     assert len(digests) == 3
     module = lenet((1, 28, 28), 10)
@@ -40,36 +40,36 @@ def test_another_seed_or_model_is_another_reference() -> None:
         other.load_state_dict(module.state_dict())
         next(other.parameters())[0] += 1e-3
     plan = small_plan(gradient_records=40)
-    assert vouched(plan, FACTS, module).reference_digest != vouched(plan, FACTS, other).reference_digest
+    assert built_by(plan, FACTS, module).reference_digest != built_by(plan, FACTS, other).reference_digest
 
 
 def test_zero_coefficients_are_the_reference_and_steps_keep_their_length() -> None:
-    made = drawn()
+    made = built()
     assert torch.equal(made.theta(torch.zeros(made.coefficients)), made.model.reference)
     a = torch.randn(made.coefficients)
     assert (made.theta(a) - made.model.reference).norm() == pytest.approx(float(a.norm()), rel=1e-5)
 
 
 def test_methods_that_adapt_every_parameter_release_as_many_numbers() -> None:
-    made = drawn(method="global")
+    made = built(method="global")
     assert made.coefficients == made.basis.size == 12_730
 
 
 def test_the_callers_own_module_stays_as_it_was() -> None:
     own = lenet((1, 28, 28), 10).double().train()
-    made = vouched(small_plan(gradient_records=40), FACTS, own)
+    made = built_by(small_plan(gradient_records=40), FACTS, own)
     assert own.training
     assert next(own.parameters()).dtype == torch.float64
     assert made.module is not own
 
 
 def test_epsilon_grows_with_every_release_and_a_future_client_pays_for_its_context_alone() -> None:
-    made = drawn(context="labels")
+    made = built(context="labels")
     busy = made.epsilon(made.participant_counts(made.releases_max))
     idle = made.epsilon(made.participant_counts(1))
     future = made.epsilon(made.future_counts)
     assert 0 < future < idle < busy == pytest.approx(made.plan.epsilon, rel=1e-6)
-    assert drawn(context="public").future_counts == {}
+    assert built(context="public").future_counts == {}
 
 
 def test_secrets_of_clients_and_runs_differ() -> None:
@@ -82,7 +82,7 @@ def test_secrets_of_clients_and_runs_differ() -> None:
 
 @pytest.mark.parametrize("context", ["labels", "shares"])
 def test_a_future_client_has_all_of_its_budget_for_its_one_release(context: str) -> None:
-    made = drawn(context=context, context_share=0.05)
+    made = built(context=context, context_share=0.05)
     assert made.epsilon(made.future_counts) == pytest.approx(8.0)
     assert made.epsilon(made.participant_counts(made.releases_max), 0) == pytest.approx(8.0)
     assert made.releases["context"].sigma < 0.3 * made.releases_of(0)["context"].sigma

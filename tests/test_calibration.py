@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.calibration import REACH, SHIFTED, SLOPES, Derivatives, LastLayer, Scaling
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
@@ -159,7 +159,7 @@ def test_slope_and_shift_in_the_last_layer_are_slope_and_shift_of_outputs(model:
     plan = Plan.load(
         overrides={**given, "features": "none", "context_records": 8, "gradient_records": 8, "clip": 1.0}
     )
-    made = draw(plan, Facts((5,), 3), None)
+    made = build(plan, Facts((5,), 3), None)
     server = Server(made)
     start = server.coefficients([0, 1])
     for participant in range(2):
@@ -191,15 +191,15 @@ def test_a_model_whose_last_layer_decides_no_slope_is_refused_and_a_number_too()
         overrides={**given, "calibration": 0.1, "context_records": 8, "gradient_records": 8, "clip": 1.0}
     ).replace(bias_scale=1.0)
     with pytest.raises(SottovoceError, match="set calibration=0"):
-        draw(plan, Facts((4,), 2), Squashed())
+        build(plan, Facts((4,), 2), Squashed())
     with pytest.raises(SottovoceError, match="adapts as a whole"):
-        draw(plan.replace(coefficients=5), Facts((4,), 2))
+        build(plan.replace(coefficients=5), Facts((4,), 2))
     for scale in (0.5, 0.0):
         with pytest.raises(SottovoceError, match="bias_scale"):
-            draw(plan.replace(calibration=0.0, bias_scale=scale), Facts((4,), 2), Squashed())
+            build(plan.replace(calibration=0.0, bias_scale=scale), Facts((4,), 2), Squashed())
     with pytest.raises(SottovoceError, match="about probabilities"):
-        draw(plan, Facts((4,), 1, task="number"))
-    kept = LastLayer.of(nn.Linear(4, 2), draw(plan, Facts((4,), 2)).basis, Facts((4,), 2))
+        build(plan, Facts((4,), 1, task="number"))
+    kept = LastLayer.of(nn.Linear(4, 2), build(plan, Facts((4,), 2)).basis, Facts((4,), 2))
     assert (kept.weight, kept.bias) == (slice(0, 8), slice(8, 10))
 
 

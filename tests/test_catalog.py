@@ -73,6 +73,15 @@ def test_registries_and_catalog_have_the_same_names() -> None:
     assert GENERATORS.keys() == catalog.METHODS.keys()
 
 
+def test_every_name_that_a_report_puts_in_words_has_words_of_its_own() -> None:
+    registries = (catalog.METHODS, catalog.CONTEXTS, catalog.CHANNELS, catalog.METRICS, catalog.PLACES)
+    for entries in registries:
+        phrases = [entry.phrase for entry in entries.values()]
+        assert all(phrases)
+        assert len(set(phrases)) == len(phrases)
+    assert all(catalog.ACCOUNTINGS.values())
+
+
 def test_no_two_formats_share_a_number_on_the_wire() -> None:
     numbers = [number for channel in catalog.CHANNELS.values() for number in channel.formats.values()]
     assert len(set(numbers)) == len(numbers)

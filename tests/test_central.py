@@ -18,7 +18,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.generator import Blend
 from sottovoce.privacy import accounting
 from sottovoce.server import Server
-from tests.small import aged, drawn, small_plan
+from tests.small import aged, built, small_plan
 
 SIZES = (90, 60, 60, 30, 30, 30)
 
@@ -37,7 +37,7 @@ def blueprint(sizes: tuple[int, ...] = SIZES, **changes: object) -> Blueprint:
     blend = {"method": "blend", "noise": "server", "context_share": 0.05, "context": "labels"}
     parts = {"generated": 0.3, "individual": 0.2, "hidden": 20, "learning_rate": 0.5, "coefficients": 800}
     plan = small_plan(**{**blend, **parts, "clients_per_round": 6, "gradient_records": 30, **changes})
-    return replace(drawn(plan, Facts((1, 28, 28), 10)), sizes=sizes)
+    return replace(built(plan, Facts((1, 28, 28), 10)), sizes=sizes)
 
 
 def server(sizes: tuple[int, ...] = SIZES, **changes: object) -> Server:

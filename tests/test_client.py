@@ -18,13 +18,13 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean
 from sottovoce.privacy import accounting
 from sottovoce.privacy.ledger import Budget, Charge, Ledger, Overspent
-from tests.small import SMALL, drawn, small_plan
+from tests.small import SMALL, built, small_plan
 
 SECRET = bytes(range(32))
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return drawn(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
+    return built(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10), SMALL["model"])
 
 
 def some_records(count: int, seed: int = 0) -> ClientRecords:
@@ -249,7 +249,7 @@ def test_a_context_of_other_noise_is_charged_for_it_and_all_together_cost_epsilo
 
 def test_a_mean_over_fewer_records_than_agreed_is_over_the_agreed_number(ledger: Ledger) -> None:
     """Dividing by the records that are there would move by more than the sensitivity that is charged."""
-    made = drawn(small_plan(gradient_records=50, clip=1e-3), Facts((1, 28, 28), 10))
+    made = built(small_plan(gradient_records=50, clip=1e-3), Facts((1, 28, 28), 10))
     few = some_records(100)
     few = ClientRecords(few.train[:40], few.held_out, few.context)
     sender = Client("participant-0", few, made, ledger, run="run", secret=SECRET)

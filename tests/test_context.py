@@ -23,7 +23,7 @@ from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.accounting import calibrate
 from sottovoce.server import Server
-from tests.small import SMALL, drawn, small_plan
+from tests.small import SMALL, built, small_plan
 
 CLASSES, RECORDS, SHAPE = 10, 25, (3, 4, 4)
 
@@ -154,7 +154,7 @@ def test_two_records_differ_in_their_moments_by_the_charged_spread_and_by_no_mor
 
 
 def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one() -> None:
-    made = drawn(small_plan(gradient_records=40), Facts((1, 28, 28), 10), SMALL["model"])
+    made = built(small_plan(gradient_records=40), Facts((1, 28, 28), 10), SMALL["model"])
     release, plan = made.releases["context"], made.plan
     assert release.sensitivity == pytest.approx(math.sqrt(2) / plan.context_records)
     gradient = made.releases["gradient"]
@@ -212,7 +212,7 @@ def test_images_are_cut_into_tiles_row_by_row_and_other_records_into_their_first
 @pytest.mark.parametrize("count", [0, 1])
 def test_contexts_closed_with_too_few_participants_stay_as_they_are(name: str, count: int) -> None:
     plan = small_plan(gradient_records=40, context=name, context_round=2)
-    server = Server(drawn(plan, Facts((1, 28, 28), 10), SMALL["model"]))
+    server = Server(built(plan, Facts((1, 28, 28), 10), SMALL["model"]))
     context = np.full(server.blueprint.statistic.size, 0.25)
     for participant in range(count):
         server.receive_context(participant, context)

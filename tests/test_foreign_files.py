@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_facts, view
@@ -68,7 +68,7 @@ def specification() -> dict[str, Any]:
 
 def model_file(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    blueprint = draw(plan(), FACTS)
+    blueprint = build(plan(), FACTS)
     GeneratorFile.of(blueprint, "0123456789abcdef", Server(blueprint).state()).write(
         folder / "model.safetensors"
     )
@@ -96,9 +96,9 @@ def personal_files() -> list[bytes]:
     table = plan(model="mlp", mlp_sizes="5,4", coefficients=64, **keys), Description.parse(TABLE).facts()
     map_ = {"features": "scattering", "feature_size": 12, "mirror": True}
     pictures = plan(model="linear", coefficients=39, **map_, **keys)
-    drawn = [draw(*table), draw(pictures, described_facts(FACTS, pictures))]
+    built = [build(*table), build(pictures, described_facts(FACTS, pictures))]
     told: dict[str, Any] = {"run": "0123456789abcdef", "client": "north", "epsilon": 2.0}
-    return [personal_model(one, torch.ones(one.coefficients), **told) for one in drawn]
+    return [personal_model(one, torch.ones(one.coefficients), **told) for one in built]
 
 
 def split(file: bytes) -> tuple[dict[str, Any], bytes]:
@@ -211,7 +211,7 @@ def test_code_of_our_own_is_imported_only_where_this_machine_names_it(tmp_path: 
     module = Agreement.parse(text, model=own).blueprint().module
     assert isinstance(module, torch.nn.Sequential)
     with pytest.raises(SottovoceError, match="not a built-in one"):
-        draw(plan(model=own), FACTS)
+        build(plan(model=own), FACTS)
 
 
 def tiny(shape: tuple[int, ...], classes: int) -> torch.nn.Module:

@@ -20,14 +20,14 @@ from sottovoce.features.kept import described_facts
 from sottovoce.modelfile import GeneratorFile, ModelFileError, load_tensors, save_tensors
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.server import Server
-from tests.small import COLUMNS, SMALL, drawn, small_plan
+from tests.small import COLUMNS, SMALL, built, small_plan
 
 FACTS = Facts((1, 28, 28), 10, mean=(0.1307,), std=(0.3081,))
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    blueprint = drawn(small_plan(gradient_records=40, momentum=0.5, averaging=0.5, context="public"), FACTS)
+    blueprint = built(small_plan(gradient_records=40, momentum=0.5, averaging=0.5, context="public"), FACTS)
     server = Server(blueprint)
     server.receive_round({})
     GeneratorFile.of(blueprint, "0123", server.state()).write(tmp_path / "model.safetensors")
@@ -37,7 +37,7 @@ def written(tmp_path: Path) -> Path:
 def test_a_generators_file_says_all_that_is_needed_to_use_it(written: Path) -> None:
     file = GeneratorFile.read(written, model=SMALL["model"])
     assert (file.run, file.facts) == ("0123", FACTS)
-    again = drawn(file.plan, file.facts)
+    again = built(file.plan, file.facts)
     assert again.reference_digest == file.reference
     Server(again).load_state(file.state)
 
@@ -77,7 +77,7 @@ def test_the_file_of_another_run_is_not_taken_for_this_one(tmp_path: Path) -> No
 
 
 def test_a_personal_model_is_a_plain_state_dict_at_reference_plus_lifted_coefficients() -> None:
-    blueprint = drawn(small_plan(gradient_records=40), FACTS)
+    blueprint = built(small_plan(gradient_records=40), FACTS)
     a = torch.randn(blueprint.coefficients)
     state = load(personal_model(blueprint, a, run="0123", client="north", epsilon=4.0))
     assert state.keys() == blueprint.module.state_dict().keys()
@@ -98,7 +98,7 @@ def personal(path: Path, facts: Facts | None = None, **changes: Any) -> Path:
     values = {"model": "linear", "method": "blend", "context": "public", "gradient_records": 40, **changes}
     facts = Description.parse(TABLE).facts() if facts is None else facts
     values.setdefault("coefficients", (facts.shape[0] + 1) * facts.classes)
-    blueprint = drawn(small_plan(**values), facts)
+    blueprint = built(small_plan(**values), facts)
     a = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(5))
     path.write_bytes(personal_model(blueprint, a, run="0123", client="north", epsilon=3.5))
     return path

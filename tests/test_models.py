@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sottovoce import data
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.cores import derived_seed
 from sottovoce.data import Facts, read_client
 from sottovoce.gradients import clipped_mean
@@ -265,7 +265,7 @@ def test_a_frozen_resnet_with_batch_norms_is_a_backbone(tmp_path: Path) -> None:
     result = train(plan, tmp_path / "run")
     assert result["model_parameters"] == 513 * 3
     assert sum(p.numel() for p in FrozenResNet18(3, 3).parameters()) > 11_000_000
-    blueprint = draw(plan.replace(gradient_records=12), Facts((3, 8, 8), 3), plan.model)
+    blueprint = build(plan.replace(gradient_records=12), Facts((3, 8, 8), 3), plan.model)
     fixed = blueprint.module.state_dict()
     moved = state_dict_at(blueprint.module, blueprint.theta(torch.ones(513 * 3)))
     changed = {name for name in fixed if not torch.equal(fixed[name], moved[name])}

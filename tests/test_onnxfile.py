@@ -21,7 +21,7 @@ from sottovoce.onnxfile import CannotExport, export_onnx
 from sottovoce.personal import PersonalModel, home_model, personal_model
 from sottovoce.plan import Plan
 from sottovoce.prediction import predictions
-from tests.small import drawn
+from tests.small import built
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -62,7 +62,7 @@ def model_file(folder: Path, facts: Facts, **plan: Any) -> Path:
     """A published model with random parameters."""
     chosen = {"model": "linear", "method": "direct", "basis": "unstructured", "coefficients": 0}
     chosen |= {"gradient_records": 50, **plan}
-    blueprint = drawn(Plan.load(overrides={"preset": "tuned", **chosen}), facts)
+    blueprint = built(Plan.load(overrides={"preset": "tuned", **chosen}), facts)
     coefficients = 0.4 * torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(1))
     path = folder / "north.safetensors"
     path.write_bytes(personal_model(blueprint, coefficients, run="r1", client="north", epsilon=3.5))

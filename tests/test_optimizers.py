@@ -54,10 +54,10 @@ def test_means_are_those_of_all_rounds_though_a_parameter_that_stays_is_not_look
 
 def test_a_server_does_not_load_torchs_compiler() -> None:
     code = (
-        "import sys; from sottovoce.blueprint import draw; from sottovoce.plan import Plan\n"
+        "import sys; from sottovoce.blueprint import build; from sottovoce.plan import Plan\n"
         "from sottovoce.data import Facts; from sottovoce.server import Server\n"
         "given = {'preset': 'tuned', 'gradient_records': 40, 'coefficients': 256, 'basis': 'unstructured'}\n"
         "plan = Plan.load(overrides=given)\n"
-        "Server(draw(plan, Facts((1, 28, 28), 10))); sys.exit('torch._dynamo' in sys.modules)"
+        "Server(build(plan, Facts((1, 28, 28), 10))); sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,7 +22,7 @@ from sottovoce.features import open_features
 from sottovoce.features.kept import described_facts
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.prediction import Layout, Summary, _quoted, predict, predictions
-from tests.small import COLUMNS, drawn, small_plan
+from tests.small import COLUMNS, built, small_plan
 
 CLASSES = 'task = "classes"\n[target]\ncolumn = "kind"\nvalues = ["plain", "a, b"]\n' + COLUMNS
 LABELS = 'task = "labels"\n[target]\ncolumns = ["fever", "cough", "rash"]\n' + COLUMNS
@@ -36,7 +36,7 @@ def model(facts: Facts | str, **changes: Any) -> PersonalModel:
         facts = Description.parse(facts).facts()
     values = {"model": "linear", "method": "blend", "context": "public", "gradient_records": 40, **changes}
     values.setdefault("coefficients", (math.prod(facts.shape) + 1) * facts.classes)
-    blueprint = drawn(small_plan(**values), facts)
+    blueprint = built(small_plan(**values), facts)
     a = 3 * torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(1))
     path = Path("north.safetensors")
     path.write_bytes(personal_model(blueprint, a, run="0123", client="north", epsilon=3.5))

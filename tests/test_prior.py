@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.context import Confusion, MeanProbability
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
@@ -54,7 +54,7 @@ def test_the_noisier_the_shares_the_less_they_say() -> None:
 def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else(scale: float) -> None:
     records = {"gradient_records": 40, "context_records": 40}
     plan = Plan.load(overrides={**SHARES, **records, "bias_scale": scale})
-    blueprint = draw(plan, Facts((1, 28, 28), 10))
+    blueprint = build(plan, Facts((1, 28, 28), 10))
     priors = ClassPriors.of(blueprint, torch.device("cpu"))
     released = torch.softmax(torch.randn(1, 10), dim=1)
     x, a = torch.randn(4, 1, 28, 28), torch.randn(7850)
@@ -71,7 +71,7 @@ def test_a_basis_that_shares_the_last_biases_is_refused() -> None:
         overrides={**SHARES, "gradient_records": 40, "context_records": 40, "basis": "unstructured"}
     ).replace(coefficients=500)
     with pytest.raises(SottovoceError, match="basis=structured"):
-        ClassPriors.of(draw(plan, Facts((1, 28, 28), 10)), torch.device("cpu"))
+        ClassPriors.of(build(plan, Facts((1, 28, 28), 10)), torch.device("cpu"))
 
 
 def test_a_prior_without_class_shares_is_refused() -> None:

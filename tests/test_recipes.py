@@ -38,7 +38,7 @@ from sottovoce.run.training import evaluate, train
 from sottovoce.server import Server
 from sottovoce.tasks import Task
 from tests.federation.world import World, everyone_paid, same
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 RECIPES = (
@@ -206,7 +206,7 @@ def test_a_resumed_run_remembers_what_its_optimizer_does(
     toy = catalog.Optimizer("tests.test_recipes:Signs", linear=False)
     monkeypatch.setitem(catalog.OPTIMIZERS, "signs", toy)
     plan = small_plan(optimizer="signs", learning_rate=0.01, rounds=4, averaging=0)
-    blueprint = drawn(plan.replace(gradient_records=96), data.load(plan.dataset).facts)
+    blueprint = built(plan.replace(gradient_records=96), data.load(plan.dataset).facts)
     rng = np.random.default_rng(0)
     rounds = [{0: rng.normal(size=blueprint.coefficients)} for _ in range(4)]
     whole, half, rest = (Server(blueprint) for _ in range(3))

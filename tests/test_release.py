@@ -22,7 +22,7 @@ from sottovoce.prior import ClassPriors
 from sottovoce.privacy import accounting
 from sottovoce.release import IMPOSSIBLE, Release, removal_spending, server_randomness, spending
 from sottovoce.shared import Shares
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 SECRET = bytes(range(32))
 FACTS = Facts((1, 28, 28), 10)
@@ -30,7 +30,7 @@ CONTEXTS = [{"context": "moments"}, {"context": "labels"}, {"context": "predicti
 
 
 def blueprint(**changes: object) -> Blueprint:
-    return drawn(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
+    return built(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10))
 
 
 def some_records(count: int = 40, seed: int = 0, scale: float = 1.0) -> Records:

@@ -12,11 +12,11 @@ from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
 from sottovoce.optimizers import Descent
 from sottovoce.server import Server, update_generator
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 
 def server(**changes: object) -> Server:
-    return Server(drawn(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10)))
+    return Server(built(small_plan(gradient_records=40, **changes), Facts((1, 28, 28), 10)))
 
 
 def contexts(made: Server, seed: int = 0) -> np.ndarray:

@@ -249,7 +249,7 @@ class Blueprint:
         return replace(self, model=model)
 
 
-def draw(
+def build(
     plan: Plan, facts: Facts, module: nn.Module | str | None = None, sizes: Sequence[int] = ()
 ) -> Blueprint:
     """The blueprint of a resolved plan, whose model is a built-in one unless `module` says otherwise.

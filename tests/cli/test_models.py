@@ -18,7 +18,7 @@ from sottovoce.data import Description
 from sottovoce.modelfile import load_tensors, save_tensors
 from sottovoce.personal import personal_model
 from sottovoce.report.table import Table
-from tests.small import SMALL, drawn, small_plan
+from tests.small import SMALL, built, small_plan
 
 from .conftest import Failing
 
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
     facts = Description.parse(AGREEMENT).facts()
     plan = small_plan(model="linear", method="blend", context="public", coefficients=8, gradient_records=40)
     a = torch.randn(8, generator=torch.Generator().manual_seed(1))
-    data = personal_model(drawn(plan, facts), a, run="0123", client="north", epsilon=3.5)
+    data = personal_model(built(plan, facts), a, run="0123", client="north", epsilon=3.5)
     (tmp_path / "north.safetensors").write_bytes(data)
     return tmp_path / "north.safetensors"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sottovoce.account import Account
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
@@ -274,7 +274,7 @@ def test_fewer_records_than_the_agreement_averages_over_are_refused(tmp_path: Pa
         train(Site(world), run(world, "one"), world.agreement)
     assert "holds 50 records: this run needs 63" in (Site(world).directory / "client.log").read_text()
     assert len(read_client(path, facts=facts, needed=50)) == 50
-    assert draw(world.agreement.plan, facts).releases["gradient"].sensitivity == 2 / 50
+    assert build(world.agreement.plan, facts).releases["gradient"].sensitivity == 2 / 50
 
 
 def test_a_trace_of_version_0_1_without_a_price_wants_the_newest_ledger(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sottovoce.gradients.layers import stack
 from sottovoce.models import lenet, logits
 from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 from . import models
 
@@ -158,9 +158,9 @@ def test_a_module_that_keeps_records_apart_is_taken(
 def test_a_blueprint_refuses_a_mixing_module_before_anything_can_be_charged(context: str) -> None:
     plan = small_plan(gradient_records=40, context=context, context_round=2, coefficients=20)
     with pytest.raises(SottovoceError, match="Own mixes records"):
-        drawn(plan, FACTS, Own(centred))
+        built(plan, FACTS, Own(centred))
     with pytest.raises(SottovoceError, match=r"layer '1' \(BatchNorm2d\) mixes records"):
-        drawn(plan, FACTS, own_norm(nn.BatchNorm2d(4), Stubborn))
+        built(plan, FACTS, own_norm(nn.BatchNorm2d(4), Stubborn))
 
 
 def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
@@ -172,7 +172,7 @@ def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
         gradient_records=40, context="predictions", context_round=2, context_records=100, coefficients=20
     )
     module = Own(lambda h: h - h.mean(0))
-    made = drawn(plan, FACTS, module)
+    made = built(plan, FACTS, module)
     release = made.releases_of(0)["context"]
     x, y = models.records((1, 6, 6), 3, 100)
     other = x.clone()

@@ -33,7 +33,7 @@ from sottovoce.onboarding.server import (
 from sottovoce.onboarding.service import create_service
 from sottovoce.server import Server
 from tests.federation.world import World
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 from .live import live
 from .web import headers, post
@@ -193,7 +193,7 @@ def test_future_clients_predict_with_the_shared_model_of_the_end_or_that_of_the_
         if predicted
         else {"context": "predictions", "context_round": 2}
     )
-    made = drawn(small_plan(method="blend", gradient_records=40, **context), Facts((1, 28, 28), 10))
+    made = built(small_plan(method="blend", gradient_records=40, **context), Facts((1, 28, 28), 10))
     server = Server(made)
     finished = FinishedRun("run", made, server, bytes(32))
     early = finished.context_model()

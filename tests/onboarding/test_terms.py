@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from sottovoce.blueprint import draw
+from sottovoce.blueprint import build
 from sottovoce.errors import SottovoceError
 from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.server import FinishedRun
@@ -28,7 +28,7 @@ def records(finished: World, tmp_path: Path) -> Path:
 def served(run: Path, name: str | None = None, **changes: object) -> FinishedRun:
     """A server of a run, or of one with another name and other promises."""
     server = FinishedRun.load(run)
-    blueprint = draw(server.blueprint.plan.replace(**changes), server.blueprint.facts)
+    blueprint = build(server.blueprint.plan.replace(**changes), server.blueprint.facts)
     return replace(server, run=name or server.run, blueprint=blueprint)
 
 

@@ -9,7 +9,7 @@ import pytest
 from sottovoce.catalog import CONTEXTS
 from sottovoce.data import Facts
 from sottovoce.plan import ONCE, phases
-from tests.small import drawn, small_plan
+from tests.small import built, small_plan
 
 BLEND = {"method": "blend", "learning_rate": 0.5}
 SHARES = {**BLEND, "context": "shares", "context_share": 0.05, "confusion_share": 0.02}
@@ -58,7 +58,7 @@ def test_a_public_context_leaves_rounds_alone() -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_run_releases_and_pays_for_what_its_phases_say_and_nothing_else(context: str) -> None:
     plan = small_plan(**{**SHARES, "context": context, "context_round": 2, "gradient_records": 40})
-    made = drawn(plan, Facts((1, 28, 28), 10))
+    made = built(plan, Facts((1, 28, 28), 10))
     once = [phase.kind for phase in made.once]
     assert set(made.releases_of(0)) == {"gradient", *once}
     assert made.participant_counts(3) == {"gradient": 3, **dict.fromkeys(once, 1)}
@@ -70,7 +70,7 @@ def test_a_run_releases_and_pays_for_what_its_phases_say_and_nothing_else(contex
 
 
 def test_what_is_paid_by_a_share_costs_that_share() -> None:
-    made = drawn(small_plan(**SHARES, gradient_records=40), Facts((1, 28, 28), 10))
+    made = built(small_plan(**SHARES, gradient_records=40), Facts((1, 28, 28), 10))
     spent = made.budget.mu_squared
     costs = {phase.kind: made.releases_of(0)[phase.kind].mu_squared / spent for phase in made.once}
     assert costs == pytest.approx({"context": 0.05, "confusion": 0.02})

@@ -15,7 +15,7 @@ from sottovoce.plan import Plan
 from sottovoce.run.export import card_file, model_card, write_model, write_models
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
-from tests.small import ILL, drawn
+from tests.small import ILL, built
 
 yaml = pytest.importorskip("yaml")
 
@@ -24,7 +24,7 @@ def model(client: str = "north", **plan: Any) -> bytes:
     chosen = {"preset": "tuned", "model": "linear", "method": "direct", "basis": "unstructured"}
     chosen |= {"coefficients": 0, "gradient_records": 50}
     facts = Description.parse(ILL.replace("[target]", 'unit = "patient"\n[target]', 1)).facts()
-    blueprint = drawn(Plan.load(overrides={**chosen, **plan}), facts)
+    blueprint = built(Plan.load(overrides={**chosen, **plan}), facts)
     zero = torch.zeros(blueprint.coefficients)
     return personal_model(blueprint, zero, run="r1", client=client, epsilon=3.5)
 

@@ -130,18 +130,18 @@ def digests(found: Blueprint) -> dict[str, str]:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """Digests of all blueprints that are drawn, wherever."""
+def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Digests of all blueprints that are built, wherever."""
     seen: list[dict[str, str]] = []
-    real = prepare.draw
+    real = prepare.build
 
-    def draw(*given: Any) -> Blueprint:
+    def build(*given: Any) -> Blueprint:
         found = real(*given)
         seen.append(digests(found))
         return found
 
     for module in (prepare, federation, export):
-        monkeypatch.setattr(module, "draw", draw)
+        monkeypatch.setattr(module, "build", build)
     return seen
 
 
@@ -167,14 +167,14 @@ def ways_in(case: Case, at: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_in_completes_a_plan_alike(name: str, tmp_path: Path, drawn: list[dict[str, str]]) -> None:
+def test_every_way_in_completes_a_plan_alike(name: str, tmp_path: Path, built: list[dict[str, str]]) -> None:
     case = CASES[name](tmp_path)
     found: dict[str, list[dict[str, str]]] = {}
     for way, enter in ways_in(case, tmp_path):
-        drawn.clear()
+        built.clear()
         enter()
         # `compare` prepares the plan itself first, and then its rows.
-        found[way] = drawn[:1] if way == "compare" else [one for one in drawn if one != drawn[0]] or drawn[:1]
+        found[way] = built[:1] if way == "compare" else [one for one in built if one != built[0]] or built[:1]
     assert len(found) >= 5
     [one] = found.pop("prepare")
     assert found == {way: [one] for way in found}
@@ -193,14 +193,16 @@ def test_a_federation_whose_sites_bring_files_completes_the_plan_of_the_folder(t
 
 
 ONLY = {
-    ("plan", "about"): {"src/sottovoce/run/prepare.py"},
+    ("plan", "for_dataset"): {"src/sottovoce/run/prepare.py"},
     ("data", "divide"): {"src/sottovoce/run/prepare.py"},
     ("kept", "described"): {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/audit/leaving.py",  # one record, of a plan that is complete
     },
-    ("prepare", "resolve"): {"src/sottovoce/federation/__init__.py"},
-    ("blueprint", "draw"): {
+    ("prepare", "with_given"): {"src/sottovoce/run/comparison.py"},  # whose rows change that plan
+    ("prepare", "complete"): {"src/sottovoce/cli/federation.py"},  # before sites declare their sizes
+    ("prepare", "resolve"): {"src/sottovoce/federation/__init__.py"},  # when all have
+    ("blueprint", "build"): {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/federation/__init__.py",  # of a plan that all have agreed on
         "src/sottovoce/run/export.py",  # of a finished run
@@ -314,7 +316,7 @@ def test_a_module_from_python_sees_records_as_they_are_unless_features_are_named
 ) -> None:
     plan = Plan.load(overrides={"dataset": "mnist-small", **named})
     assert plan.features != "none"
-    assert prepare.about(plan, None, nn.Linear(1, 1)).features == seen
+    assert prepare.with_given(plan, None, nn.Linear(1, 1)).features == seen
 
 
 def test_auto_counts_words_of_texts(tmp_path: Path) -> None:
@@ -347,8 +349,8 @@ def test_code_that_a_plan_names_describes_records_only_if_somebody_trusts_it() -
     plan = small_plan(**named, records_per_client=30, context_records=10)
     with pytest.raises(SottovoceError, match="is code: if you trust it"):
         prepare.prepare(plan, FEW, cache=False)
-    for vouched in ({"trusted": True}, {"features": HALVES}):
-        made = prepare.prepare(plan, FEW, cache=False, **vouched)  # type: ignore[arg-type]
+    for given in ({"trusted": True}, {"features": HALVES}):
+        made = prepare.prepare(plan, FEW, cache=False, **given)  # type: ignore[arg-type]
         assert made.dataset.facts.shape == (392,)
 
 

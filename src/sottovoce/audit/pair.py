@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint, build
 from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.privacy import call_counts
@@ -117,8 +117,8 @@ def worst_blueprint(blueprint: Blueprint, coordinates: int) -> Blueprint:
         else:
             layer.bias[-1] = CERTAIN
     linear = {"model": "linear", "coefficients": 0, "features": "none", "feature_size": 0, "mirror": False}
-    drawn = draw(blueprint.plan.replace(**linear), facts, nn.Sequential(layer), blueprint.sizes)
-    return replace(drawn, context_sizes=blueprint.context_sizes)
+    built = build(blueprint.plan.replace(**linear), facts, nn.Sequential(layer), blueprint.sizes)
+    return replace(built, context_sizes=blueprint.context_sizes)
 
 
 def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Records]:

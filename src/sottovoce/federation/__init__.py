@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint, build
 from sottovoce.data import Dataset, Facts, division, load
 from sottovoce.data.description import NAME
 from sottovoce.errors import SottovoceError, shown
@@ -218,7 +218,7 @@ class Agreement:
         """Everything that follows from the agreement."""
         if self.open:
             raise AgreementError("the participants have not declared their records yet: wait until all have")
-        return draw(self.plan, self.facts, self.model, self.sizes)
+        return build(self.plan, self.facts, self.model, self.sizes)
 
     def _values(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.plan), **self._facts()}

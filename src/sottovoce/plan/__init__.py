@@ -82,7 +82,7 @@ class Plan(Keys):
         object.__setattr__(self, "_given", dict(given))
         return self
 
-    def about(self, dataset: str, *, clients: bool) -> Plan:
+    def for_dataset(self, dataset: str, *, clients: bool) -> Plan:
         """The plan for records that are called otherwise: what somebody has set, and their own preset.
 
         Nothing stays that a preset chose for another dataset. `clients` says that the records name theirs.

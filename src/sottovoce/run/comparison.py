@@ -37,7 +37,7 @@ from sottovoce.metrics import Curves, Evaluation, mean_known
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import Updates, make_folder
-from sottovoce.run.prepare import Prepared, Shared, about, prepare
+from sottovoce.run.prepare import Prepared, Shared, prepare, with_given
 from sottovoce.run.result import Result, description, protected_unit, site_rows
 from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server
@@ -103,7 +103,7 @@ def compare(
     from Python are given as to `train`.
     """
     own = given(dataset, clients, records)
-    plan = about(plan, own)
+    plan = with_given(plan, own)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     with TemporaryDirectory() as passing:
         return _compare(plan, Path(passing if out is None else out), repeats, own, ready, on_round)

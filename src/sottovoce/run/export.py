@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blueprint import Blueprint, draw, participant_name
+from sottovoce.blueprint import Blueprint, build, participant_name
 from sottovoce.data import NAMES, Facts, client_files, description, split_seeds
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError, nearest
@@ -56,7 +56,7 @@ def open_server(file: GeneratorFile, module: nn.Module | str | None = None) -> S
 
     `module` if it was trained with one of the user's own: from Python, or as 'package.module:function'.
     """
-    blueprint = draw(file.plan, file.facts, module, file.sizes)
+    blueprint = build(file.plan, file.facts, module, file.sizes)
     if file.reference != blueprint.reference_digest:
         raise SottovoceError(
             f"the run was trained with another model than model={file.plan.model} gives: pass its own module"

@@ -1,4 +1,4 @@
-"""How a run is prepared: the one place that completes a plan, describes records, divides them and draws.
+"""How a run is prepared: the one place that completes a plan, describes and divides records, and builds.
 
 A plan leaves open what its records decide: what `features=auto` is, how many clients a folder has, how many
 records each trains on, δ. Every entry point (train, evaluate, compare, plan, federate, sweeps, benches) has
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.blending import clip_bound, recipe
-from sottovoce.blueprint import Blueprint, draw
+from sottovoce.blueprint import Blueprint, build
 from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.features import open_features
@@ -53,7 +53,7 @@ class Prepared(Outline):
 
 
 class Shared:
-    """What several preparations have in common: records are read, described and divided once, and drawn for.
+    """What several preparations have in common: records are read, described and divided once.
 
     They lie on the device of the runs where these keep them there (`resident`).
     """
@@ -63,7 +63,7 @@ class Shared:
         self._loaded: dict[str, Dataset] = {}
         self._described: list[tuple[Dataset, object, Dataset]] = []
         self._divided: list[tuple[Dataset, object, FederatedDataset]] = []
-        self._drawn: dict[object, Blueprint] = {}
+        self._built: dict[object, Blueprint] = {}
 
     def loaded(self, name: str) -> Dataset:
         if name not in self._loaded:
@@ -92,14 +92,14 @@ class Shared:
         self._divided.append((seen, how, found))
         return found
 
-    def drawn(
+    def built(
         self, plan: Plan, facts: Facts, module: nn.Module | str | None, trained: Sequence[int]
     ) -> Blueprint:
         """A blueprint follows from these alone: neighbours have one and the same."""
         how = (plan, facts, id(module) if isinstance(module, nn.Module) else module, tuple(trained))
-        if how not in self._drawn:
-            self._drawn = {how: draw(plan, facts, module, trained)}
-        return self._drawn[how]
+        if how not in self._built:
+            self._built = {how: build(plan, facts, module, trained)}
+        return self._built[how]
 
 
 def prepare(
@@ -117,20 +117,21 @@ def prepare(
 ) -> Prepared:
     """Prepares a run of `plan` on the records that it names, or on `dataset` in their stead.
 
-    `module` (itself, or by name) and `features` (by name) are code that the caller vouches for; with
-    `trusted` so is the code that the plan names. `progress` is called with numbers of records described, done
+    `module` (itself, or by name) and `features` (by name) are code that the caller trusts; with `trusted`
+    so is the code that the plan names. `progress` is called with numbers of records described, done
     and of all. `shared` keeps what the next preparation may need too; `index` says who holds which record
     where that is known.
     """
     shared = shared or Shared()
     records = shared.loaded(plan.dataset) if dataset is None else dataset
-    plan = _settled(about(plan, dataset, module), records)
+    plan = _completed(with_given(plan, dataset, module), records)
     local = plan.features if trusted and features is None else features
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
     federation = shared.divided(seen, plan) if index is None else data.divide(seen, plan, index)
     trained = _trained(federation.participants.sizes)
-    plan, vouched = resolve(plan, trained, seen.facts), plan.model if trusted and module is None else module
-    blueprint = shared.drawn(plan, federation.facts, vouched, trained)
+    code = plan.model if trusted and module is None else module
+    plan = resolve(plan, trained, seen.facts)
+    blueprint = shared.built(plan, federation.facts, code, trained)
     return Prepared(blueprint.to(device), trained, federation, seen)
 
 
@@ -152,13 +153,13 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         data.check_sizes(plan.context_records, size, size if plan.future_clients else None)
         plan, facts = complete(plan, public.facts, features=plan.features)
         trained = _trained([size] * plan.participants)
-        return Outline(draw(resolve(plan, trained, facts), facts, plan.model, trained), trained, None)
+        return Outline(build(resolve(plan, trained, facts), facts, plan.model, trained), trained, None)
     records = data.load(plan.dataset) if dataset is None else dataset
-    plan = _settled(about(plan, dataset), records)
+    plan = _completed(with_given(plan, dataset), records)
     federation = data.divide(records, plan)
     facts = described_facts(records.facts, plan, plan.features)
     trained = _trained(federation.participants.sizes)
-    return Outline(draw(resolve(plan, trained, facts), facts, plan.model, trained), trained, federation)
+    return Outline(build(resolve(plan, trained, facts), facts, plan.model, trained), trained, federation)
 
 
 def complete(plan: Plan, facts: Facts, *, features: str | None = None) -> tuple[Plan, Facts]:
@@ -189,10 +190,10 @@ def resolve(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
     return plan.replace(gradient_records=wanted, context_records=plan.context_records or alike)
 
 
-def about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None = None) -> Plan:
-    """The plan about the caller's own records or module, where one is given."""
+def with_given(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None = None) -> Plan:
+    """The plan for the caller's own records or module, where one is given."""
     if dataset is not None:
-        plan = plan.about(dataset.name, clients=dataset.client is not None)
+        plan = plan.for_dataset(dataset.name, clients=dataset.client is not None)
     if isinstance(module, nn.Module):
         features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
         calibration = plan.calibration if "calibration" in plan.given else 0.0  # its last layer is unknown
@@ -200,7 +201,7 @@ def about(plan: Plan, dataset: Dataset | None, module: nn.Module | str | None = 
     return plan
 
 
-def _settled(plan: Plan, records: Dataset) -> Plan:
+def _completed(plan: Plan, records: Dataset) -> Plan:
     """The plan with its feature map and its numbers of clients: 0 participants are all that records name."""
     plan = _with_task(_with_features(plan, records.facts), records.facts)
     if plan.participants:
