@@ -168,7 +168,7 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path: Path) -> None
     with (
         locked(lock),
         pytest.raises(FileError, match="somebody else"),
-        locked(lock, patience=0.0, busy="somebody else is working"),
+        locked(lock, timeout=0.0, busy="somebody else is working"),
     ):
         raise AssertionError("two hold it")
     program = (
@@ -176,7 +176,7 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path: Path) -> None
         f"with locked(pathlib.Path({str(lock)!r})): os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 9
-    with locked(lock, patience=0.0, busy="still held"):
+    with locked(lock, timeout=0.0, busy="still held"):
         pass
 
 
@@ -185,7 +185,7 @@ def test_who_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> None:
 
     def other() -> None:
         taken.wait(5)
-        with locked(tmp_path / "lock", patience=5.0, busy="never"):
+        with locked(tmp_path / "lock", timeout=5.0, busy="never"):
             order.append("second")
 
     thread = threading.Thread(target=other)
@@ -273,7 +273,7 @@ def test_a_new_database_is_its_owners_from_the_first_moment(tmp_path: Path, no_u
 
 def test_a_database_waits_as_told_in_pages_as_told_and_belongs_to_one_thread(tmp_path: Path) -> None:
     usual = Database(tmp_path / "usual.sqlite", explain)
-    large = Database(tmp_path / "large.sqlite", explain, patience=1.5, page_size=8192, threads=True)
+    large = Database(tmp_path / "large.sqlite", explain, timeout=1.5, page_size=8192, threads=True)
     assert large.query("PRAGMA busy_timeout") == [(1500,)]
     assert large.query("PRAGMA page_size") == [(8192,)]
     with ThreadPoolExecutor(1) as pool:

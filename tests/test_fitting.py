@@ -1,4 +1,4 @@
-"""Fits at home: scikit-learn and closed forms agree with them, and pull draws them where it says."""
+"""Fits at home: as scikit-learn and closed forms have them; a proximal strength keeps them near a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from sottovoce.data import Facts, Records
 from sottovoce.fitting import (
     AS_PUBLISHED,
-    BIAS_PULL,
+    BIAS_STRENGTH,
     Choice,
     LinearFamily,
     ModuleFamily,
@@ -52,29 +52,29 @@ def test_a_fit_alone_is_scikit_learns_logistic_regression(records: int, inputs: 
     # scikit-learn does not draw the intercept at all, so it gets a constant input that is drawn a tenth.
     mine = site(records, inputs, "classes")
     theta = family(mine, "classes").fit(Choice(0.0, 3.0))
-    constant = np.full((records, 1), 1 / math.sqrt(BIAS_PULL))
+    constant = np.full((records, 1), 1 / math.sqrt(BIAS_STRENGTH))
     model = LogisticRegression(C=1 / 3.0, fit_intercept=False, max_iter=5000, tol=1e-10)
     model.fit(np.hstack([mine.x.numpy(), constant]), mine.y.numpy())
     weight = theta[: 3 * inputs].reshape(3, inputs).numpy()
     assert np.abs(weight - model.coef_[:, :-1]).max() < 0.02 * np.abs(model.coef_).max()
     bias = theta[3 * inputs :].numpy()
-    assert np.abs(bias - model.coef_[:, -1] / math.sqrt(BIAS_PULL)).max() < 0.05
+    assert np.abs(bias - model.coef_[:, -1] / math.sqrt(BIAS_STRENGTH)).max() < 0.05
 
 
 def test_a_fit_of_numbers_is_ridge_regression_around_its_center() -> None:
-    mine, share, pull = site(80, 9, "number", 1), 0.6, 4.0
+    mine, share, strength = site(80, 9, "number", 1), 0.6, 4.0
     published = torch.linspace(-0.1, 0.1, 9)[None]
-    theta = family(mine, "number", 1, published).fit(Choice(share, pull)).double()
+    theta = family(mine, "number", 1, published).fit(Choice(share, strength)).double()
     inputs = torch.cat([mine.x, torch.ones(80, 1)], dim=1).double()
     center = torch.cat([share * published[0], torch.zeros(1)]).double()
-    drawn = pull * torch.diag(torch.tensor([*[1.0] * 9, BIAS_PULL], dtype=torch.float64))
+    drawn = strength * torch.diag(torch.tensor([*[1.0] * 9, BIAS_STRENGTH], dtype=torch.float64))
     exact = center + torch.linalg.solve(
         inputs.T @ inputs + drawn, inputs.T @ (mine.y.double() - inputs @ center)
     )
     assert float((theta - exact).norm()) < 1e-2 * float(exact.norm())
 
 
-def test_much_pull_gives_the_share_of_the_published_model_and_an_infinite_one_itself() -> None:
+def test_a_great_strength_gives_the_share_of_the_published_model_and_an_infinite_one_itself() -> None:
     mine = site(60, 5, "classes")
     published = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
     fits = family(mine, "classes", published=published)
@@ -135,8 +135,8 @@ def test_any_module_is_fitted_from_the_published_model_or_alone_from_its_beginni
     assert torch.equal(fits.fit(AS_PUBLISHED), fresh)
 
 
-def test_a_path_ends_only_when_every_center_has_had_its_best_pull() -> None:
-    """A published model that is exact is best at much pull; a site alone needs little."""
+def test_a_path_ends_only_when_every_center_has_had_its_best_strength() -> None:
+    """A published model that is exact is best at great strength; a site alone needs little."""
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(400, 6, generator=generator)
     weight = 3 * torch.randn(3, 6, generator=generator)

@@ -48,7 +48,7 @@ def test_means_are_those_of_all_rounds_though_a_parameter_that_stays_is_not_look
             for name, values in history.items():
                 values.append(module[name].detach().clone() if name in module else torch.zeros(4))
     assert descent.rounds["seldom"] == 17 - first  # not since it moved last
-    for name, mean in descent.settle().items():
+    for name, mean in descent.final_means().items():
         assert torch.allclose(mean, torch.stack(history[name]).mean(dim=0), atol=1e-6)
 
 

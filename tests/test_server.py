@@ -81,7 +81,7 @@ def test_confusions_are_received_once_and_made_with_the_last_shared_model() -> N
     assert model.equal(made.shared_coefficients())
     made.receive("confusion", 1, np.eye(10).ravel() / 10)
     assert made.has(confusions)
-    assert made.confused
+    assert made.has_confusion
 
 
 def test_a_step_on_shared_coefficients_is_plain_descent_on_the_mean_release() -> None:

@@ -83,7 +83,7 @@ def _limit(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 5))
 
 
-def _patience(seconds: float) -> float:
+def _timeout(seconds: float) -> float:
     """For how long somebody may sleep in all who may use so many seconds of a processor."""
     return 60.0 + 5 * seconds
 
@@ -94,13 +94,13 @@ class Watch:
     Who waits for a processor on a busy machine does not count as waiting.
     """
 
-    def __init__(self, process: int, patience: float) -> None:
-        self._process, self._patience = process, patience
+    def __init__(self, process: int, timeout: float) -> None:
+        self._process, self._timeout = process, timeout
         self._ticks, self._looked = -1, time.monotonic()
         self._still, self._waited = 0.0, 0.0
 
     def idle(self) -> bool:
-        """Whether nobody ran, or was about to, for `IDLE` seconds on end, or for `patience` in all."""
+        """Whether nobody ran, or was about to, for `IDLE` seconds on end, or for `timeout` in all."""
         passed = time.monotonic() - self._looked
         if passed >= 1.0:
             self._looked, passed = self._looked + passed, min(passed, 2.0)  # who watches may be stopped too
@@ -108,7 +108,7 @@ class Watch:
             self._waited += 0.0 if running else passed
             self._still = 0.0 if running or ticks != self._ticks else self._still + passed
             self._ticks = ticks
-        return self._still > IDLE or self._waited > self._patience
+        return self._still > IDLE or self._waited > self._timeout
 
     def _state(self) -> tuple[bool, int]:
         """Whether a thread runs, is stopped, or waits for processor or disk; and the time of all so far."""
@@ -180,7 +180,7 @@ class Warm:
                 os._exit(0)
             except BaseException:
                 os._exit(1)
-        watch = Watch(child, _patience(seconds))
+        watch = Watch(child, _timeout(seconds))
         while not (ended := os.waitpid(child, os.WNOHANG))[0] and not watch.idle():
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # with whatever it has started
@@ -381,7 +381,7 @@ class Bench:
     def _afresh(self, names: list[str], seconds: float) -> int:
         process = PROCESSES.Process(target=_afresh, args=(self.folder, names, 10.0 + seconds))
         process.start()
-        watch = Watch(process.pid or 0, _patience(seconds))
+        watch = Watch(process.pid or 0, _timeout(seconds))
         while process.is_alive() and not watch.idle():
             process.join(0.1)
         with contextlib.suppress(ProcessLookupError, PermissionError):

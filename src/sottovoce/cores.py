@@ -105,14 +105,14 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def _pool(cores: int, process: int) -> ThreadPoolExecutor:
     """Threads with a core each; those of a parent process do not live on in a forked one."""
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(cores, _NAME, initializer=_settle)
+    pool = ThreadPoolExecutor(cores, _NAME, initializer=_use_one_core)
     all_started = threading.Barrier(cores)
     list(pool.map(lambda _: all_started.wait(), range(cores)))
     torch.set_num_threads(threads)  # each of them has changed it for threads to come as well
     return pool
 
 
-def _settle() -> None:
+def _use_one_core() -> None:
     torch.set_num_threads(1)
     _here.cores = 1
 

@@ -91,14 +91,14 @@ def kept_secret(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_by
 
 
 @contextmanager
-def locked(path: Path, *, patience: float | None = None, busy: str = "") -> Iterator[None]:
+def locked(path: Path, *, timeout: float | None = None, busy: str = "") -> Iterator[None]:
     """Holds the lock of a file, created for it and never changed; it ends with the process.
 
-    Waits for as long as it takes, or for `patience` seconds and then fails with the message `busy`.
+    Waits for as long as it takes, or for `timeout` seconds and then fails with the message `busy`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
@@ -123,17 +123,17 @@ class Database:
         path: Path,
         explain: Callable[[Path, Exception], SottovoceError],
         *,
-        patience: float = 60.0,
+        timeout: float = 60.0,
         page_size: int = 4096,
         threads: bool = False,
     ) -> None:
         self.path = path
         self._explain = explain
-        self._patience = patience
+        self._timeout = timeout
         with self.explained():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
-                path, timeout=patience, isolation_level=None, check_same_thread=not threads
+                path, timeout=timeout, isolation_level=None, check_same_thread=not threads
             )
             self._connection.execute(f"PRAGMA page_size = {page_size}")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -179,7 +179,7 @@ class Database:
         try:
             [(busy, _, _)] = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
-            self.query(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
+            self.query(f"PRAGMA busy_timeout = {int(1000 * self._timeout)}")
         return not busy
 
     def restrict(self) -> None:

@@ -1,9 +1,9 @@
 """Finishing at home: a site fits the published model to its own records, without noise, and keeps the result.
 
 The published model is made of releases alone; what is fitted here is made of records and never leaves: a
-*home* model. It is chosen by cross-validated loss among fits that are drawn towards a share τ of the
-published model by a pull λ (`fitting`). τ = 0 is the site alone, λ = ∞ the published model as it is, so one
-grid holds both; what joining is worth to this site is the best of all against the best alone.
+*home* model. It is chosen by cross-validated loss among fits near a share τ of the published model, by a
+proximal strength λ (`fitting`). τ = 0 is the site alone, λ = ∞ the published model as it is, so one grid
+holds both; what joining is worth to this site is the best of all against the best alone.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ def home_file(published: Path) -> Path:
 
 
 def _chosen(choice: Choice) -> dict[str, float | None]:
-    """A choice as JSON has it: no pull where nothing was fitted."""
-    return {"share": choice.share, "pull": None if math.isinf(choice.pull) else choice.pull}
+    """A choice as JSON has it: no strength (`pull`) where nothing was fitted."""
+    return {"share": choice.share, "pull": None if math.isinf(choice.strength) else choice.strength}
 
 
 def divided(records: Records, division: int | None) -> tuple[Records, Records]:

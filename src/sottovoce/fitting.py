@@ -4,7 +4,7 @@ A fit minimizes, over the parameters θ of a model,
 
     Σ_i w_i loss(θ; record i) + λ/(2m) · ‖θ − τ θ₀‖²        (the last bias is hardly drawn: 0.01 λ)
 
-for many (τ, folds) at once and a path of λ, from much pull to little. A linear model is fitted in the space
+for many (τ, folds) at once and a path of λ, from strong to weak. A linear model is fitted in the space
 that its inputs span, where the center τ θ₀ only shifts the outputs and every problem is small; any other
 module is fitted as it is. What comes out is made of records and is private to their owner.
 """
@@ -24,7 +24,7 @@ from sottovoce.data import Records
 from sottovoce.models import logits, places
 from sottovoce.tasks import Losses, Task
 
-BIAS_PULL = 0.01
+BIAS_STRENGTH = 0.01
 """How far the last bias is drawn, against all other parameters: shares of classes are a site's own."""
 ITERATIONS = 100
 ROUGH, FINE = 1e-2, 1e-3
@@ -34,10 +34,11 @@ MEMORY = 8
 
 
 class Choice(NamedTuple):
-    """A fit among those that are tried: drawn towards `share` (τ) of the published model by `pull` (λ)."""
+    """A fit among those that are tried: a proximal term of `strength` λ holds it near `share` τ of the
+    published model."""
 
     share: float
-    pull: float
+    strength: float
     """∞: nothing is fitted."""
 
 
@@ -84,12 +85,12 @@ def fit_linear(
     offsets: Tensor,
     y: Tensor,
     weights: Tensor,
-    pulls: Sequence[float],
+    strengths: Sequence[float],
     losses: Losses,
     curvature: float,
     tolerance: float,
 ) -> Iterator[Tensor]:
-    """Coefficients (problems, r + 1, outputs) at each pull λ/m, by decreasing pull as given.
+    """Coefficients (problems, r + 1, outputs) at each strength λ/m, decreasing as given.
 
     `offsets` (problems, m, outputs) are the outputs of each problem's center, `weights` (problems, m) what
     each record counts there (0: it is left out). `curvature` is the second derivative of a loss in an output,
@@ -98,20 +99,20 @@ def fit_linear(
     z = spanned.coordinates
     problems, _, outputs = offsets.shape
     penalty = z.new_ones(z.shape[1])
-    penalty[-1] = BIAS_PULL
+    penalty[-1] = BIAS_STRENGTH
     d = z.new_zeros(problems, z.shape[1], outputs)
-    for pull in pulls:
-        scale = 1.0 / (curvature * spanned.squares + pull * penalty)
+    for strength in strengths:
+        scale = 1.0 / (curvature * spanned.squares + strength * penalty)
 
-        def value_and_gradient(at: Tensor, pull: float = pull) -> tuple[Tensor, Tensor]:
+        def value_and_gradient(at: Tensor, strength: float = strength) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 out = (offsets + z @ at).requires_grad_()
                 each = losses(out.flatten(0, 1), y.repeat(problems, *(1,) * (y.dim() - 1)))
                 value = (each.reshape(problems, -1) * weights).sum(dim=1)
                 (slope,) = torch.autograd.grad(value.sum(), out)
             drawn = penalty[:, None] * at
-            total = value.detach() + 0.5 * pull * (drawn * at).sum(dim=(1, 2))
-            return total, z.T @ slope + pull * drawn
+            total = value.detach() + 0.5 * strength * (drawn * at).sum(dim=(1, 2))
+            return total, z.T @ slope + strength * drawn
 
         d = _lbfgs(value_and_gradient, d, scale[:, None], tolerance)
         yield d
@@ -206,10 +207,10 @@ class Family(ABC):
 
 
 class LinearFamily(Family):
-    """Fits of one linear layer: every share of the published model and a whole path of pulls together."""
+    """Fits of one linear layer: every share of the published model and a whole path of strengths together."""
 
     SHARES = (0.0, 0.3, 0.6, 1.0)
-    PULLS = tuple(3.0**e for e in range(5, -7, -1))
+    STRENGTHS = tuple(3.0**e for e in range(5, -7, -1))
     LEAST = 5.0
     """λ m is at least so much: a handful of records can always be told apart, and then fits run away."""
     CURVATURE = 0.25
@@ -229,28 +230,28 @@ class LinearFamily(Family):
         offsets = self._centers(self.SHARES).repeat_interleave(count, dim=0)
         mine = torch.arange(len(folds))
         found: dict[Choice, Tensor] = {AS_PUBLISHED: self._centers((1.0,))[0]}
-        pulls = [pull for pull in self.PULLS if pull * len(folds) >= self.LEAST]
+        strengths = [strength for strength in self.STRENGTHS if strength * len(folds) >= self.LEAST]
         best, since = [math.inf] * len(self.SHARES), [0] * len(self.SHARES)
-        for done, (pull, fitted) in enumerate(
-            zip(pulls, self._path(offsets, weights, pulls, ROUGH), strict=True), start=1
+        for done, (strength, fitted) in enumerate(
+            zip(strengths, self._path(offsets, weights, strengths, ROUGH), strict=True), start=1
         ):
             outputs = (offsets + self._spanned.coordinates @ fitted).reshape(-1, count, *offsets.shape[1:])
             for place, (share, each) in enumerate(zip(self.SHARES, outputs, strict=True)):
-                found[Choice(share, pull)] = each[folds, mine]
+                found[Choice(share, strength)] = each[folds, mine]
                 loss = float(self._task.losses(each[folds, mine], self._records.y).mean())
                 since[place] = 0 if loss < best[place] else since[place] + 1
                 best[place] = min(best[place], loss)
-            progress(done / len(pulls))
-            if min(since) == 2:  # less pull only fits more noise, from every center
+            progress(done / len(strengths))
+            if min(since) == 2:  # less strength only fits more noise, from every center
                 break
         return found
 
     def fit(self, choice: Choice) -> Tensor:
-        if math.isinf(choice.pull):
+        if math.isinf(choice.strength):
             return choice.share * self._published
         m = len(self._records)
         offsets, weights = self._centers((choice.share,)), self._records.x.new_full((1, m), 1.0 / m)
-        path = [*[pull for pull in self.PULLS if pull > choice.pull][-1:], choice.pull]
+        path = [*[one for one in self.STRENGTHS if one > choice.strength][-1:], choice.strength]
         *_, fitted = self._path(offsets, weights, path, FINE)
         weight, bias = self._spanned.layer(fitted[0])
         return choice.share * self._published + torch.cat([weight.flatten(), bias])
@@ -261,9 +262,9 @@ class LinearFamily(Family):
         return torch.stack([share * published for share in shares])
 
     def _path(
-        self, offsets: Tensor, weights: Tensor, pulls: Sequence[float], tolerance: float
+        self, offsets: Tensor, weights: Tensor, strengths: Sequence[float], tolerance: float
     ) -> Iterator[Tensor]:
-        per_record = [pull / len(self._records) for pull in pulls]
+        per_record = [strength / len(self._records) for strength in strengths]
         curvature = 1.0 if self._task.name == "number" else self.CURVATURE
         losses, y = self._task.losses, self._records.y
         return fit_linear(self._spanned, offsets, y, weights, per_record, losses, curvature, tolerance)
@@ -276,7 +277,7 @@ class ModuleFamily(Family):
     from the module's own beginning, and is drawn back to where it starts.
     """
 
-    PULLS = (10.0, 1.0, 0.1)
+    STRENGTHS = (10.0, 1.0, 0.1)
     SPELLS, SPELL = 8, 15
     """How often a fit is looked at, and the steps in between."""
 
@@ -294,7 +295,7 @@ class ModuleFamily(Family):
 
     def out_of_fold(self, folds: Tensor, progress: Callable[[float], None]) -> dict[Choice, Tensor]:
         count, done = int(folds.max()) + 1, 0
-        choices = [Choice(share, pull) for share in (0.0, 1.0) for pull in self.PULLS]
+        choices = [Choice(share, strength) for share in (0.0, 1.0) for strength in self.STRENGTHS]
         published = self.outputs(self._published, self._records.x)
         found = {AS_PUBLISHED: published, **{choice: torch.empty_like(published) for choice in choices}}
         for choice in choices:
@@ -308,7 +309,7 @@ class ModuleFamily(Family):
         return found
 
     def fit(self, choice: Choice) -> Tensor:
-        if math.isinf(choice.pull):
+        if math.isinf(choice.strength):
             return self._published
         spells = sorted(self._spells[choice])[len(self._spells[choice]) // 2]
         return self._fitted(choice, self._records, None, spells)[0]
@@ -321,14 +322,14 @@ class ModuleFamily(Family):
         drawn = center.new_ones(len(center))
         last = list(places(self._module).items())[-1]
         if last[0].endswith("bias"):
-            drawn[last[1].span] = BIAS_PULL
+            drawn[last[1].span] = BIAS_STRENGTH
         theta = center.clone().requires_grad_()
         optimizer = torch.optim.LBFGS([theta], max_iter=self.SPELL, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimizer.zero_grad()
             loss = self._task.losses(logits(self._module, theta, records.x), records.y).mean()
-            loss = loss + choice.pull / (2 * len(records)) * (drawn * (theta - center).square()).sum()
+            loss = loss + choice.strength / (2 * len(records)) * (drawn * (theta - center).square()).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 

@@ -62,7 +62,7 @@ class Helper(Database):
     ) -> Iterator[Helper]:
         """The helper whose store is at `path`, one process at a time; made where there is none."""
         busy = f"another process has {path} open: end it first"
-        with locked(Memory(path).lock, patience=0, busy=busy):
+        with locked(Memory(path).lock, timeout=0, busy=busy):
             helper = cls(path, terms, exchange, signing)
             try:
                 helper._start()

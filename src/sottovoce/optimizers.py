@@ -55,8 +55,8 @@ class Optimizer(ABC):
         """v, along which a parameter moves by −η v, from its name and its gradient of this round."""
 
     @torch.no_grad()
-    def settle(self) -> dict[str, Tensor]:
-        """The means of all parameters over all rounds that count."""
+    def final_means(self) -> dict[str, Tensor]:
+        """Returns the means of all parameters over all rounds that count."""
         for name, parameter in self._module.named_parameters():
             self._catch_up(name, parameter)
         return self.means

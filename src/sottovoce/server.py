@@ -97,7 +97,7 @@ class Server:
     def has(self, phase: Phase) -> bool:
         """Returns whether the releases of a phase of participants were all received, or are over."""
         if phase.kind == "confusion":
-            return self.confused
+            return self.has_confusion
         if phase.kind == "calibration":
             return bool(self._calibrated.any())
         return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
@@ -190,8 +190,8 @@ class Server:
         self._confused[participant] = True
 
     @property
-    def confused(self) -> bool:
-        """Whether any confusion was received."""
+    def has_confusion(self) -> bool:
+        """Returns whether any confusion matrix has been received."""
         return bool(self._confused.any())
 
     # Calibration
@@ -266,7 +266,7 @@ class Server:
 
     def _label_shift(self) -> LabelShift | None:
         """How class shares differ among participants, and how the shared model confuses classes."""
-        if not self.confused:
+        if not self.has_confusion:
             return None
         blueprint = self.blueprint
         sigmas = [blueprint.releases_of(i)["confusion"].sigma for i in range(blueprint.plan.participants)]
@@ -367,7 +367,7 @@ class Server:
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so."""
         if self.blueprint.plan.averaging > 0 and not self._finished:
-            self.generator.load_state_dict(self._descent.settle(), strict=False)
+            self.generator.load_state_dict(self._descent.final_means(), strict=False)
         self._finished = True
 
     # State

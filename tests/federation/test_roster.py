@@ -76,7 +76,7 @@ class Enrolling:
     def __init__(self, folder: Path, **changes: object) -> None:
         agreement = agree(federated_plan(seeded=False))
         self.agreement = replace(agreement, plan=agreement.plan.replace(**changes))
-        self.store = Store.open(folder / "server.sqlite", self.agreement, patience=0.0)
+        self.store = Store.open(folder / "server.sqlite", self.agreement, timeout=0.0)
         self.roster = Roster(self.agreement, self.store)
         self.private = [new_key() for _ in range(4)]
 

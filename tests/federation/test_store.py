@@ -30,7 +30,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
 def test_two_servers_never_work_on_one_store(tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(FileError, match="another server"):
-        Store.open(tmp_path / "server.sqlite", world.agreement, patience=0.0)
+        Store.open(tmp_path / "server.sqlite", world.agreement, timeout=0.0)
 
 
 def test_a_message_is_stored_once_and_dropped_when_its_round_is_applied(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_what_is_interrupted_in_a_batch_is_not_in_the_file(tmp_path: Path) -> No
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
+    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), timeout=0.0)
 
 
 def reopened(store: Store, tmp_path: Path) -> Store:
     """What a server finds that was killed now: closing would end an open transaction."""
     store.close()
-    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
+    return Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), timeout=0.0)
 
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
@@ -144,8 +144,8 @@ def test_commits_reach_the_disk_and_dropped_bytes_are_overwritten(store: Store) 
     assert store.query("PRAGMA synchronous") == [(2,)]  # FULL
     assert store.query("PRAGMA secure_delete") == [(1,)]
     assert store.query("PRAGMA journal_mode") == [("wal",)]
-    [(patience,)] = store.query("PRAGMA busy_timeout")
-    assert patience >= 30_000
+    [(timeout,)] = store.query("PRAGMA busy_timeout")
+    assert timeout >= 30_000
 
 
 def test_received_and_asked_are_remembered_for_ever(store: Store, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_a_reader_delays_the_cutting_of_the_log_and_is_named(
     store.apply(STATE, None)
     assert (tmp_path / "server.sqlite-wal").stat().st_size == 0
     assert caplog.text == ""
-    [(patience,)] = store.query("PRAGMA busy_timeout")
-    assert patience >= 30_000
+    [(timeout,)] = store.query("PRAGMA busy_timeout")
+    assert timeout >= 30_000
 
 
 def test_a_state_keeps_names_types_shapes_and_bits(store: Store, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_store_that_is_closed_is_free_for_another_server(store: Store, tmp_pat
     store.close()
     with pytest.raises(Exception, match="closed"):
         store.query("SELECT 1")
-    Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0).close()
+    Store.open(tmp_path / "server.sqlite", agree(federated_plan(seeded=False)), timeout=0.0).close()
 
 
 def test_who_has_its_model_is_remembered(store: Store, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_store_makes_its_folder_for_its_owner_and_cuts_a_killed_servers_log(
     forgotten: list[Store] = []
     monkeypatch.setattr(Store, "_forget", lambda made: forgotten.append(made))
     folder = tmp_path / "new"
-    made = Store.open(folder / "server.sqlite", agree(federated_plan(seeded=False)), patience=0.0)
+    made = Store.open(folder / "server.sqlite", agree(federated_plan(seeded=False)), timeout=0.0)
     assert forgotten == [made]
     assert folder.stat().st_mode & 0o777 == 0o700
     made.close()
@@ -295,8 +295,8 @@ def test_a_server_killed_while_it_makes_its_store_starts_anew(
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "new_key", killed)
         with pytest.raises(KeyboardInterrupt):
-            Store.open(path, agreement, patience=0.0)
-    made = Store.open(path, agreement, patience=0.0)
+            Store.open(path, agreement, timeout=0.0)
+    made = Store.open(path, agreement, timeout=0.0)
     assert len(made.key) == 32
 
 
@@ -306,7 +306,7 @@ def test_a_store_of_another_agreement_is_refused_and_names_the_difference(
     store.close()
     other = agree(federated_plan(seeded=False, clip=0.5))
     with pytest.raises(StoreError, match=r"another agreement \(clip is 0\.5 here and 1\.0 there\)"):
-        Store.open(tmp_path / "server.sqlite", other, patience=0.0)
+        Store.open(tmp_path / "server.sqlite", other, timeout=0.0)
     reopened(store, tmp_path)
 
 

@@ -66,7 +66,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        self.store = Store.open(self.folder / "server.sqlite", self.agreement, patience=0.0)
+        self.store = Store.open(self.folder / "server.sqlite", self.agreement, timeout=0.0)
         self.coordinator = Coordinator(self.agreement, self.store, self._options)
 
     def kill(self) -> None:

@@ -121,7 +121,7 @@ def federation(folder: Path, state: Path) -> None:
     if parties is not None:
         names = [name for name, _ in parties.helpers]
         helpers = [HelperNode(state / name, agreed, SiteKey.read(state / f"{name}.key")) for name in names]
-    coordinator = Coordinator(agreed, Store.open(state / "server.sqlite", agreed, patience=0.0))
+    coordinator = Coordinator(agreed, Store.open(state / "server.sqlite", agreed, timeout=0.0))
     nodes = [
         Node(state / path.stem, path, agreed, wish=i, terms=terms, key=keys[i])
         for i, path in enumerate(files)

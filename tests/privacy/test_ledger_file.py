@@ -181,12 +181,12 @@ def test_it_waits_less_for_who_only_reads_than_for_who_writes(
         return honest(file, statement, *values)
 
     with closing(LedgerFile.open(path, None)) as file:
-        [(patience,)] = file.query("PRAGMA busy_timeout")
+        [(timeout,)] = file.query("PRAGMA busy_timeout")
         monkeypatch.setattr(LedgerFile, "query", query)
-        file.settle()
+        file.checkpoint()
     short, checkpoint, long = said[:3]
-    assert 0 < int(short.removeprefix("PRAGMA busy_timeout = ")) < patience
-    assert long == f"PRAGMA busy_timeout = {patience}"
+    assert 0 < int(short.removeprefix("PRAGMA busy_timeout = ")) < timeout
+    assert long == f"PRAGMA busy_timeout = {timeout}"
     assert checkpoint == "PRAGMA wal_checkpoint(TRUNCATE)"
 
 

@@ -400,7 +400,7 @@ def test_a_lock_is_locked_for_other_processes(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     attempt = (
         "from sottovoce.files import locked\nfrom pathlib import Path\n"
-        f"with locked(Path({str(lock)!r}), patience=0.0, busy='taken'): pass"
+        f"with locked(Path({str(lock)!r}), timeout=0.0, busy='taken'): pass"
     )
     with locked(lock):
         refused = subprocess.run([sys.executable, "-c", attempt], capture_output=True, text=True)

@@ -5,7 +5,7 @@ normalizes only the ones asked for. The normalization constants are public value
 nothing here computes a statistic of the records, because that would be an uncharged release.
 
 `Facts` say what a record is, and are agreed on before anybody looks at one. They travel through datasets,
-agreements, specifications and model files in this one carrier.
+agreements, specifications and model files in this one object.
 """
 
 from __future__ import annotations

@@ -152,14 +152,14 @@ class Store(Database):
     """The server's private key."""
 
     @classmethod
-    def open(cls, path: str | Path, agreement: Agreement, *, patience: float = 30.0) -> Store:
-        """Opens the store of this agreement, or creates it; waits `patience` seconds for another server."""
+    def open(cls, path: str | Path, agreement: Agreement, *, timeout: float = 30.0) -> Store:
+        """Opens the store of this agreement, or creates it; waits `timeout` seconds for another server."""
         file = Path(path)
         private_folder(file.parent)
         with ExitStack() as lock:
             # Two servers would answer one client differently.
             busy = f"another server is working with {file}: stop it first"
-            lock.enter_context(locked(file.with_name(file.name + ".lock"), patience=patience, busy=busy))
+            lock.enter_context(locked(file.with_name(file.name + ".lock"), timeout=timeout, busy=busy))
             return cls(file, agreement, lock.pop_all())
 
     def close(self) -> None:

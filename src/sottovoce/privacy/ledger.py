@@ -297,7 +297,7 @@ class Ledger:
                 " (SELECT run = ? AND round < ? FROM release WHERE release.id = message.release)",
                 *(run, int(before_round)),
             )
-        self._file.settle()
+        self._file.checkpoint()
 
     def spent(self, client: Client) -> float:
         """Σ (Δ/σ)² over all releases of the client, in all runs of this ledger, for readers of models.

@@ -24,7 +24,7 @@ log = logging.getLogger("sottovoce.privacy")
 
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 4
-_PATIENCE_SECONDS = 60.0  # how long to wait for another process that writes
+_TIMEOUT_SECONDS = 60.0  # how long to wait for another process that writes
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SINCE_2 = (
@@ -152,7 +152,7 @@ class LedgerFile(Database):
             raise _explain(path, error) from error
         if not whole:
             raise LedgerError(f"{path} is not a whole ledger: {_ANOTHER}")  # SQLite would read zeros
-        file = cls(path, _explain, patience=_PATIENCE_SECONDS)
+        file = cls(path, _explain, timeout=_TIMEOUT_SECONDS)
         try:
             file._inspect(scope)
             file._update(scope, name)
@@ -162,7 +162,7 @@ class LedgerFile(Database):
             raise
         return file
 
-    def settle(self) -> None:
+    def checkpoint(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
         if not self.emptied_log():
             log.warning(

@@ -43,7 +43,7 @@ def templates() -> Environment:
 
 
 def page(template: str | Template, *, live: bool = False, **values: object) -> str:
-    """A complete HTML document by a template; a `live` one hears events of the server it came from."""
+    """A complete HTML document by a template; a `live` one receives events from its server."""
     from markupsafe import Markup
 
     script = _text("page.js") + (_text("live.js") if live else "")

@@ -100,7 +100,7 @@ class RunDirectory:
         """Keeps other processes from training here."""
         busy = f"another process is training in {self.path}: wait until it has ended"
         # Whoever only asks whether it is held (`status`) has it for a moment.
-        return locked(self.lock_file, patience=1.0, busy=busy)
+        return locked(self.lock_file, timeout=1.0, busy=busy)
 
     def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
         """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""

@@ -1,6 +1,6 @@
 """A live page for a run, a federation or a client of one, on loopback: its events, health, and metrics.
 
-The page is one document without outside resources. Its script hears server-sent events, each with the parts
+The page is one document without outside resources. Its script gets server-sent events, each with the parts
 that have changed, and puts them in their place; a chart that has not changed is left alone. Requests under
 another name than this machine's are refused, so that no page of the web can ask. From elsewhere it is seen
 through the nginx that we ship (`deploy/nginx.conf`), which asks under a name of its own: then the page wants

@@ -63,12 +63,12 @@ def supernode(
     ]
 
 
-def check_port(port: int, patience: float = 5.0) -> None:
+def check_port(port: int, timeout: float = 5.0) -> None:
     """Refuses a port that is taken: a SuperNode would end with it again and again.
 
     One that was just ended may hold it for a moment.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
             socket.create_server(("127.0.0.1", port)).close()

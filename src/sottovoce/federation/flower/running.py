@@ -56,7 +56,7 @@ def run_app(
             "server keeps it"
         ) from None
     busy = f"another 'sottovoce federate' works on {directory}: stop it first"
-    with locked((directory / SUPERVISOR).with_suffix(".lock"), patience=1.0, busy=busy):
+    with locked((directory / SUPERVISOR).with_suffix(".lock"), timeout=1.0, busy=busy):
         return Supervisor(str(app), superlink, directory, give_up, say).run()
 
 
