@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from sottovoce.report.chart import Axis, Chart, Format, linear
@@ -74,16 +73,11 @@ def _geometry(entries: Sequence[Indexed]) -> list[Chart]:
     found = [bars("Geometry controls", note, rows, tones, x=linear([0.0, 100.0]), show=_percent)]
     noisy = [e for e in entries if e["noise"] and e["label"] != "Direct" and len(set(_effective(e))) > 1]
     lines = [
-        Series(
-            e["label"],
-            tone,
-            [1, *range(GAIN_EVERY, GAIN_EVERY * len(_effective(e)), GAIN_EVERY)],
-            _effective(e),
-        )
+        Series(e["label"], tone, [(GAIN_EVERY * i or 1, gain) for i, gain in enumerate(_effective(e))])
         for e, tone in zip(noisy, _TONES, strict=False)
     ]
     if lines:
-        scale = linear(chain.from_iterable(line.y for line in lines), zero=True)
+        scale = linear((y for line in lines for _, y in line.points), zero=True)
         note = "How far a step moves the coefficients along the releases, with noise, mean over seeds."
         found.append(trend("Effective gain", note, lines, x_name="round", y=scale, show=number))
     return found
@@ -136,7 +130,7 @@ def _drawn(
     title: str, note: str, columns: list[float], lines: list[Series], across: str, show: Any = _percent
 ) -> Chart:
     """Lines over the columns of the table, which are spread logarithmically."""
-    values = [value for line in lines for value in line.y]
+    values = [y for line in lines for _, y in line.points]
     bounds = (0.0, 100.0 if show is _percent else float("inf"))
     y = linear(values, bounds=bounds, zero=True) if values else None
     x = Axis(columns[0], columns[-1], tuple(columns), log=True)

@@ -168,7 +168,7 @@ def labels_figure(figures: Sequence[Figures]) -> str:
             line_of(row, tone, [(n, one["accuracy"][row]) for n, one in found.items()])
             for row, tone in tones.items()
         ]
-        y = linear([value for line in lines for value in line.y])
+        y = linear([value for line in lines for _, value in line.points])
         x = logarithmic([float(n) for n in found])
         charts.append(trend(setting, "", lines, x_name="labels", x=x, y=y, show="{:g} %".format))
     note = "Accuracy of future clients on CIFAR-10, mean of five seeds"

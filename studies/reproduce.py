@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.display import DEVICE, JSON, VALUES, as_json, err, out
+from sottovoce.cli.display import as_json, err, out
+from sottovoce.cli.options import DEVICE, JSON, VALUES
 from sottovoce.errors import SottovoceError
 from studies.cells import (
     EXPERIMENTS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from sottovoce import catalog
 from sottovoce.data import Facts
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.metrics import NoMeasures, check_own, own_metrics
+from sottovoce.metrics import check_own, own_metrics
 from sottovoce.report.table import label, measure
 from sottovoce.tasks import open_task
 from tests.data.hospitals import folder
@@ -84,12 +83,6 @@ def test_a_metric_is_told_as_its_entry_says() -> None:
     assert measure("exact_match", 75.0).endswith("%")
     assert measure("log_loss", 0.5) == "0.5"
     assert label("of_a_later_version") == "of a later version"
-
-
-def test_without_torchmetrics_a_metric_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
-    with pytest.raises(NoMeasures, match="pip install torchmetrics"):
-        open_task(Facts((1,), 2)).metrics(torch.zeros(3, 2), torch.zeros(3).long())
 
 
 def test_metrics_of_ones_own_get_what_scikit_learns_get(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ THROUGH = {
     "studies/test_reproduction.py": "figures",
     "plan/test_plan.py": "keys rules",
     "test_modelfile.py": "personal",
-    "cli/test_application.py": "datasets display",
+    "cli/test_application.py": "datasets display options",
     "cli/test_compare.py": "rehearsals",
     "cli/test_ledger.py": "keeping",
     "cli/test_runs.py": "outcome",

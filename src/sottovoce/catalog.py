@@ -278,7 +278,7 @@ METRICS = {
         "balanced accuracy", _ours(classes="mean_recall", labels="mean_of_both_rates"), percent=True
     ),
     "exact_match": Metric("exact match", _ours(labels="exact_match"), percent=True),
-    "auroc": Metric("AUROC", _ours(classes="class_areas", labels="label_areas")),
+    "auroc": Metric("AUROC", _ours(classes="areas", labels="areas")),
     "log_loss": Metric("log loss", _ours(classes="mean_loss", labels="mean_loss")),
     "calibration_error": Metric(
         "calibration error", _ours(classes="class_calibration", labels="label_calibration")

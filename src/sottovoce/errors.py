@@ -27,12 +27,12 @@ class SottovoceError(Exception):
         self.options = options
 
 
-def extra(module: str, needs: str, name: str, instead: str = "") -> Any:
+def extra(module: str, needs: str, name: str, instead: str = "", *options: str) -> Any:
     """A module of a package that the extra `name` brings, or a line that says what needs it."""
     try:
         return import_module(module)
     except ImportError:
-        raise SottovoceError(f"{needs}: pip install 'sottovoce[{name}]'{instead}") from None
+        raise SottovoceError(f"{needs}: pip install 'sottovoce[{name}]'{instead}", *options) from None
 
 
 def shown(said: object) -> str:

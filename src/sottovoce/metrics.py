@@ -3,8 +3,7 @@ which the catalog names, and evaluations of clients.
 
 A metric takes a task, outputs (n, outputs) and targets (n, …), and returns a number; None where these
 records cannot say. Accuracies are in percent, errors of numbers in the target's own units. All mix records:
-they stay with the client or a simulation. Most need the package torchmetrics. Records that cannot be used
-are left out.
+they stay with the client or a simulation. Records that cannot be used are left out.
 
 Accuracy is reported unmasked, over all classes; masked accuracy, where a model may choose only among the
 classes its client has, stands beside it for comparison with code that evaluates so.
@@ -15,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from sottovoce.catalog import METRICS
 from sottovoce.errors import SottovoceError, shown
@@ -38,10 +37,6 @@ Own = Mapping[str, Callable[..., Any]]
 """Metrics of the user's own, by name: functions of what is true and what was decided."""
 CURVE_BINS = 10
 """Of a reliability curve."""
-
-
-class NoMeasures(SottovoceError):
-    """The package that measures is not installed here."""
 
 
 def check_own(own: Own | None) -> None:
@@ -96,73 +91,54 @@ def mean_loss(task: Task, outputs: Tensor, y: Tensor) -> float | None:
 
 def mean_recall(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """The mean over classes of their share that is found, in percent."""
-    with _measures("classification") as measures:
-        recalls = measures.multiclass_recall(task.decisions(outputs), y, task.facts.classes, average="none")
-    return percent(recalls[_counts(task, y) > 0])
-
-
-def class_areas(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """The mean over classes of the area under the curve of each against all others."""
-    counts = _counts(task, y)
-    with _measures("classification") as measures:
-        areas = measures.multiclass_auroc(_values(task, outputs), y, task.facts.classes, average="none")
-    return mean(areas[(counts > 0) & (counts < len(y))])
-
-
-def class_calibration(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """How far the probability of a decision lies from the share of such decisions that are right."""
-    with _measures("classification") as measures:
-        error = measures.multiclass_calibration_error(
-            _values(task, outputs), y, task.facts.classes, n_bins=BINS, norm="l1"
-        )
-    return float(error)
+    classes = task.facts.classes
+    recalls = _torchmetrics("multiclass_recall", task.decisions(outputs), y, classes, average="none")
+    return percent(recalls[torch.bincount(y, minlength=classes) > 0])
 
 
 def mean_of_both_rates(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """The mean over labels of the shares of ones and of zeros that are found, in percent."""
-    values, truth = _values(task, outputs), (y > 0.5).long()
-    with _measures("classification") as measures:
-        rates = [
-            measures.multilabel_recall(predicted, true, task.facts.classes, average="none")
-            for predicted, true in ((values, truth), (1 - values, 1 - truth))
-        ]
+    values, truth = _values(task, outputs), _truth(task, y)
+    rates = [
+        _torchmetrics("multilabel_recall", predicted, true, task.facts.classes, average="none")
+        for predicted, true in ((values, truth), (1 - values, 1 - truth))
+    ]
     return percent(torch.stack(rates).mean(dim=0)[_separable(truth)])
+
+
+def areas(task: Task, outputs: Tensor, y: Tensor) -> float | None:
+    """The mean over classes, or labels, of the area under the curve of each against all others."""
+    truth, classes = _truth(task, y), task.facts.classes
+    found = _torchmetrics("multilabel_auroc", _values(task, outputs), truth, classes, average="none")
+    return mean(found[_separable(truth)])
 
 
 def exact_match(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """The share of records all of whose labels are right, in percent."""
-    with _measures("classification") as measures:
-        exact = measures.multilabel_exact_match(_values(task, outputs), (y > 0.5).long(), task.facts.classes)
-    return 100.0 * float(exact)
+    values, truth = _values(task, outputs), _truth(task, y)
+    return 100.0 * float(_torchmetrics("multilabel_exact_match", values, truth, task.facts.classes))
 
 
-def label_areas(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """The mean over labels of the area under the curve of each."""
-    truth = (y > 0.5).long()
-    with _measures("classification") as measures:
-        areas = measures.multilabel_auroc(_values(task, outputs), truth, task.facts.classes, average="none")
-    return mean(areas[_separable(truth)])
+def class_calibration(task: Task, outputs: Tensor, y: Tensor) -> float | None:
+    """How far the probability of a decision lies from the share of such decisions that are right."""
+    values, how = _values(task, outputs), {"n_bins": BINS, "norm": "l1"}
+    return float(_torchmetrics("multiclass_calibration_error", values, y, task.facts.classes, **how))
 
 
 def label_calibration(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """How far probabilities lie from shares of ones, over all labels together."""
-    with _measures("classification") as measures:
-        error = measures.binary_calibration_error(
-            _values(task, outputs).flatten(), (y > 0.5).long().flatten(), n_bins=BINS, norm="l1"
-        )
-    return float(error)
+    values, truth = _values(task, outputs).flatten(), _truth(task, y).flatten()
+    return float(_torchmetrics("binary_calibration_error", values, truth, n_bins=BINS, norm="l1"))
 
 
 def mean_absolute_error(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """In the target's own units."""
-    with _measures("regression") as measures:
-        return float(measures.mean_absolute_error(*_numbers(task, outputs, y)))
+    return float(_torchmetrics("mean_absolute_error", *_numbers(task, outputs, y)))
 
 
 def root_mean_squared_error(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     """In the target's own units."""
-    with _measures("regression") as measures:
-        return math.sqrt(float(measures.mean_squared_error(*_numbers(task, outputs, y))))
+    return math.sqrt(float(_torchmetrics("mean_squared_error", *_numbers(task, outputs, y))))
 
 
 def r2(task: Task, outputs: Tensor, y: Tensor) -> float | None:
@@ -170,8 +146,7 @@ def r2(task: Task, outputs: Tensor, y: Tensor) -> float | None:
     predicted, true = _numbers(task, outputs, y)
     if len(y) < 2 or not bool((true != true[0]).any()):
         return None
-    with _measures("regression") as measures:
-        return float(measures.r2_score(predicted, true))
+    return float(_torchmetrics("r2_score", predicted, true))
 
 
 def mean(values: Tensor) -> float | None:
@@ -183,8 +158,9 @@ def _values(task: Task, outputs: Tensor) -> Tensor:
     return task.values(outputs.float())
 
 
-def _counts(task: Task, y: Tensor) -> Tensor:
-    return torch.bincount(y, minlength=task.facts.classes)
+def _truth(task: Task, y: Tensor) -> Tensor:
+    """Which classes or labels records have, 0 or 1 (n, classes)."""
+    return (y > 0.5).long() if task.name == "labels" else one_hot(y, task.facts.classes)
 
 
 def _separable(truth: Tensor) -> Tensor:
@@ -196,16 +172,14 @@ def _numbers(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return task.decisions(outputs.double()), task.in_units(y.double())
 
 
-@contextmanager
-def _measures(kind: str) -> Iterator[Any]:
-    """The functions of torchmetrics, imported when first needed, without their advice on absent classes."""
-    try:
-        functions = import_module(f"torchmetrics.functional.{kind}")
-    except ImportError:
-        raise NoMeasures("metrics need the package torchmetrics: pip install torchmetrics") from None
+def _torchmetrics(name: str, *values: Any, **options: Any) -> Tensor:
+    """What a function of torchmetrics finds, which is imported late and gives no advice on absent classes."""
+    of_numbers = name in ("mean_absolute_error", "mean_squared_error", "r2_score")
+    module = import_module(f"torchmetrics.functional.{'regression' if of_numbers else 'classification'}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield functions
+        found: Tensor = getattr(module, name)(*values, **options)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +286,7 @@ class Curves:
         if task.name == "number":
             return
         stated = task.values(outputs.double())
-        true = y if task.name == "labels" else torch.nn.functional.one_hot(y, stated.shape[1])
+        true = y if task.name == "labels" else one_hot(y, stated.shape[1])
         if task.name == "classes":
             chosen = torch.ones_like(y) if stated.shape[1] == 2 else stated.argmax(dim=1)
             stated, true = (values.gather(1, chosen[:, None]) for values in (stated, true))

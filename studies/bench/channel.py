@@ -127,9 +127,9 @@ def plot(rows: list[dict[str, Any]], path: str | Path) -> None:
     series = [line_of(name, next(tones), points, positive=True) for name, points in lines.items()]
     limits = {(row["norm"], row["limit"]) for row in rows}
     series.append(line_of("limit", "dashed", limits, positive=True))
-    norms = sorted({x for line in series for x in line.x})
+    norms = sorted({x for line in series for x, _ in line.points})
     across = Axis(norms[0], norms[-1], tuple(norms), log=True) if len(norms) > 1 else None
-    rates = logarithmic(y for line in series for y in line.y)
+    rates = logarithmic(y for line in series for _, y in line.points)
     chart = trend("", "", series, x_name="norm of the statistic", y=rates, show=number, x=across)
     note = f"σ = {rows[0]['sigma']:g}, n = {rows[0]['size']:,}; real bytes, and the limit of exact channels"
     Path(path).write_text(svg("Bits per coefficient", note, [replace(chart, height=300)]), encoding="utf-8")

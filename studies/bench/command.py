@@ -7,7 +7,8 @@ from pathlib import Path
 import typer
 
 from sottovoce.catalog import CHANNELS
-from sottovoce.cli.display import JSON, as_json, err, facts, out
+from sottovoce.cli.display import as_json, err, facts, out
+from sottovoce.cli.options import JSON
 
 app = typer.Typer(help="Measure channels, gradients and rounds on this machine.", no_args_is_help=True)
 

@@ -34,7 +34,9 @@ def test_status_tells_people_and_scripts_that_a_run_is_finished_or_running(run: 
     with RunDirectory(run).locked():
         told = CliRunner().invoke(app, ["status", str(run), "--json"])
     assert told.exit_code == 3
-    assert json.loads(told.stdout)["state"] == "running"
+    found = json.loads(told.stdout)
+    assert found["state"] == "running"
+    assert "history" not in found
 
 
 @pytest.mark.parametrize(

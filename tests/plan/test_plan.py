@@ -24,7 +24,7 @@ def test_the_paper_preset_is_the_papers_setting_to_the_letter() -> None:
 def test_our_presets_need_no_labels_of_future_clients(preset: str) -> None:
     for dataset in ("mnist-small", "mnist", "cifar10", "fashion-mnist", "mine.npz"):
         plan = Plan.load(overrides={"dataset": dataset, "preset": preset})
-        assert not plan.uses_future_labels
+        assert not plan.context_traits.future_uses_labels
         assert (plan.accounting, plan.schedule, plan.gradient_records) == ("exact", "balanced", 0)
 
 

@@ -41,7 +41,7 @@ def test_no_preset_uses_labels_of_future_clients() -> None:
     for preset in PRESETS:
         for dataset in TUNED:
             plan = Plan.load(overrides={"preset": preset, "dataset": dataset})
-            assert not plan.uses_future_labels
+            assert not plan.context_traits.future_uses_labels
 
 
 def test_what_the_user_chose_wins_and_leaves_nothing_of_the_preset_behind() -> None:

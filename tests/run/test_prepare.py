@@ -22,7 +22,8 @@ from sottovoce.data import Dataset
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement, agree
-from sottovoce.plan import SHAPES, Plan, PlanError, keys
+from sottovoce.plan import Plan, PlanError, keys
+from sottovoce.plan.keys import SHAPES
 from sottovoce.run import cost, export, prepare
 from sottovoce.run.comparison import compare
 from sottovoce.run.prepare import complete, outline, resolve

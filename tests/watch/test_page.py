@@ -23,8 +23,7 @@ from sottovoce.federation.status import NodeStatus
 from sottovoce.run import RunDirectory
 from sottovoce.run.status import Status, read_status
 from sottovoce.run.training import train
-from sottovoce.watch import open_watch
-from sottovoce.watch.page import document, parts
+from sottovoce.watch import document, open_watch, parts
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sottovoce.cli import options
 from sottovoce.cli.display import (
-    JSON,
-    VALUES,
     answer,
     as_json,
     attended,
@@ -40,9 +39,9 @@ HOW = "separated by commas"
 @app.command(epilog="Example: sottovoce data fetch cifar10")
 def fetch(
     name: str = typer.Argument(
-        help="mnist, cifar10 or fashion-mnist", autocompletion=lambda: list(VALUES["dataset"])
+        help="mnist, cifar10 or fashion-mnist", autocompletion=lambda: list(options.VALUES["dataset"])
     ),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Download a dataset, verify its checksums, and keep it in the cache (or in $SOTTOVOCE_DATA)."""
     from sottovoce import data
@@ -56,7 +55,7 @@ def fetch(
 def copy(
     name: str = typer.Argument(help="heart", autocompletion=lambda: list(FOLDERS)),
     to: Path = typer.Argument(metavar="FOLDER", help="A folder that is not there yet."),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Copy a shipped folder of sites, with records.toml and licence, to a place of your own."""
     from sottovoce import data
@@ -67,7 +66,7 @@ def copy(
 
 
 @app.command("list", epilog="Example: sottovoce data list --json")
-def list_(json: bool = JSON) -> None:
+def list_(json: bool = options.JSON) -> None:
     """The datasets that have a name, and which of them are at hand."""
     from sottovoce import data
 
@@ -84,7 +83,7 @@ def list_(json: bool = JSON) -> None:
 
 
 @app.command(epilog="Example: sottovoce data clean")
-def clean(json: bool = JSON) -> None:
+def clean(json: bool = options.JSON) -> None:
     """Remove the features that were kept of all datasets; fetched datasets stay."""
     from sottovoce.features.kept import clean as remove
 
@@ -94,7 +93,7 @@ def clean(json: bool = JSON) -> None:
 
 def check(
     path: Path = typer.Argument(help="A folder with records.toml and one file for each site, or one site's."),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Read records as a run would, say what is wrong, and charge nothing.
 
@@ -153,7 +152,7 @@ def draft(
     look: bool = typer.Option(
         False, "--look", help="Read kinds, bounds and values from the site's records: no ε covers that."
     ),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Write records.toml, the public agreement on what a record is.
 

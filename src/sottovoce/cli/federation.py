@@ -8,26 +8,8 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli.display import (
-    CLIENT,
-    DATA,
-    DELTA,
-    EPSILON,
-    FEATURES,
-    FINISH,
-    JSON,
-    LEDGER,
-    MODEL,
-    MODEL_OUT,
-    OWN_FEATURES,
-    OWN_MODEL,
-    SETTINGS,
-    YES,
-    answer,
-    consent,
-    note,
-    personalized,
-)
+from sottovoce.cli import options
+from sottovoce.cli.display import answer, consent, note, personalized
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
@@ -39,7 +21,7 @@ GIVE_UP = typer.Option(
 
 
 def federate(
-    settings: list[str] = SETTINGS,
+    settings: list[str] = options.SETTINGS,
     plan: Path = typer.Option(None, help="The plan of the federation, a TOML file."),
     records: Path = typer.Option(
         None, help="records.toml: what a record is. Nobody's records are read; clients declare their numbers."
@@ -64,12 +46,12 @@ def federate(
         False, help="Log bytes, norms and accuracies per client: the server's own, and charged to nobody."
     ),
     threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
-    model: str = OWN_MODEL,
-    features: str = OWN_FEATURES,
+    model: str = options.OWN_MODEL,
+    features: str = options.OWN_FEATURES,
     app: Path = typer.Option(None, help="Run this app instead of writing one."),
     on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
     give_up: float = GIVE_UP,
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Write a Flower app for a plan, or run one until it is finished, through crashes.
 
@@ -113,12 +95,11 @@ def federate(
         note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal)
-    options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
     written = write_app(
         agreement,
         out_,
         run_directory=run_directory,
-        options=options,
+        options=Options(patience=patience, bucket=bucket, diagnostics=diagnostics),
         retry=retry,
         threads=threads,
         simulated_clients=deal,
@@ -140,13 +121,13 @@ def node(
     trusted: Path = typer.Option(None, help="Whose signatures an app needs: sign_app.py trust."),
     insecure: bool = typer.Option(False, help="Speak unencrypted; for trying out."),
     partition_id: int = typer.Option(None, help="The index to ask for; give every client one."),
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
-    client: str = CLIENT,
-    ledger: Path = LEDGER,
-    finish: bool = FINISH,
-    model: str = MODEL,
-    features: str = FEATURES,
+    epsilon: float = options.EPSILON,
+    delta: float = options.DELTA,
+    client: str = options.CLIENT,
+    ledger: Path = options.LEDGER,
+    finish: bool = options.FINISH,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
     port: int = typer.Option(9094, min=1, max=65535, help="A free port of this machine, for the SuperNode."),
     give_up: float = GIVE_UP,
 ) -> None:
@@ -199,9 +180,9 @@ def serve(
     open_: bool = typer.Option(False, "--open", help="Need no tokens; for trying out."),
     waiting: int = typer.Option(128, min=1, help="Connections at a time; more are shed with 503."),
     wait: bool = typer.Option(False, help="Wait until the run is finished."),
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Onboard future clients, behind nginx (deploy/nginx.conf): one context in, one personal model out."""
     try:
@@ -235,19 +216,19 @@ def serve(
 
 def onboard(
     url: str = typer.Argument(help="Where the service is, https://host:port."),
-    data: Path = DATA,
-    out: Path = MODEL_OUT,
+    data: Path = options.DATA,
+    out: Path = options.MODEL_OUT,
     token_file: Path = typer.Option(None, help="File with the client's token."),
     authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the service."),
-    ledger: Path = LEDGER,
-    client: str = CLIENT,
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
-    yes: bool = YES,
-    finish: bool = FINISH,
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    ledger: Path = options.LEDGER,
+    client: str = options.CLIENT,
+    epsilon: float = options.EPSILON,
+    delta: float = options.DELTA,
+    yes: bool = options.YES,
+    finish: bool = options.FINISH,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Get a model from a service for the price of one context, which is charged here.
 

@@ -5,16 +5,18 @@ copy; and the keys of a site or helper of shared noise, with what they agree on.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sottovoce.cli.display import JSON, MODEL, YES, answer, as_json, confirm, note, say, show_table
+from sottovoce.cli import options
+from sottovoce.cli.display import answer, as_json, confirm, note, say, show_table
 from sottovoce.report.table import Table, count
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.ledger import Budget, Ledger
+    from sottovoce.privacy.ledger import Ledger
 
 
 ledgers = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
@@ -24,7 +26,7 @@ LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a clie
 
 
 @ledgers.command(epilog="Example: sottovoce ledger show my.ledger.sqlite")
-def show(ledger: Path = LEDGER, json: bool = JSON) -> None:
+def show(ledger: Path = LEDGER, json: bool = options.JSON) -> None:
     """Show who has spent what in which run, and the budgets that were set.
 
     ε is stated at the budget's δ, or at 1e-5 where none was set. What a ledger had lost was charged again as
@@ -88,8 +90,8 @@ def raise_(
     ledger: Path = LEDGER,
     epsilon: float = typer.Option(..., help="ε that all releases of these records together may reach."),
     delta: float = typer.Option(None, help="δ at which it is counted; by default as before."),
-    yes: bool = YES,
-    json: bool = JSON,
+    yes: bool = options.YES,
+    json: bool = options.JSON,
 ) -> None:
     """Let a client's records spend more than its strictest budget so far.
 
@@ -104,11 +106,11 @@ def raise_(
         note(f"from {before} to ε = {epsilon:g}{_meaning(epsilon)}")
         confirm("raise the budget?", yes=yes)
         now = book.raise_budget(epsilon, delta)
-    answer({"ledger": str(ledger), "budget": _fields(now)}, f"{ledger} now allows {now}", json=json)
+    answer({"ledger": str(ledger), "budget": asdict(now)}, f"{ledger} now allows {now}", json=json)
 
 
 @ledgers.command(epilog="Example: sottovoce ledger vouch my.ledger.sqlite")
-def vouch(ledger: Path = LEDGER, yes: bool = YES, json: bool = JSON) -> None:
+def vouch(ledger: Path = LEDGER, yes: bool = options.YES, json: bool = options.JSON) -> None:
     """Trust this copy: take a ledger that was copied or restored for the true one.
 
     Only its owner can know that nothing was released after the copy was made. If something was, and is not
@@ -165,19 +167,15 @@ def _content(book: Ledger) -> dict[str, Any]:
         "about": _about(book.scope),
         "delta": counted.delta,
         "accounting": counted.accounting,
-        "budget": None if held is None else _fields(held),
+        "budget": None if held is None else asdict(held),
         "budgets": [
-            {**_fields(budget), "raised": raised, "time": time.isoformat(timespec="seconds")}
+            {**asdict(budget), "raised": raised, "time": time.isoformat(timespec="seconds")}
             for budget, raised, time in book.budgets()
         ],
         "clients": clients,
         "runs": runs,
         "copied": book.past.copied,
     }
-
-
-def _fields(budget: Budget) -> dict[str, Any]:
-    return {"epsilon": budget.epsilon, "delta": budget.delta, "accounting": budget.accounting}
 
 
 def _about(scope: str) -> str:
@@ -212,7 +210,7 @@ NAME = typer.Option(..., help="What the agreement is to call it.")
 
 
 @site.command("key", epilog="Example: sottovoce site key north.key --name north")
-def site_key(file: Path = FILE, name: str = NAME, json: bool = JSON) -> None:
+def site_key(file: Path = FILE, name: str = NAME, json: bool = options.JSON) -> None:
     """Make the key of a site that will share noise, and print its public half and its fingerprint.
 
     The file stays on this machine and belongs into no backup that others can read: who has it can pass for
@@ -223,7 +221,7 @@ def site_key(file: Path = FILE, name: str = NAME, json: bool = JSON) -> None:
 
 
 @helper.command("key", epilog="Example: sottovoce helper key board.key --name board")
-def helper_key(file: Path = FILE, name: str = NAME, json: bool = JSON) -> None:
+def helper_key(file: Path = FILE, name: str = NAME, json: bool = options.JSON) -> None:
     """Make the key of a helper, and print its public half and its fingerprint.
 
     A participating site that helps as well makes another key for that, under the same name. Tell the
@@ -235,8 +233,8 @@ def helper_key(file: Path = FILE, name: str = NAME, json: bool = JSON) -> None:
 @site.command(epilog="Example: sottovoce site agreement agreement.toml")
 def agreement(
     file: Path = typer.Argument(help="agreement.toml, as the server's operator gave it."),
-    model: str = MODEL,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    json: bool = options.JSON,
 ) -> None:
     """Show whom an agreement on shared noise names, what it rests on, and what to compare by voice.
 
@@ -280,7 +278,7 @@ def status(
     directory: Path = typer.Argument(
         help="The helper's directory, as its node config names it.", readable=False
     ),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Show which rounds a helper has answered or given up, in each run, and which it has a key for.
 

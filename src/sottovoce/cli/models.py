@@ -9,11 +9,8 @@ from typing import Any
 
 import typer
 
+from sottovoce.cli import options
 from sottovoce.cli.display import (
-    FEATURES,
-    FINISH,
-    JSON,
-    MODEL,
     as_json,
     bullet,
     client_progress,
@@ -33,13 +30,13 @@ def models(
     run: Path = typer.Argument(help="Directory of a finished run."),
     out: Path = typer.Option(..., help="Folder for the models, one file for each participant."),
     client: list[str] = typer.Option([], help="Only this participant's, by name; repeatable."),
-    finish: bool = FINISH,
+    finish: bool = options.FINISH,
     metrics: bool = typer.Option(
         False, "--metrics", help="State held-out metrics in model cards too, though no ε covers them."
     ),
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Write every participant's own model of a run, without any further charge.
 
@@ -76,9 +73,9 @@ def predict(
         None, help="Decide for the second of two classes, or a label, from this probability on."
     ),
     keep: list[str] = typer.Option([], metavar="COLUMN", help="Write this column too, as ids; repeatable."),
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Predict every record of a file: probabilities and a decision, or a number, a line for each.
 
@@ -126,9 +123,9 @@ def finish(
     model_file: Path = typer.Argument(metavar="MODEL", help="A published model of this client's."),
     data: Path = typer.Option(..., help="The client's own records, with what is to be predicted."),
     out: Path = typer.Option(..., help="Where to write the home model, a .safetensors file."),
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Finish a published model at home: fit it to your own records, without noise, for your own use.
 
@@ -158,8 +155,8 @@ def export(
     model_file: Path = typer.Argument(metavar="MODEL", help="A client's model, a .safetensors file."),
     onnx: Path = typer.Option(..., help="Where to write the model as ONNX."),
     home: bool = typer.Option(False, "--home", help="It is a home model, and the file stays at home."),
-    model: str = MODEL,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    json: bool = options.JSON,
 ) -> None:
     """Export a linear or mlp model as ONNX, with its encoding of columns, for machines without sottovoce."""
     from sottovoce.onnxfile import export_onnx

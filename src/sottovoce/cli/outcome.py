@@ -95,22 +95,19 @@ def show_clients(
     """Size, σ and ε of each client, where they have names and sizes of their own."""
     if len({client["size"] for client in clients}) < 2:
         return
+    scores = {} if accuracy is None else {**accuracy["seen_per_client"], **accuracy["future_per_client"]}
     rows = [
         [
             client["name"] + (" (joins later)" if client["role"] == "future" else ""),
             f"{client['size']:,}",
             UNKNOWN if client["sigma"] is None else number(client["sigma"]),
             epsilon(client["epsilon"]),
-            *([] if accuracy is None else [percent(_of(client["name"], accuracy))]),
+            *([] if accuracy is None else [percent(scores.get(client["name"]))]),
         ]
         for client in clients
     ]
     heads = ["client", counted(unit), "σ", "ε", *([] if accuracy is None else [judged])]
     show_table(Table(heads, rows))
-
-
-def _of(name: str, accuracy: dict[str, dict[str, float]]) -> float | None:
-    return {**accuracy["seen_per_client"], **accuracy["future_per_client"]}.get(name)
 
 
 def _future(result: dict[str, Any]) -> str:

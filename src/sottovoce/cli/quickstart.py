@@ -6,15 +6,16 @@ import csv
 import itertools
 import shlex
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 import typer
 
-from sottovoce.cli.display import JSON, as_json, hidden, say
-from sottovoce.cli.runs import run_plan
+from sottovoce.cli import options
+from sottovoce.cli.display import as_json, say
+from sottovoce.cli.display import out as shown
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.plan import Plan
 
 STORIES = ("pictures", "tables")
 SETTINGS = ["epsilon=4", "channel=direct"]
@@ -29,7 +30,7 @@ def quickstart(
         "pictures", help="pictures, or tables.", autocompletion=lambda: list(STORIES)
     ),
     out: Path = typer.Option(None, help="Directory of what comes out; by default one below runs/."),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Train a private federation on shipped data, in about a minute, and write its report.
 
@@ -41,7 +42,7 @@ def quickstart(
     name = "quickstart" if story == "pictures" else "quickstart-tables"
     folder = _unused(Path("runs") / name) if out is None else out
     if story == "pictures":
-        run_plan(Plan.load(overrides={"preset": "best"}), folder, json=json)
+        _invoke(["train", "preset=best", "--out", str(folder), *(["--json"] if json else [])])
     else:
         _tables(folder, json=json)
 
@@ -80,10 +81,10 @@ def _tables(folder: Path, *, json: bool) -> None:
         as_json({"folder": str(folder), "commands": commands})
 
 
-def _invoke(words: list[str], *, quiet: bool) -> None:
+def _invoke(words: list[str], *, quiet: bool = False) -> None:
     """Runs a command of this program as if it had been typed."""
     program = click.get_current_context().find_root().command
-    with hidden(quiet):
+    with shown.capture() if quiet else nullcontext():
         try:
             program.main(words, "sottovoce", standalone_mode=False)
         except click.exceptions.Exit as ended:

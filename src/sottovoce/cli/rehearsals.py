@@ -15,19 +15,8 @@ from typing import Any
 
 import typer
 
-from sottovoce.cli.display import (
-    JSON,
-    OWN_FEATURES,
-    OWN_MODEL,
-    SETTINGS,
-    as_json,
-    bullet,
-    bullets,
-    complete_setting,
-    progress,
-    say,
-    show_table,
-)
+from sottovoce.cli import options
+from sottovoce.cli.display import as_json, bullet, bullets, progress, say, show_table
 from sottovoce.cli.runs import plan_of
 from sottovoce.errors import SottovoceError
 
@@ -41,7 +30,7 @@ def audit(
         None,
         metavar="[RUN | PLAN.toml] [key=value …]",
         help="The directory of a finished run; or a plan file, settings, or both.",
-        autocompletion=complete_setting,
+        autocompletion=options.complete_setting,
     ),
     runs: int = typer.Option(
         0,
@@ -51,9 +40,9 @@ def audit(
     folder: Path = typer.Option(
         None, "--out", help="Keep what was found in this folder; it is made of records."
     ),
-    model: str = OWN_MODEL,
-    features: str = OWN_FEATURES,
-    json: bool = JSON,
+    model: str = options.OWN_MODEL,
+    features: str = options.OWN_FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Check the promise of a plan on your records, or of a finished run: do not believe us.
 
@@ -131,12 +120,12 @@ def show(found: Mapping[str, Any], kept: Path | None) -> None:
 
 
 def compare(
-    settings: list[str] = SETTINGS,
+    settings: list[str] = options.SETTINGS,
     out: Path = typer.Option(..., help="Folder for compare.json, compare.html, compare.svg and ledgers."),
     repeats: int = typer.Option(5, help="Splits of all records; more narrow the intervals."),
-    model: str = OWN_MODEL,
-    features: str = OWN_FEATURES,
-    json: bool = JSON,
+    model: str = options.OWN_MODEL,
+    features: str = options.OWN_FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Rehearse: what a site has today beside what joining gives it; who gains, who loses, how sure that is.
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from sottovoce.cli import options
 from sottovoce.cli.display import (
-    CLIENT,
-    DATA,
-    DELTA,
-    DEVICE,
-    EPSILON,
-    FEATURES,
-    FINISH,
-    JSON,
-    MODEL,
-    MODEL_OUT,
-    OWN_FEATURES,
-    OWN_MODEL,
-    SETTINGS,
-    YES,
     answer,
     as_json,
     bullet,
@@ -37,10 +23,10 @@ from sottovoce.cli.display import (
     say,
     show_table,
 )
-from sottovoce.cli.display import LEDGER as OWN_LEDGER
 from sottovoce.cli.outcome import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
-from sottovoce.plan import Plan, PlanError, keys, split
+from sottovoce.plan import Plan, PlanError, keys
+from sottovoce.plan.rules import split
 from sottovoce.report.table import Table, data_size, duration, number
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
@@ -48,11 +34,11 @@ LEDGER = typer.Option(None, help="Ledger shared by several runs on the same reco
 
 
 def plan(
-    settings: list[str] = SETTINGS,
+    settings: list[str] = options.SETTINGS,
     keys_: bool = typer.Option(False, "--keys", help="List every key with its meaning, and stop."),
-    model: str = OWN_MODEL,
-    features: str = OWN_FEATURES,
-    json: bool = JSON,
+    model: str = options.OWN_MODEL,
+    features: str = options.OWN_FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Say what a run will cost before it starts: noise, ε per client, bytes each way, time."""
     if keys_:
@@ -103,22 +89,24 @@ def plan(
 
 
 def train(
-    settings: list[str] = SETTINGS,
+    settings: list[str] = options.SETTINGS,
     out: Path = typer.Option(..., help="Directory of the run."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run, bit for bit."),
     ledger: Path = LEDGER,
-    device: str = DEVICE,
+    device: str = options.DEVICE,
     threads: int = THREADS,
     tensorboard: Path = typer.Option(None, help="Also log rounds for TensorBoard into this folder."),
     cache: bool = typer.Option(True, help="Keep computed features in the cache, for the next run."),
     masks: bool = typer.Option(False, "--masks", help="noise=shared: mask shares, unmask sums; same result."),
-    model: str = OWN_MODEL,
-    features: str = OWN_FEATURES,
-    json: bool = JSON,
+    model: str = options.OWN_MODEL,
+    features: str = options.OWN_FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
+    from sottovoce.api import train as train_run
+    from sottovoce.report.tracking import TensorBoard
     from sottovoce.run import RunDirectory
 
     if threads:
@@ -129,25 +117,32 @@ def train(
         _check_code(chosen, {"model": model, "features": features}, out / "plan.toml")
     else:
         chosen = plan_of(settings, model, features)
-    run_plan(
-        chosen,
-        out,
-        ledger,
-        resume=resume,
-        device=device,
-        json=json,
-        cache=cache,
-        masks=masks,
-        tensorboard=tensorboard,
-    )
+    with round_progress(chosen.rounds) as on_round, progress("features") as on_features:
+        result = train_run(
+            chosen,
+            out,
+            ledger=ledger,
+            resume=resume,
+            device=device,
+            cache=cache,
+            masks=masks,
+            callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
+            on_round=on_round,
+            on_features=on_features,
+        )
+    if json:
+        as_json(result)
+    else:
+        show(result, out)
+        say(f"\nreport: {out / 'report.html'}")
 
 
 def evaluate(
     run: Path = typer.Argument(help="Directory of a finished run."),
-    model: str = MODEL,
-    features: str = FEATURES,
-    device: str = DEVICE,
-    json: bool = JSON,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    device: str = options.DEVICE,
+    json: bool = options.JSON,
 ) -> None:
     """Evaluate a finished run again, on participants and future clients."""
     from sottovoce.run.training import evaluate as evaluate_run
@@ -163,17 +158,17 @@ def evaluate(
 
 def personalize(
     run: Path = typer.Argument(help="Directory of a finished run."),
-    data: Path = DATA,
-    out: Path = MODEL_OUT,
-    ledger: Path = OWN_LEDGER,
-    client: str = CLIENT,
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
-    yes: bool = YES,
-    finish: bool = FINISH,
-    model: str = MODEL,
-    features: str = FEATURES,
-    json: bool = JSON,
+    data: Path = options.DATA,
+    out: Path = options.MODEL_OUT,
+    ledger: Path = options.LEDGER,
+    client: str = options.CLIENT,
+    epsilon: float = options.EPSILON,
+    delta: float = options.DELTA,
+    yes: bool = options.YES,
+    finish: bool = options.FINISH,
+    model: str = options.MODEL,
+    features: str = options.FEATURES,
+    json: bool = options.JSON,
 ) -> None:
     """Give a client that never trained its own model, for the price of one context.
 
@@ -189,7 +184,7 @@ def personalize(
 
 def report(
     run: Path = typer.Argument(help="Directory of a finished run, or folder of results with an index.json."),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Write report.html, one self-contained page about a run, or about a reproduction of the paper."""
     from sottovoce.cli.studies import study
@@ -279,39 +274,3 @@ def _check_code(plan: Plan, typed: Mapping[str, str | None], *source: object) ->
                 f"{where}{name}={shown(code)}, which is code: if you trust it, name it yourself, with "
                 f"{name}={shown(code)} or --{name} {shown(code)}"
             )
-
-
-def run_plan(
-    plan: Plan,
-    directory: Path,
-    ledger: Path | None = None,
-    *,
-    resume: bool = False,
-    device: str = "cpu",
-    json: bool,
-    cache: bool = True,
-    masks: bool = False,
-    tensorboard: Path | None = None,
-) -> None:
-    """Trains a plan with progress, writes its report and shows its result."""
-    from sottovoce.api import train as train_run
-    from sottovoce.report.tracking import TensorBoard
-
-    with ExitStack() as stack:
-        result = train_run(
-            plan,
-            directory,
-            ledger=ledger,
-            resume=resume,
-            device=device,
-            cache=cache,
-            masks=masks,
-            callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
-            on_round=stack.enter_context(round_progress(plan.rounds)),
-            on_features=stack.enter_context(progress("features")),
-        )
-    if json:
-        as_json(result)
-    else:
-        show(result, directory)
-        say(f"\nreport: {directory / 'report.html'}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from sottovoce.cli.display import JSON, answer, as_json, facts, note, problem
-from sottovoce.errors import SottovoceError, visible
+from sottovoce.cli import options
+from sottovoce.cli.display import answer, as_json, facts, note, problem
+from sottovoce.errors import SottovoceError
 from sottovoce.files import private_folder
 from sottovoce.report.table import data_size, duration, number, percent
 
@@ -28,7 +30,7 @@ RUN = typer.Argument(
 KNOWN = ("finished", "failed", "running", "waiting")
 
 
-def status(run: Path = RUN, json: bool = JSON) -> None:
+def status(run: Path = RUN, json: bool = options.JSON) -> None:
     """Say what a run, a federation or a client of one is doing, by its directory.
 
     Exit code: 0 finished, 1 failed (a killed run too), 2 unknown, 3 running, 4 waiting. Nothing is disturbed:
@@ -38,7 +40,9 @@ def status(run: Path = RUN, json: bool = JSON) -> None:
 
     found = look(run)
     if json:
-        as_json(found.fields(history=False))
+        told = asdict(found)
+        told.pop("history", None)  # of a run: a line for each round
+        as_json(told)
     elif found.state == "unknown":
         problem(found.why)
     elif isinstance(found, NodeStatus):
@@ -57,7 +61,7 @@ def watch(
     new_token: str = typer.Option(None, metavar="NAME", help="Make a token for somebody, show it, and stop."),
     revoke: str = typer.Option(None, metavar="NAME", help="Revoke somebody's token, and stop."),
     wait: bool = typer.Option(False, help="Wait until there is something to watch."),
-    json: bool = JSON,
+    json: bool = options.JSON,
 ) -> None:
     """Show a run, a federation or a client of one live in a browser on this machine. Ctrl-C ends it.
 
@@ -84,7 +88,7 @@ def watch(
             wait_for(run)
         server, listening = open_watch(run, port, behind_proxy=behind_proxy)
         address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
-        text = f"{address} shows {visible(str(run))}; Ctrl-C ends it"
+        text = f"{address} shows {run}; Ctrl-C ends it"
         answer({"address": address}, text, json=json)
         with listening:
             server.run(sockets=[listening])
@@ -115,19 +119,14 @@ def _show_node(found: NodeStatus) -> None:
     facts(found.directory, rows)
 
 
-def _again(run: Path) -> str:
-    """The command that continues what has failed."""
+def _show(found: Status) -> None:
     from sottovoce.federation.status import is_federation
 
-    if is_federation(run):
-        return "sottovoce federate --app APP --on NAME"
-    return f"sottovoce train --resume --out {shlex.quote(str(run))}"
-
-
-def _show(found: Status) -> None:
-    command = f" ({_again(Path(found.directory))})" if found.state == "failed" else ""
+    again = f" (sottovoce train --resume --out {shlex.quote(found.directory)})"
+    if is_federation(Path(found.directory)):
+        again = " (sottovoce federate --app APP --on NAME)"
     rows = {
-        "state": f"{found.state}: {found.why}{command}",
+        "state": f"{found.state}: {found.why}{again if found.state == 'failed' else ''}",
         "rounds": f"{found.round} of {found.rounds}, {duration(found.seconds)}",
         "to the server, to clients": f"{data_size(found.bytes_up)}, {data_size(found.bytes_down)}",
     }

@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,10 +233,6 @@ class NodeStatus:
             said += f"; this run {spends} {self.epsilon['run']:.3g}"
             said += f", together {self.epsilon['together']:.3g}" if self.state != "finished" else ""
         return said
-
-    def fields(self, *, history: bool = False) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 def is_node(directory: Path) -> bool:

@@ -175,7 +175,7 @@ def obtain_model(
         raise SottovoceError(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
-    uses_labels = plan.uses_future_labels
+    uses_labels = plan.context_traits.future_uses_labels
     agreed = description.of(blueprint.facts.source or blueprint.facts)
     model, records = server.context_model(), future_records(source, blueprint, features)
     account = Account.of(source, terms)
@@ -242,7 +242,7 @@ def future_records(source: Path, blueprint: Blueprint, features: str | None = No
     The agreement alone decides whether targets are read: what a target holds, or lacks, moves nothing else.
     """
     plan, facts = blueprint.plan, blueprint.facts
-    needed, labels = _needed(blueprint), plan.uses_future_labels
+    needed, labels = _needed(blueprint), plan.context_traits.future_uses_labels
     return described_client(source, plan, facts, needed=needed, labels=labels, local=features)
 
 

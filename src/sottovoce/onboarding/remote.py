@@ -108,7 +108,7 @@ class Service:
         connection.most = max(MOST_TEXT, 4 * self.blueprint.coefficients)
 
     def context_model(self) -> Tensor | None:
-        if not self.blueprint.plan.future_uses_model:
+        if not self.blueprint.plan.context_traits.future_uses_model:
             return None
         return _coefficients(self._connection.get("/v1/context-model"), self.blueprint)
 

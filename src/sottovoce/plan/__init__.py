@@ -24,23 +24,11 @@ from typing import Any, Literal, get_args
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS, Kind
 from sottovoce.errors import nearest
-from sottovoce.plan.keys import SHAPES, Keys, key
+from sottovoce.plan.keys import Keys
 from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
 from sottovoce.plan.rules import PlanError, check, coerce, read_toml, split, told_apart, toml
 
-__all__ = [
-    "CHOICES",
-    "LARGEST",
-    "ONCE",
-    "SHAPES",
-    "Phase",
-    "Plan",
-    "PlanError",
-    "key",
-    "keys",
-    "phases",
-    "split",
-]
+__all__ = ["CHOICES", "LARGEST", "ONCE", "Phase", "Plan", "PlanError", "keys", "phases"]
 
 PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
@@ -211,16 +199,6 @@ class Plan(Keys):
     def traits(self) -> catalog.Method:
         """What the method is capable of."""
         return METHODS[self.method]
-
-    @property
-    def uses_future_labels(self) -> bool:
-        """Whether future clients need labels."""
-        return self.context_traits.future_uses_labels
-
-    @property
-    def future_uses_model(self) -> bool:
-        """Whether the context of a future client is made with the run's model."""
-        return self.context_traits.future_uses_model
 
     @property
     def context_traits(self) -> catalog.Context:

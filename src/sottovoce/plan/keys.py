@@ -11,22 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.catalog import (
-    ACCOUNTINGS,
-    ACTIVATIONS,
-    BASES,
-    CHANNELS,
-    CONTEXTS,
-    FEATURES,
-    LATTICES,
-    METHODS,
-    OPTIMIZERS,
-    PARTITIONS,
-    PLACES,
-    PRIORS,
-    SCHEDULES,
-    SHIFTS,
-)
+from sottovoce import catalog
 from sottovoce.plan.presets import PRESETS
 
 SHAPES = ("records", "features", "division", "sets", "module", "accounting")
@@ -76,7 +61,7 @@ class Keys:
         "dirichlet",
         "how records fall to clients: dirichlet over labels, a few classes each, iid, or client column",
         "division",
-        among=PARTITIONS,
+        among=catalog.PARTITIONS,
     )
     alpha: float = key(
         0.5,
@@ -108,7 +93,7 @@ class Keys:
         "factorized",
         "what is learned and released; see the table of methods",
         "module accounting",
-        among=METHODS,
+        among=catalog.METHODS,
     )
     coefficients: int = key(
         16384,
@@ -120,7 +105,7 @@ class Keys:
         "structured",
         "signed partition of the parameters: structured by layer, or unstructured",
         "module",
-        among=BASES,
+        among=catalog.BASES,
     )
     hidden: int = key(100, "r, width of the generator", positive=True, most=2**14)
     trunk_layers: int = key(
@@ -130,7 +115,7 @@ class Keys:
         "moments",
         "statistic that a client releases once, or public: none is released",
         "sets accounting",
-        among=CONTEXTS,
+        among=catalog.CONTEXTS,
     )
     context_groups: int = key(
         1,
@@ -172,15 +157,15 @@ class Keys:
         2, "participants that release in a round; 0: all of them", "accounting", most=10**6
     )
     schedule: str = key(
-        "balanced", "who releases when, fixed before data are seen", "accounting", among=SCHEDULES
+        "balanced", "who releases when, fixed before data are seen", "accounting", among=catalog.SCHEDULES
     )
     learning_rate: float = key(
         0.2, "server step size; 0 with blend, direct, global: from the noise", natural=True
     )
     momentum: float = key(0.0, "server momentum (post-processing)")
     averaging: float = key(0.0, "final generator is the mean over this last share of the rounds; 0: off")
-    channel: str = key("polar", "how a release becomes bytes", among=CHANNELS)
-    lattice: str = key("Z4", "lattice of the lrsuq channel", among=LATTICES)
+    channel: str = key("polar", "how a release becomes bytes", among=catalog.CHANNELS)
+    lattice: str = key("Z4", "lattice of the lrsuq channel", among=catalog.LATTICES)
     epsilon: float = key(
         8.0, "target of the worst client; inf: no noise and no privacy, for ablations", "accounting"
     )
@@ -188,7 +173,10 @@ class Keys:
         1e-5, "δ of (ε, δ) differential privacy, below one over a client's records", "accounting"
     )
     accounting: str = key(
-        "exact", "exact: Gaussian composition; rdp: the paper's closed form", "accounting", among=ACCOUNTINGS
+        "exact",
+        "exact: Gaussian composition; rdp: the paper's closed form",
+        "accounting",
+        among=catalog.ACCOUNTINGS,
     )
     budget: float = key(
         0.0,
@@ -226,7 +214,7 @@ class Keys:
         "none",
         "public map that the model sees instead of a record; or 'package.module:function' of yours",
         "features",
-        among=FEATURES,
+        among=catalog.FEATURES,
         since="0.2",
     )
     feature_size: int = key(
@@ -269,11 +257,14 @@ class Keys:
         "none",
         "turns: a simulated client sees its pictures rotated by quarter turns of its own",
         "features sets",
-        among=SHIFTS,
+        among=catalog.SHIFTS,
         since="0.2",
     )
     prior: str = key(
-        "none", "context: log class shares of a released context on the last bias", among=PRIORS, since="0.2"
+        "none",
+        "context: log class shares of a released context on the last bias",
+        among=catalog.PRIORS,
+        since="0.2",
     )
     downlink_bits: int = key(
         32,
@@ -285,14 +276,17 @@ class Keys:
         "client",
         "client: every release is private; server: noise in a round's sum; shared: clients add it",
         "accounting",
-        among=PLACES,
+        among=catalog.PLACES,
         since="0.2",
     )
     optimizer: str = key(
-        "sgd", "how the server steps along what was released (post-processing)", among=OPTIMIZERS, since="0.2"
+        "sgd",
+        "how the server steps along what was released (post-processing)",
+        among=catalog.OPTIMIZERS,
+        since="0.2",
     )
     mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
-    mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=ACTIVATIONS, since="0.2")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=catalog.ACTIVATIONS, since="0.2")
     classes_per_client: int = key(
         2,
         "partition=classes: of so many classes each client has records, alike many of each",

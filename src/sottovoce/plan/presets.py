@@ -116,16 +116,13 @@ def preset_values(preset: str, dataset: str, context: str | None, *, folder: boo
 
     A `folder` of sites says itself who the clients are.
     """
-    return {**_values(preset, dataset, context), **(FOLDER if folder else {})}
-
-
-def _values(preset: str, dataset: str, context: str | None) -> dict[str, Any]:
     if preset == "paper":
-        return {**PAPER, "preset": preset, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
-    if preset in ("best", "central", "shared"):
-        values = {**BEST, **BEST_FOR.get(dataset, OWN), "preset": preset, "clients_per_round": 0}
-        return {**values, **{"best": {}, "central": CENTRAL, "shared": SHARED}[preset]}
-    values = {"averaging": 0.3, **TUNED.get(dataset, {}), "preset": preset}
-    if context is not None and context != "predictions":
-        values.pop("context_round", None)
-    return values
+        values = {**PAPER, "learning_rate": PAPER_LEARNING_RATE.get(dataset, 0.1)}
+    elif preset == "tuned":
+        values = {"averaging": 0.3, **TUNED.get(dataset, {})}
+        if context is not None and context != "predictions":
+            values.pop("context_round", None)
+    else:
+        values = {**BEST, **BEST_FOR.get(dataset, OWN), "clients_per_round": 0}
+        values |= {"best": {}, "central": CENTRAL, "shared": SHARED}[preset]
+    return {**values, **(FOLDER if folder else {}), "preset": preset}

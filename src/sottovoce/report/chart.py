@@ -1,11 +1,7 @@
 """Charts, for pages and as SVG files; `figures` makes them.
 
-Marks lie at percentages of the plot and labels are ordinary text, so that charts keep their letter size at
-any width, print, and need no script. Colors are classes of chart.css, which knows light and dark pages.
-
-Where a value lies along an axis, in percent of its length, with round ticks on the way.
-
-Positions are shares of the plot and not pixels, so that a figure fits a phone and a desk alike.
+Marks lie at percentages of the plot and labels are ordinary text, so that charts fit phones and desks alike,
+keep their letter size, print, and need no script. Colors are classes of chart.css, for light and dark pages.
 """
 
 from __future__ import annotations

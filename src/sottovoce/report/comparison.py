@@ -13,36 +13,18 @@ from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.report.chart import Chart, linear, logarithmic, svg
 from sottovoce.report.figures import Span, reaches, spans
 from sottovoce.report.run_figures import percent_tick, reliability
-from sottovoce.report.table import (
-    UNKNOWN,
-    Table,
-    TableEntry,
-    count,
-    counted,
-    equals,
-    label,
-    number,
-    percent,
-)
+from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, counted, equals, label, number, percent
 
-ROWS = ("constant", "home_alone", "shared", "blend", "finished")
-"""Rows that people are shown, in this order."""
+ROWS = {
+    "constant": ("constant", "the site's own shares, or its mean"),
+    "home_alone": ("alone at home", "its own records, no noise: what it has today"),
+    "shared": ("shared", "one private model for all"),
+    "blend": ("published", "its private model"),
+    "finished": ("finished at home", "its private model, fitted to its own records and kept there"),
+}
+"""Rows that people are shown, in this order: in a word, and explained."""
 SITE_ROWS = ("home_alone", "blend", "finished")
 """Rows that are shown site by site."""
-WORDS = {
-    "constant": "constant",
-    "home_alone": "alone at home",
-    "shared": "shared",
-    "blend": "published",
-    "finished": "finished at home",
-}
-EXPLAINED = {
-    "constant": "the site's own shares, or its mean",
-    "home_alone": "its own records, no noise: what it has today",
-    "shared": "one private model for all",
-    "blend": "its private model",
-    "finished": "its private model, fitted to its own records and kept there",
-}
 NAMED = 30
 """Sites that are shown by name; more are lines without names."""
 NOTICED = 0.5
@@ -88,10 +70,9 @@ def summary(found: Mapping[str, Any]) -> str:
 def rows_table(found: Mapping[str, Any]) -> Table:
     """A line for each row: metric and loss, means over participants."""
     lines = [
-        [WORDS[row], percent(found["rows"][row]["participants"]), number(found["rows"][row]["log_loss"]),
-         EXPLAINED[row]]
-        for row in ROWS
-    ]  # fmt: skip
+        [word, percent(found["rows"][row]["participants"]), number(found["rows"][row]["log_loss"]), explained]
+        for row, (word, explained) in ROWS.items()
+    ]
     head = ["", label(found["metric"]), _loss(found), ""]
     return Table(head, lines, f"Why join? {count(found['repeats'], 'split')} at {_promise(found)}")
 
@@ -103,7 +84,7 @@ def clients_table(found: Mapping[str, Any]) -> Table:
         name, gain = site["name"], found["gain"]["per_client"].get(site["name"])
         values = [percent(found["rows"][row]["per_client"].get(name)) for row in SITE_ROWS]
         lines.append([name, number(site["size"]), *values, *_gained(gain)])
-    words = (WORDS[row] for row in SITE_ROWS)
+    words = (ROWS[row][0] for row in SITE_ROWS)
     head = ["site", counted(found.get("unit", "record")), *words, "gain", "95 %"]
     return Table(head, lines, "Site by site: finished against alone at home")
 
@@ -168,8 +149,6 @@ def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
         title=_title(found),
         facts=[summary(found), *_facts(found)],
         rows=ROWS,
-        words=WORDS,
-        explained=EXPLAINED,
         loss=_loss(found),
         charts=pictures,
         clients=clients_table(found),

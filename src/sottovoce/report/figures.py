@@ -20,8 +20,7 @@ class Series:
 
     name: str
     tone: str
-    x: Sequence[float]
-    y: Sequence[float]
+    points: Sequence[tuple[float, float]]
     dots: bool = False
 
 
@@ -37,7 +36,7 @@ def line_of(
     known = sorted(
         (x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)
     )
-    return Series(name, tone, [x for x, _ in known], [y for _, y in known], dots)
+    return Series(name, tone, known, dots)
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,17 @@ def trend(
     x_show: Format = "{:g}".format,
 ) -> Chart:
     """Lines over rounds, or over the scale `x`. Without `y` nothing was recorded."""
-    lines = [line for line in series if line.x]
+    lines = [line for line in series if line.points]
     if y is None or not lines:
         return Chart(title, note)
-    x = x or counting(point for line in lines for point in line.x)
+    x = x or counting(a for line in lines for a, _ in line.points)
     marks = [*_grid(y), *(_polyline(line, x, y) for line in lines)]
     # A line through one point cannot be seen.
-    dotted = [line for line in lines if line.dots or len(line.x) == 1]
-    marks += [_dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in _points(line)]
+    dotted = [line for line in lines if line.dots or len(line.points) == 1]
+    marks += [_dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in line.points]
     stops: dict[float, list[str]] = {}
     for line in lines:
-        for a, b in _points(line):
+        for a, b in line.points:
             stops.setdefault(a, []).append(f"{line.name} {show(b)}")
     texts = [(x.at(a), f"{x_name} {x_show(a)}: " + ", ".join(stops[a])) for a in sorted(stops)]
     names = [(line.name, line.tone) for line in lines]
@@ -200,12 +199,8 @@ def reaches(
     )
 
 
-def _points(line: Series) -> list[tuple[float, float]]:
-    return list(zip(line.x, line.y, strict=True))
-
-
 def _polyline(line: Series, x: Axis, y: Axis) -> Markup:
-    points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in _points(line))
+    points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in line.points)
     return Markup(
         '<svg viewBox="0 0 100 100" preserveAspectRatio="none">'
         '<polyline points="{}" class="line {}" vector-effect="non-scaling-stroke"></polyline></svg>'

@@ -126,19 +126,10 @@ def audit_picture(found: Mapping[str, Any]) -> str:
 def curve(found: Mapping[str, Any]) -> Chart:
     """False negatives over false positives: measured in the games, and the least that was promised."""
     games = [game for game in found.get("games", ()) if game.get("curve")]
-    lines = [
-        Series(
-            f"measured, {PAIRS[game['pair']]}",
-            TONES[game["pair"]],
-            [x for x, _ in game["curve"]],
-            [y for _, y in game["curve"]],
-        )
-        for game in games
-    ]
+    lines = [Series(f"measured, {PAIRS[game['pair']]}", TONES[game["pair"]], game["curve"]) for game in games]
     if games:
-        steps = [step / 100 for step in range(101)]
-        least = [_promised(x, games[0]["mu"]) for x in steps]
-        lines.insert(0, Series("promised: no test is below", "dashed", steps, least))
+        least = [(step / 100, _promised(step / 100, games[0]["mu"])) for step in range(101)]
+        lines.insert(0, Series("promised: no test is below", "dashed", least))
     note = "Guesses of an adversary who knows all but one record; a curve below the promised one breaks it."
     return trend(
         "False negatives against false positives", note, lines,

@@ -1,7 +1,4 @@
-"""The charts of one run: what is plotted, on which scale, and the sentence that explains it.
-
-Confusion matrices: of all participants, of all future clients, and of one client on demand.
-"""
+"""The charts of one run: what is plotted, on which scale, and the sentence that explains it."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapp
         for row, bins in curves.items()
     ]
     if lines:
-        lines.append(Series("as stated", "dashed", [0.0, 100.0], [0.0, 100.0]))
+        lines.append(Series("as stated", "dashed", [(0.0, 0.0), (100.0, 100.0)]))
     scale = linear([0.0, 100.0])
     title, note = "Do probabilities mean something?", "Share of held-out records, by stated probability."
     return trend(title, note, lines, x_name="stated", x=scale, y=scale if lines else None, show=percent_tick,
@@ -99,7 +96,7 @@ def _gain(run: ReportedRun) -> list[Chart]:
     if run.result["engine"] is None:
         lines.append(over(run.rounds, "effective_gain", "Effective gain", "green", dots=False))
         note += " Effective: how far the whole step moved them along the releases."
-    return [over_rounds("Gain of the generator", note, lines, number)] if lines[0].x else []
+    return [over_rounds("Gain of the generator", note, lines, number)] if lines[0].points else []
 
 
 def communication(run: ReportedRun) -> list[Chart]:
@@ -166,7 +163,7 @@ def over_rounds(
     axis: Callable[[list[float]], Axis] = from_zero,
 ) -> Chart:
     """Lines over rounds, on a scale from zero on, or on another."""
-    values = [y for line in series for y in line.y]
+    values = [y for line in series for _, y in line.points]
     return trend(title, note, series, x_name="round", y=axis(values) if values else None, show=show)
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import extra
 from sottovoce.files import private_folder
 
 SCALARS = {
@@ -153,10 +152,5 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def _imported(module: str, name: str, extra: str) -> ModuleType:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise SottovoceError(
-            f"{name} is not installed: pip install 'sottovoce[{extra}]', or train without it", extra
-        ) from None
+def _imported(module: str, name: str, package: str) -> Any:
+    return extra(module, f"{name} is not installed", package, ", or train without it", package)

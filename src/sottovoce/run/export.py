@@ -130,8 +130,10 @@ def write_models(
             raise SottovoceError(
                 f"the home model of '{other}' would be another participant's file: rename one"
             )
-    sources = _sources(file.plan, names) if finish else {}
+    plan, sources = file.plan, _sources(file.plan, names) if finish else {}
     server, folder = open_server(file, module), Path(out)
+    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
+    shown = metrics or plan.seeded or plan.dataset in NAMES
     make_folder(folder)
     written = []
     for participant, name in enumerate(names):
@@ -147,9 +149,8 @@ def write_models(
             run=file.run,
             client=name,
             epsilon=spent,
-            division=_division(file.plan, participant),
+            division=seeds[participant] if plan.partition == "client" else None,  # else records were dealt
         )
-        shown = metrics or file.plan.seeded or file.plan.dataset in NAMES
         measured = result.get("metrics", {}).get("per_client", {}).get(name) if shown else None
         write_model(path, model, measured)
         row = {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
@@ -170,12 +171,6 @@ def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
                 f"the records of {name} are no file in {plan.dataset}: finish its model where they are"
             )
     return found
-
-
-def _division(plan: Plan, participant: int) -> int | None:
-    """The seed by which a participant's own file was divided; None where a partition dealt the records."""
-    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-    return seeds[participant] if plan.partition == "client" else None
 
 
 def file_name(client: str) -> str:

@@ -14,20 +14,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from sottovoce import masking
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.client import Seal
 from sottovoce.files import private_folder
 from sottovoce.helper import Helper
-from sottovoce.masking import (
-    KIND,
-    HelperKeys,
-    MaskTerms,
-    RoundKey,
-    covering,
-    ephemeral_of,
-    public_hex,
-    unmasked,
-)
 
 
 class Masks:
@@ -47,15 +38,15 @@ class Masks:
         self._clients = [_exchange(master, f"site {name}") for name in names]
         helpers = [f"helper-{number + 1}" for number in range(plan.helpers)]
         keys = [(_exchange(master, name), _signing(master, name)) for name in helpers]
-        self._terms = MaskTerms(
+        self._terms = masking.MaskTerms(
             run=run,
             size=sharing.size,
             word=sharing.word,
             threshold=sharing.threshold,
             colluding=sharing.colluding,
-            clients=tuple(map(public_hex, self._clients)),
+            clients=tuple(map(masking.public_hex, self._clients)),
             helpers=tuple(
-                HelperKeys(name, public_hex(exchange), public_hex(signing))
+                masking.HelperKeys(name, masking.public_hex(exchange), masking.public_hex(signing))
                 for name, (exchange, signing) in zip(helpers, keys, strict=True)
             ),
             schedule=tuple(tuple(map(int, planned)) for planned in blueprint.schedule),
@@ -66,7 +57,7 @@ class Masks:
             stack.enter_context(Helper.open(folder / f"{name}.sqlite", self._terms, *pair))
             for name, pair in zip(helpers, keys, strict=True)
         ]
-        self._keys: list[RoundKey] = []
+        self._keys: list[masking.RoundKey] = []
 
     def begin(self) -> None:
         """Before a round: its helpers' keys, which all clients get."""
@@ -75,14 +66,14 @@ class Masks:
     def seal(self, participant: int) -> Seal:
         """What puts this client's masks on its shares, and nothing on other messages."""
         key = self._clients[participant]
-        return lambda message, stream: covering(self._terms, key, self._keys)(message, stream)
+        return lambda message, stream: masking.covering(self._terms, key, self._keys)(message, stream)
 
     def total(self, number: int, messages: Mapping[int, bytes]) -> np.ndarray:
         """The sum of a round's shares: every helper answers, once."""
-        told = {participant: ephemeral_of(message) for participant, message in messages.items()}
+        told = {participant: masking.ephemeral_of(message) for participant, message in messages.items()}
         run = self._terms.run
-        answers = [helper.answer(run, KIND, number, told).masks for helper in self._helpers]
-        return unmasked(self._terms, messages, answers)
+        answers = [helper.answer(run, masking.KIND, number, told).masks for helper in self._helpers]
+        return masking.unmasked(self._terms, messages, answers)
 
 
 def _exchange(master: bytes, name: str) -> X25519PrivateKey:

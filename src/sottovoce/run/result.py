@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,14 +10,13 @@ from sottovoce import __version__
 from sottovoce.blueprint import Blueprint
 from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import extra
 from sottovoce.features import pretrained
-from sottovoce.metrics import Curves, Evaluation, NoMeasures, Own, mean_accuracy, mean_known, own_metrics
+from sottovoce.metrics import Curves, Evaluation, Own, mean_accuracy, mean_known, own_metrics
 from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task
 
-log = logging.getLogger(__name__)
 COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
 
 
@@ -30,10 +28,7 @@ class Result(dict[str, Any]):
 
         Of a comparison it has a row for each of its rows and clients.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise SottovoceError("tables of results need pandas: pip install 'sottovoce[pandas]'") from None
+        pandas = extra("pandas", "tables of results need pandas", "pandas")
         if "rows" in self:
             parts = {"points": "per_client", "log_loss": "log_loss_per_client"}
             return pandas.DataFrame(
@@ -176,7 +171,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "seed": plan.seed,
         "preset": plan.preset,
         "context": plan.context,
-        "uses_future_labels": plan.uses_future_labels,
+        "uses_future_labels": plan.context_traits.future_uses_labels,
         "channel": plan.channel,
         "noise": plan.noise,
         "features": plan.features if blueprint.facts.source else "none",
@@ -209,18 +204,14 @@ def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation])
 def measured(
     seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation], own: Own | None = None
 ) -> dict[str, Any]:
-    """The `metrics` object: means over clients by role, and each client's; empty without torchmetrics.
+    """The `metrics` object: means over clients by role, and each client's.
 
     `own` are metrics of the user's (`metrics.own_metrics`).
     """
-    try:
-        each = {
-            name: {**one.metrics(), **own_metrics(one.task, one.outputs, one.y, own)}
-            for name, one in {**seen, **future}.items()
-        }
-    except NoMeasures as error:
-        log.warning("%s", error)
-        return {}
+    each = {
+        name: {**one.metrics(), **own_metrics(one.task, one.outputs, one.y, own)}
+        for name, one in {**seen, **future}.items()
+    }
     roles = {"seen": seen, "future": future}
     means = {role: mean_metrics([each[name] for name in names]) for role, names in roles.items()}
     constants = {role: mean_metrics([one.constant for one in of.values()]) for role, of in roles.items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint, client_secret
 from sottovoce.central import Update
-from sottovoce.client import Asked, Client, Seal, release_together, unsealed
+from sottovoce.client import Asked, Client, release_together, unsealed
 from sottovoce.cores import batched, side_by_side
 from sottovoce.data import ClientRecords, FederatedDataset
 from sottovoce.errors import SottovoceError
@@ -162,19 +162,14 @@ class Simulation:
 
     def _sum_shares(self, opened: Round, asked: Sequence[Asked]) -> Observed:
         """Applies the sum of clients' shares, unmasked if they have masks."""
-        if self._masks is not None:
-            self._masks.begin()
+        masks, sharing = self._masks, self.blueprint.sharing
+        if masks is not None:
+            masks.begin()
         shares = dict(zip(opened.participants, self._sent(asked), strict=True))
-        total = self._total(opened.number, shares)
+        assert sharing is not None
+        total = sharing.added(shares.values()) if masks is None else masks.total(opened.number, shares)
         self.server.receive_update(self.server.share_out(total, opened.participants))
         return {"bytes": sum(map(len, shares.values())), "signal_norm": None, "noise_norm": None}
-
-    def _total(self, number: int, shares: Mapping[int, bytes]) -> np.ndarray:
-        """The sum of the shares of a round, unmasked if they have masks."""
-        if self._masks is not None:
-            return self._masks.total(number, shares)
-        assert self.blueprint.sharing is not None
-        return self.blueprint.sharing.added(shares.values())
 
     def _draw(self, releases: Mapping[int, np.ndarray]) -> Update:
         """The noised sum of the next round, durable before anything is made from it."""
@@ -264,7 +259,7 @@ class Simulation:
         return self._client(self.federation.future_names[index], self.federation.future[index])
 
     def _client(self, name: str, records: ClientRecords, participant: int | None = None) -> Client:
-        secret = client_secret(self._master, name)
+        masks, secret = self._masks, client_secret(self._master, name)
         return Client(
             name,
             records,
@@ -273,12 +268,8 @@ class Simulation:
             run=self._run,
             secret=secret,
             participant=participant,
-            seal=self._seal(participant),
+            seal=unsealed if masks is None or participant is None else masks.seal(participant),
         )
-
-    def _seal(self, participant: int | None) -> Seal:
-        """What is put on a client's messages before they are stored: masks, where its shares have any."""
-        return unsealed if self._masks is None or participant is None else self._masks.seal(participant)
 
     def _sent(self, asked: Iterable[Asked]) -> list[bytes]:
         """The messages that clients are asked for, made by some of them at a time."""

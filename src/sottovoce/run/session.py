@@ -273,7 +273,7 @@ def _try(records: ClientRecords, blueprint: Blueprint, participant: int | None) 
         _check_finite(releases["gradient"].statistic(few, zero))
         uses_model = plan.context_traits.uses_model
     else:
-        uses_model = plan.future_uses_model
+        uses_model = plan.context_traits.future_uses_model
     if plan.releases_context:
         _check_finite(releases["context"].statistic(records.context, zero if uses_model else None))
 

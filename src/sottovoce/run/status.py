@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,6 @@ class Status:
         """Clients of a federation that are `enrolled`, `connected` or `late`."""
         return sum(bool(client[what]) for client in self.clients)
 
-    def fields(self, *, history: bool) -> dict[str, Any]:
-        """As JSON, with or without the line of each round."""
-        named = asdict(self)
-        return named if history else {name: value for name, value in named.items() if name != "history"}
-
 
 def read_status(path: str | Path) -> Status:
     """The status of the run in a directory; where there is none that can be read, it is unknown, and why."""
@@ -114,7 +109,10 @@ def unreadable(path: str | Path, error: Exception) -> str:
 
 def _status(directory: RunDirectory) -> Status:
     if not directory.plan_file.exists():
-        return Status(str(directory.path), "unknown", _no_run(directory))
+        why = "holds no run (no plan.toml): name the folder of one"
+        if not directory.path.is_dir():
+            why = "is not a directory: name that of a run"
+        return Status(str(directory.path), "unknown", f"{directory.path} {why}")
     held = is_locked(directory.lock_file)  # before the result is looked for: it may be written meanwhile
     plan, lines = _plan(directory), directory.rounds()
     done, of, spent = len(lines), plan.rounds, None
@@ -165,12 +163,6 @@ def _plan(directory: RunDirectory) -> Plan:
         raise SottovoceError(
             f"{directory.plan_file} is of another version, or changed by hand ({what}): look with that one"
         ) from None
-
-
-def _no_run(directory: RunDirectory) -> str:
-    if not directory.path.is_dir():
-        return f"{directory.path} is not a directory: name that of a run"
-    return f"{directory.path} holds no run (no plan.toml): name the folder of one"
 
 
 def is_locked(path: Path) -> bool:

@@ -1,8 +1,5 @@
 """Training and evaluating a federation from Python; the command line adds only progress and tables.
 
-plan = Plan.load(overrides={"dataset": "mnist-small", "epsilon": 8})
-result = train(plan, "runs/first")
-
 Callbacks follow a run: they are told what its files have, as it goes on. A callback gets copies, so it cannot
 change anything; whatever it raises is logged in one line and it is not called again, because a run that has
 spent privacy must not end for a tracker that is out of reach.
@@ -98,15 +95,10 @@ def train(
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> Result:
-    """Trains `plan` in the run directory `out` and returns its result (the content of result.json).
+    """As `sottovoce.train` (`api`), without a report: returns the content of result.json.
 
-    `ledger` lets budgets add up over several runs on the same records. `dataset`, or `clients` with `records`
-    (`given`), and `module` replace what the plan names, which is written down; of a preset only what is meant
-    for such records stays. `device` and `on_round` change speed and display only. `resume` continues after
-    the last checkpoint with the same releases as if nothing had happened; a finished run is left as it is.
-    `masks` puts masks on the shares of `noise=shared`, and takes them off the sums: the same result, by way
-    of what a federation sends. `metrics` are functions of the user's own (`metrics.own_metrics`), and
-    `callbacks` follow the run (`callbacks`).
+    A resumed run makes the same releases as if nothing had happened; a finished one is left as it is. `masks`
+    are put on shares and taken off their sums: the same result, by way of what a federation sends.
     """
     directory = RunDirectory(out)
     check_own(metrics)

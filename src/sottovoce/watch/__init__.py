@@ -1,10 +1,13 @@
 """A live page for a run, a federation or a client of one, on loopback: its events, health, and metrics.
 
 The page is one document without outside resources. Its script gets server-sent events, each with the parts
-that have changed, and puts them in their place; a chart that has not changed is left alone. Requests under
-another name than this machine's are refused, so that no page of the web can ask. From elsewhere it is seen
-through the nginx that we ship (`deploy/nginx.conf`), which asks under a name of its own: then the page wants
-a token, as the password of any user name. Nothing is written.
+that have changed, and puts them in their place; a chart that has not changed is left alone. Of a run it shows
+results of a simulation or totals over clients; of a federation what its server may know, and nothing that
+depends on the records of one client; of a client what is its owner's own.
+
+Requests under another name than this machine's are refused, so that no page of the web can ask. From
+elsewhere it is seen through the nginx that we ship (`deploy/nginx.conf`), which asks under a name of its own:
+then the page wants a token, as the password of any user name. Nothing is written.
 
 Prometheus reads the same as numbers; nothing has a label that names a client.
 """
@@ -18,6 +21,7 @@ import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import uvicorn
@@ -31,20 +35,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sottovoce import report
+from sottovoce.catalog import PLACES
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.status import NodeStatus, look
 from sottovoce.onboarding import Tokens
+from sottovoce.report.chart import Chart
+from sottovoce.report.run_figures import over_rounds, percent_tick, scores, times
+from sottovoce.report.table import UNKNOWN, Table, equals, number
 from sottovoce.run.status import EXIT_CODES, Status
-from sottovoce.watch.page import document, parts
 
 HOST = "127.0.0.1"
 PROXY = "proxy"
 """The name under which nginx asks."""
 TOKENS_FILE = "watch-tokens.txt"
 EVERY_SECONDS = 1.0
+LISTED = 100
+"""Clients that a page names."""
 NOTHING_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 WHO = {"WWW-Authenticate": 'Basic realm="Sottovoce", charset="UTF-8"'}
-CONTENT_TYPE = exposition.CONTENT_TYPE_LATEST
 Found = Status | NodeStatus
 
 
@@ -82,7 +91,7 @@ def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bo
 
     async def measured(_: Request) -> Response:
         text = await asyncio.to_thread(metrics, lambda: look(run))
-        return Response(text, media_type=CONTENT_TYPE)
+        return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
 
     hosts = ["localhost", HOST, *([PROXY] if behind_proxy else [])]
     allowed = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
@@ -123,6 +132,84 @@ def open_watch(
     application = create_watch(run, ended=lambda: server.should_exit, behind_proxy=behind_proxy)
     server = uvicorn.Server(uvicorn.Config(application, access_log=False, log_level="error", ws="none"))
     return server, listening
+
+
+def parts(found: Found) -> dict[str, str]:
+    """The parts of the page that change, by the id of the element that holds each; the title is no markup."""
+    made, grid = report.macros("watch/parts.html"), report.macros("report/parts.html").grid
+    shown = {"title": _title(found), "state": made.state(found), "figures": "", "charts": "", "clients": ""}
+    if isinstance(found, NodeStatus):
+        if found.client:
+            shown["figures"] = made.node_figures(found)
+        return {**shown, "clients": made.log(found.errors)}
+    if found.rounds:
+        shown |= {"figures": made.run_figures(found), "charts": grid(_charts(found))}
+    if found.engine:
+        shown["clients"] = made.federation(found, _clients(found), _errors(found))
+    return shown
+
+
+def document(found: Found) -> str:
+    """The whole page as it is now; its script replaces the parts."""
+    return report.page(
+        "watch/page.html",
+        live=True,
+        name=_name(found),
+        facts=_node_facts(found) if isinstance(found, NodeStatus) else _facts(found),
+        seeded=isinstance(found, Status) and found.seeded,
+        parts=parts(found),
+    )
+
+
+def _title(found: Found) -> str:
+    rounds = f" {found.round} of {found.rounds}" if found.rounds else ""
+    return f"{found.state}{rounds} · {_name(found)}"
+
+
+def _name(found: Found) -> str:
+    """What a page is called: a client by its name, everything else by its directory."""
+    return (isinstance(found, NodeStatus) and found.client) or Path(found.directory).name
+
+
+def _facts(found: Status) -> list[str]:
+    if found.noise is None:  # nothing is known of its plan
+        return []
+    about = [found.dataset or "", found.method or "", f"{number(found.participants)} participants"]
+    target = found.epsilon.get("target")
+    promise = "without privacy" if target is None else f"{equals('ε', target)} at {equals('δ', found.delta)}"
+    return [*about, found.noise_words, promise]
+
+
+def _node_facts(found: NodeStatus) -> list[str]:
+    return ["a client of a federation", *([PLACES[found.noise].phrase] if found.noise in PLACES else [])]
+
+
+def _charts(found: Status) -> list[Chart]:
+    note = "Waiting for clients included." if found.engine else "Evaluation is not counted."
+    charts, lines = [times(found.history, note)], scores(found.history)
+    if any(line.points for line in lines):
+        note = "Mean over clients, where it was evaluated."
+        charts.insert(0, over_rounds("On held-out records", note, lines, percent_tick))
+    return charts
+
+
+def _clients(found: Status) -> Table:
+    why = {one["name"]: one["why"] for one in found.waiting}
+    rows = [
+        [
+            client["name"],
+            *(word if client[word] else UNKNOWN for word in ("enrolled", "connected")),
+            why.get(client["name"], "waited for" if client["late"] else ""),
+        ]
+        for client in found.clients[:LISTED]
+    ]
+    return Table(["Client", "Enrolled", "Connected", "Waited for"], rows, "Clients", words=4)
+
+
+def _errors(found: Status) -> list[str]:
+    return [
+        f"{datetime.fromtimestamp(error['time']):%Y-%m-%d %H:%M} {error['text']}" for error in found.errors
+    ]
 
 
 class Looked(Collector):
