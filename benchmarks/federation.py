@@ -66,9 +66,9 @@ def enrolment(count: int) -> dict[str, Any]:
         started = time.perf_counter()
         digest = agreement.digest()
         for _ in range(0, count, BATCH):
-            with coordinator.batch():
+            with coordinator.store.transaction():
                 for _ in range(BATCH):
-                    offer, key = coordinator.offer(), new_key()
+                    offer, key = coordinator.roster.offer(), new_key()
                     name = participant_name(offer["proposal"])
                     secret = agreed_secret(key, offer["key"], run=offer["run"], name=name)
                     answer = {
@@ -77,9 +77,9 @@ def enrolment(count: int) -> dict[str, Any]:
                         "agreement": digest,
                         "proof": proof(secret, offer["nonce"]),
                     }
-                    coordinator.enrol(answer, name)
+                    coordinator.roster.enrol(answer, name)
         seconds = time.perf_counter() - started
-        assert len(coordinator.enrolled) == count
+        assert len(coordinator.roster.enrolled) == count
         coordinator.missing()
         store.apply(coordinator.server.state(), None)
         after = memory()
@@ -153,7 +153,7 @@ def round_trip(channel: str) -> dict[str, Any]:
             for index in range(agreement.plan.participants)
         }
         for index, member in members.items():
-            coordinator.enrol(member.enrol(coordinator.offer()), str(index))
+            coordinator.roster.enrol(member.enrol(coordinator.roster.offer()), str(index))
         for _ in ("contexts", "a first round, which warms the server up"):
             for index, kind in coordinator.missing().items():
                 coordinator.accept(index, members[index].release(coordinator.request(index, kind)))

@@ -295,7 +295,7 @@ def test_an_engine_carries_messages_and_gives_the_simulators_bits(tmp_path: Path
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())
     assert everyone_paid(world)
-    result = write_run(tmp_path / "run", world.coordinator, world.store, engine="pigeons")
+    result = write_run(tmp_path / "run", world.coordinator, engine="pigeons")
     assert result["engine"] == "pigeons"
     with pytest.raises(SottovoceError, match="only they can evaluate"):
         evaluate(tmp_path / "run")

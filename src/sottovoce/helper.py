@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +28,6 @@ _SCHEMA = (
     "CREATE TABLE answer (round INTEGER PRIMARY KEY, clients TEXT NOT NULL, masks BLOB NOT NULL)",
 )
 _GIVEN_UP = "given up"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a helper says about a round: the sum of its masks, and its key of the next round, if any."""
-
-    masks: bytes
-    next: RoundKey | None
 
 
 class Helper(Database):
@@ -78,10 +69,12 @@ class Helper(Database):
 
     def key(self) -> RoundKey | None:
         """Its signed public key of that round."""
-        rows = self.query("SELECT round, private FROM key")
-        return self._signed(*rows[0]) if rows else None
+        for number, private in self.query("SELECT round, private FROM key"):
+            public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+            return RoundKey.signed(self._terms, self.number, number, public, self._signing)
+        return None
 
-    def answer(self, run: str, kind: str, round_number: int, ephemerals: Mapping[int, bytes]) -> Answer:
+    def answer(self, run: str, kind: str, round_number: int, ephemerals: Mapping[int, bytes]) -> bytes:
         """The sum of its masks of the clients whose messages began with these keys.
 
         Asked again about the same clients it says the same again, whatever keys are named; about others it
@@ -100,27 +93,25 @@ class Helper(Database):
             if stored[0][0] != clients:
                 raise MaskingError(f"round {round_number} was answered before, or given up: refused")
             self._settle()
-            return Answer(stored[0][1], self.key())
-        private = self._private(round_number)
-        masks = self._masks(private, round_number, ephemerals)
+            return bytes(stored[0][1])
+        masks = self._masks(self._private(round_number), round_number, ephemerals)
         self._close_round(round_number, clients, masks)
-        return Answer(masks, self.key())
+        return masks
 
-    def give_up(self, round_number: int) -> RoundKey | None:
-        """Erases the key of a round that will never be answered; returns that of the next."""
+    def give_up(self, round_number: int) -> None:
+        """Erases the key of a round that will never be answered, and makes that of the next."""
         if self.query("SELECT clients FROM answer WHERE round = ?", round_number) != [(_GIVEN_UP,)]:
             self._private(round_number)
             self._close_round(round_number, _GIVEN_UP, b"")
-        return self.key()
 
     def _masks(self, private: X25519PrivateKey, round_number: int, ephemerals: Mapping[int, bytes]) -> bytes:
         terms, public = self._terms, private.public_key().public_bytes_raw()
-        total = np.zeros(terms.size, f"<u{terms.word // 8}")
+        total = np.zeros(terms.size, terms.unsigned)
         for client, e in ephemerals.items():
             both = exchanged(private, e) + exchanged(self._exchange, bytes.fromhex(terms.clients[client]))
             seed = derived(both, terms, round_number, client, self.number, e, public)
             total = total + terms.words(stream(seed, terms.length))
-        return total.astype(f"<u{terms.word // 8}").tobytes()
+        return total.astype(terms.unsigned).tobytes()
 
     def _private(self, round_number: int) -> X25519PrivateKey:
         rows = self.query("SELECT private FROM key WHERE round = ?", round_number)
@@ -188,10 +179,6 @@ class Helper(Database):
     def _new_key(self, round_number: int) -> None:
         private = X25519PrivateKey.generate().private_bytes_raw()
         self.query("INSERT INTO key VALUES (?, ?)", round_number, private)
-
-    def _signed(self, round_number: int, private: bytes) -> RoundKey:
-        public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-        return RoundKey.signed(self._terms, self.number, round_number, public, self._signing)
 
 
 def _explain(path: Path, error: Exception) -> SottovoceError:

@@ -102,11 +102,16 @@ class MaskTerms:
         """Bytes of the words of a message, or of an answer."""
         return self.size * self.word // 8
 
+    @property
+    def unsigned(self) -> str:
+        """The type of a word."""
+        return f"<u{self.word // 8}"
+
     def words(self, data: bytes) -> Words:
         """The words of a message or an answer."""
         if len(data) != self.length:
             raise MaskingError(f"{len(data)} bytes are not {self.size} words of {self.word} bits: ask again")
-        return np.frombuffer(data, f"<u{self.word // 8}")
+        return np.frombuffer(data, self.unsigned)
 
 
 @dataclass(frozen=True)
@@ -148,25 +153,24 @@ def masked(
 
     Who the client is follows from its long-term `key`; `keys` are those of the round, one for each helper.
     """
-    mine = public_hex(key)
-    if mine not in terms.clients or terms.clients.index(mine) not in terms.planned(round_number):
+    mine, planned = public_hex(key), terms.planned(round_number)
+    client = next((number for number in planned if terms.clients[number] == mine), None)
+    if client is None:
         raise MaskingError(f"this client is not planned for round {round_number}: refused")
     if [one.helper for one in keys] != list(range(len(terms.helpers))):
         raise MaskingError("every helper that was agreed on must have sent its key of the round")
     ephemeral = X25519PrivateKey.generate()
     public = ephemeral.public_key().public_bytes_raw()
-    total = values.astype(f"<u{terms.word // 8}")
+    total = values.astype(terms.unsigned)
     for one in keys:
         if one.round != round_number:
             raise MaskingError(f"a key of round {one.round} does not serve round {round_number}: refused")
         one.check(terms)
-        fresh = exchanged(ephemeral, one.public)
-        long_term = exchanged(key, bytes.fromhex(terms.helpers[one.helper].exchange))
-        seed = derived(
-            fresh + long_term, terms, round_number, terms.clients.index(mine), one.helper, public, one.public
-        )
+        long_term = bytes.fromhex(terms.helpers[one.helper].exchange)
+        both = exchanged(ephemeral, one.public) + exchanged(key, long_term)
+        seed = derived(both, terms, round_number, client, one.helper, public, one.public)
         total = total + terms.words(stream(seed, terms.length))
-    return public + total.astype(f"<u{terms.word // 8}").tobytes()
+    return public + total.astype(terms.unsigned).tobytes()
 
 
 def covering(
@@ -192,7 +196,7 @@ def unmasked(terms: MaskTerms, messages: Mapping[int, bytes], answers: Sequence[
     """ΣY over the clients of `messages`, from the answers of all helpers for exactly this set."""
     if len(answers) != len(terms.helpers):
         raise MaskingError(f"{len(answers)} of {len(terms.helpers)} helpers have answered: nothing opens")
-    total = np.zeros(terms.size, f"<u{terms.word // 8}")
+    total = np.zeros(terms.size, terms.unsigned)
     for message in messages.values():
         total = total + terms.words(message[KEY_BYTES:])
     for answer in answers:

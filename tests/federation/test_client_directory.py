@@ -62,8 +62,8 @@ def test_what_strangers_say_is_one_short_line_of_a_log(tmp_path: Path) -> None:
     for refused in (
         lambda: world.coordinator.accept(0, {"error": long}),
         lambda: world.coordinator.accept(0, {"kind": "context", "round": long, "release": b""}),
-        lambda: world.coordinator.enrol({"error": long}, "9"),
-        lambda: world.coordinator.enrol(
+        lambda: world.coordinator.roster.enrol({"error": long}, "9"),
+        lambda: world.coordinator.roster.enrol(
             {"agreement": world.agreement.digest(), "participant": long, "key": b"", "proof": b""}, "9"
         ),
     ):

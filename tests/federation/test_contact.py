@@ -23,7 +23,7 @@ class Watched(World):
         return self.folder / "clients" / f"client-{index}"
 
     def enrol(self, index: int) -> int:
-        offer = self.coordinator.offer()
+        offer = self.coordinator.roster.offer()
         joined = super().enrol(index)
         self.node(index).contacted("enrolment", offer)
         return joined
@@ -108,7 +108,7 @@ def test_looking_writes_nothing(world: Watched) -> None:
 
 def test_a_node_that_was_never_asked_waits_and_one_without_a_directory_leaves_none(tmp_path: Path) -> None:
     world = World(tmp_path, **QUICK)
-    world.node(0).contacted("enrolment", world.coordinator.offer(), refused="no")
+    world.node(0).contacted("enrolment", world.coordinator.roster.offer(), refused="no")
     directory = tmp_path / "clients" / "client-0"
     assert not directory.exists()
     directory.mkdir()

@@ -59,7 +59,7 @@ def test_coefficients_are_counted_and_seen_alike_by_members_and_simulator(tmp_pa
     result = train(world.agreement.plan, tmp_path / "simulated")
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())
-    assert write_run(tmp_path / "run", world.coordinator, world.store)["downlink"] == result["downlink"]
+    assert write_run(tmp_path / "run", world.coordinator)["downlink"] == result["downlink"]
     assert 0 < result["downlink"]["bits_per_coefficient"] <= bits
 
 
@@ -165,7 +165,7 @@ def test_a_sealed_gradient_of_a_client_that_was_not_chosen_is_refused(tmp_path: 
     world.store.ask(other, "gradient", 1)  # even with a key of its own
     release = world.coordinator.blueprint.releases["gradient"]
     stream = release.stream(world.store.run, f"participant-{other}", 1)
-    secret = world.coordinator._roster.secret(other)
+    secret = world.coordinator.roster.secret(other)
     codeword = release.encode(np.zeros(release.size), secret=secret, stream=stream)
     false = world.sealed(other, {"kind": "gradient", "round": 1}, codeword)
     with pytest.raises(SottovoceError, match=f"participant-{other} was not chosen for round 1"):
@@ -194,7 +194,7 @@ def test_an_enrolled_client_cannot_ruin_the_generator(
     answer = world.answer(0)
     release = world.coordinator.blueprint.releases[answer["kind"]]
     stream = release.stream(world.store.run, "participant-0", answer["round"])
-    envelope = release.channel._envelope(world.coordinator._roster.secret(0), stream)  # type: ignore[union-attr]
+    envelope = release.channel._envelope(world.coordinator.roster.secret(0), stream)  # type: ignore[union-attr]
     ruinous = envelope.seal(np.full(release.size, 3e38).astype("<f4").tobytes())
     with pytest.raises(SottovoceError, match=r"a norm that its clipping and noise do not reach"):
         world.coordinator.accept(0, world.sealed(0, answer, ruinous))
@@ -239,8 +239,8 @@ def test_a_request_or_offer_without_the_agreement_is_refused(tmp_path: Path, agr
     world.enrol(0)
     for message, answer in (
         (world.coordinator.request(0, "context"), world.node(0).release),
-        (world.coordinator.offer(), world.node(0).enrol),
-        (world.coordinator.offer(), world.node(1).enrol),
+        (world.coordinator.roster.offer(), world.node(0).enrol),
+        (world.coordinator.roster.offer(), world.node(1).enrol),
     ):
         without = {**message, "agreement": agreement}
         if agreement is None:
@@ -255,7 +255,7 @@ def test_an_offer_with_another_server_key_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enrol(0)
     with pytest.raises(EnrolmentError, match="another key than at enrolment"):
-        world.node(0).enrol({**world.coordinator.offer(), "key": public_key(new_key())})
+        world.node(0).enrol({**world.coordinator.roster.offer(), "key": public_key(new_key())})
 
 
 def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: Path) -> None:

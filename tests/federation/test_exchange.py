@@ -117,7 +117,7 @@ def test_a_model_is_under_a_seal_that_only_its_own_client_opens(tmp_path: Path) 
 def test_coefficients_of_another_size_or_not_finite_are_no_model(tmp_path: Path) -> None:
     world = trained(tmp_path)
     request = world.coordinator.request(0, "model")
-    stream, agreed = (request["run"], "participant-0", "model", 0), world.coordinator._roster.agreed(0)
+    stream, agreed = (request["run"], "participant-0", "model", 0), world.coordinator.roster.agreed(0)
     sent = unseal_downward(request["model"], stream, agreed=agreed)
     for bad in (sent[:-4], b"", b"\x00\x00\xc0\x7f" + sent[4:]):
         with pytest.raises(Declined, match="of another size, or not finite"):

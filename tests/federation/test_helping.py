@@ -17,7 +17,7 @@ from sottovoce.federation.coordinator import Fields
 from sottovoce.federation.parties import PartyError
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.federation.sharing import HelperNode, answered
-from sottovoce.helper import Answer, Helper
+from sottovoce.helper import Helper
 from sottovoce.masking import ephemeral_of, unmasked
 from tests.small import federated_plan
 
@@ -128,7 +128,7 @@ def test_a_helper_killed_before_its_answer_left_answers_the_same(
         answer(self, *given)
         raise Killed
 
-    answer, run = cast("Callable[..., Answer]", Helper.answer), {"run": "bbbbbbbbbbbbbbbb"}
+    answer, run = cast("Callable[..., bytes]", Helper.answer), {"run": "bbbbbbbbbbbbbbbb"}
     with monkeypatch.context() as patch:
         patch.setattr(Helper, "answer", killed)
         with pytest.raises(Killed):
@@ -153,12 +153,12 @@ def test_a_copied_helper_refuses_its_run_and_the_server_hears_why(world: World) 
 
 
 def test_a_helper_is_known_by_its_key(world: World) -> None:
-    offer = world.coordinator.offer()
+    offer = world.coordinator.roster.offer()
     answer = world.helper(1).enrol(offer)
-    assert world.coordinator.enrol(answer, "7") == 7
+    assert world.coordinator.roster.enrol(answer, "7") == 7
     for wrong in ({"helper": 0}, {"helper": 3}, {"helper": "1"}, {"proof": b""}, {"proof": bytes(64)}):
         with pytest.raises(EnrolmentError, match="helper"):
-            world.coordinator.enrol({**answer, **wrong}, "7")
+            world.coordinator.roster.enrol({**answer, **wrong}, "7")
     with pytest.raises(EnrolmentError, match="another agreement"):
         world.helper(0).enrol({**offer, "agreement": "0" * 32})
     world.helper(0).refused(world.coordinator.run, "not today")

@@ -63,7 +63,7 @@ def test_a_node_without_its_owners_consent_neither_enrols_nor_releases(world: Wo
     key = world.key("client-0")
     node = Node(tmp_path / "node", world.files[0], agreement, key=key)
     with pytest.raises(EnrolmentError, match="noise-shared=true"):
-        node.enrol({**world.coordinator.offer(), "agreement": agreement.digest()})
+        node.enrol({**world.coordinator.roster.offer(), "agreement": agreement.digest()})
     assert not list(tmp_path.glob("**/*.sqlite"))
 
 
@@ -110,7 +110,7 @@ def test_a_node_refuses_diagnostics_and_so_does_its_server(world: World) -> None
 def test_a_site_is_who_its_key_says_whatever_a_server_proposes(world: World, tmp_path: Path) -> None:
     def enrol(key: SiteKey | None) -> Fields:
         node = Node(tmp_path / "n", world.files[4], world.agreement, wish=1, simulated=True, key=key)
-        return node.enrol({**world.coordinator.offer(), "proposal": 2})
+        return node.enrol({**world.coordinator.roster.offer(), "proposal": 2})
 
     with pytest.raises(EnrolmentError, match="this node has none"):
         enrol(None)

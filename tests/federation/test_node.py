@@ -100,14 +100,14 @@ def test_a_plan_that_differs_is_refused_at_both_ends_and_nothing_is_charged(tmp_
     world = World(tmp_path)
     other = World(tmp_path / "other", epsilon=9.0)
     with pytest.raises(EnrolmentError, match="another agreement"):
-        world.node(0, other.agreement).enrol(world.coordinator.offer())
+        world.node(0, other.agreement).enrol(world.coordinator.roster.offer())
     world.enrol_all()
     request = world.coordinator.request(0, "context")
     with pytest.raises(EnrolmentError, match="nothing is released"):
         world.node(0, other.agreement).release(request)
-    answer = world.node(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.roster.offer())
     with pytest.raises(EnrolmentError, match="another agreement"):
-        world.coordinator.enrol({**answer, "agreement": other.agreement.digest()}, "9")
+        world.coordinator.roster.enrol({**answer, "agreement": other.agreement.digest()}, "9")
     assert charged(world, 0) == []
     world.kill()
     with pytest.raises(StoreError, match=r"epsilon is 9\.0 here and 8\.0 there"):
@@ -127,7 +127,7 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert world.store.key.hex() not in caplog.text
     for index in range(3):
-        assert world.coordinator._roster.secret(index).hex() not in caplog.text
+        assert world.coordinator.roster.secret(index).hex() not in caplog.text
 
 
 def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
@@ -173,7 +173,7 @@ def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
 
 def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_plan(tmp_path: Path) -> None:
     world = World(tmp_path)
-    offer = world.coordinator.offer()
+    offer = world.coordinator.roster.offer()
 
     def ask(name: str, proposal: int, wish: int | None = None) -> dict[str, Any]:
         files = tmp_path / name, tmp_path / "clients" / "client-0.npz"
@@ -202,7 +202,7 @@ def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "locked", locked)
     member = world.node(0)
-    world.coordinator.enrol(member.enrol(world.coordinator.offer()), "0")
+    world.coordinator.roster.enrol(member.enrol(world.coordinator.roster.offer()), "0")
     member.release(world.coordinator.request(0, "context"))
     for _ in range(2):
         world.node(1).refused(world.store.run, "taken")
@@ -238,7 +238,7 @@ def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(
     world.enrol(0)
     world.answer(0)
     Memory(tmp_path / "clients" / "client-0" / "ledger.sqlite").path.unlink()
-    another = {**world.coordinator.offer(), "run": "0" * 16}
+    another = {**world.coordinator.roster.offer(), "run": "0" * 16}
     with pytest.raises(SottovoceError, match="was copied or restored"):
         world.node(0).enrol(another)
     with ledger(world, 0) as book:
@@ -257,7 +257,7 @@ def test_two_records_are_the_least_with_which_a_client_declares_how_many_it_has(
     world = World(tmp_path, **QUICK)
     plan = world.agreement.plan.replace(gradient_records=0, context_records=0)
     open_ = replace(world.agreement, plan=plan)
-    offer = {**world.coordinator.offer(), "agreement": open_.digest()}
+    offer = {**world.coordinator.roster.offer(), "agreement": open_.digest()}
     for index, count in enumerate((1, 2)):
         path = world.files[index]
         with np.load(path) as file:

@@ -64,7 +64,7 @@ def run(world: World, name: str) -> Coordinator:
 def train(site: Site, coordinator: Coordinator, agreement: Agreement, **terms: Any) -> None:
     """The site releases its context."""
     member = site.node(agreement, **terms)
-    coordinator.enrol(member.enrol(coordinator.offer()), "0")
+    coordinator.roster.enrol(member.enrol(coordinator.roster.offer()), "0")
     coordinator.accept(0, member.release(coordinator.request(0, "context")))
 
 
@@ -112,7 +112,7 @@ def test_an_enrolled_run_does_not_make_a_restored_ledger_a_true_one(tmp_path: Pa
     world = world_of(tmp_path, clients_per_round=3)
     site, one, two = Site(world), run(world, "one"), run(world, "two")
     member = site.node(world.agreement, epsilon=100.0)
-    one.enrol(member.enrol(one.offer()), "0")
+    one.roster.enrol(member.enrol(one.roster.offer()), "0")
     shutil.copytree(site.records.parent, tmp_path / "backup")
     train(site, two, world.agreement)
     one.accept(0, member.release(one.request(0, "context")))
@@ -126,12 +126,12 @@ def test_an_enrolled_run_does_not_make_a_restored_ledger_a_true_one(tmp_path: Pa
             assert ledger.releases(OWN_RECORDS) == 1
             assert ledger.past.copied
     with pytest.raises(SottovoceError, match="was copied or restored from a backup"):
-        site.node(world.agreement).enrol(run(world, "three").offer())
+        site.node(world.agreement).enrol(run(world, "three").roster.offer())
     said = (site.directory / "client.log").read_text()
     assert said.count("charged for the context of round 0; what other runs have released since is not") == 1
     with Ledger.open(site.ledger, scope=None) as ledger:
         ledger.trust_copy()
-    site.node(world.agreement).enrol(run(world, "three").offer())
+    site.node(world.agreement).enrol(run(world, "three").roster.offer())
 
 
 def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Pa
     for index in range(3):
         site = Site(world, index)
         member = Node(site.directory, site.records, world.agreement, wish=index, simulated=True)
-        world.coordinator.enrol(member.enrol(world.coordinator.offer()), str(index))
+        world.coordinator.roster.enrol(member.enrol(world.coordinator.roster.offer()), str(index))
     while not world.coordinator.done:
         for participant, kind in list(world.coordinator.missing().items()):
             site = Site(world, participant)
@@ -147,7 +147,7 @@ def test_training_and_onboarding_of_one_client_add_up_in_one_ledger(tmp_path: Pa
             answer = member.release(world.coordinator.request(participant, kind))
             world.coordinator.accept(participant, answer)
         world.coordinator.advance()
-    write_run(tmp_path / "run", world.coordinator, world.store)
+    write_run(tmp_path / "run", world.coordinator)
     site = Site(world)
     training = site.spent()
     model = tmp_path / "model"
@@ -182,14 +182,14 @@ def test_the_ledger_of_another_client_is_refused_by_name(tmp_path: Path) -> None
     other, two = Site(world, 1), run(world, "two")
     stolen = other.node(world.agreement, ledger=Site(world, 0).ledger)
     with pytest.raises(SottovoceError, match="is the ledger of the client 'client-0', not of 'client-1'"):
-        stolen.enrol(two.offer())
+        stolen.enrol(two.roster.offer())
 
 
 def test_a_ledger_exchanged_after_enrolment_is_refused(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     site, one = Site(world), run(world, "one")
     member = site.node(world.agreement)
-    one.enrol(member.enrol(one.offer()), "0")
+    one.roster.enrol(member.enrol(one.roster.offer()), "0")
     site.lose_the_ledger()
     site.lose_the_witness()
     with pytest.raises(EnrolmentError, match="not the ledger with which this client enrolled"):
@@ -200,15 +200,15 @@ def test_a_run_beyond_the_owners_budget_is_refused_before_enrolment(tmp_path: Pa
     world = world_of(tmp_path, context="labels")
     site, one = Site(world), run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
-        site.node(world.agreement, epsilon=2.0).enrol(one.offer())
+        site.node(world.agreement, epsilon=2.0).enrol(one.roster.offer())
     assert not list(site.directory.glob("enrolment-*"))
     said = (site.directory / "client.log").read_text()
     assert "this run: ε 8, together 8 of 2 at δ = 1e-5, which the budget does not cover" in said
     with pytest.raises(EnrolmentError):  # the strictest that was ever said holds
-        site.node(world.agreement, epsilon=50.0).enrol(one.offer())
+        site.node(world.agreement, epsilon=50.0).enrol(one.roster.offer())
     with Ledger.open(site.ledger, scope=None) as ledger:
         ledger.raise_budget(9.0)
-    site.node(world.agreement).enrol(one.offer())
+    site.node(world.agreement).enrol(one.roster.offer())
     assert (
         "as participant-0; this run: ε 8, together 8 of 9 at δ = 1e-5"
         in (site.directory / "client.log").read_text()
@@ -222,14 +222,14 @@ def test_a_large_delta_of_the_plan_buys_nothing(tmp_path: Path) -> None:
     world.agreement = dataclasses.replace(world.agreement, plan=greedy)
     one = run(world, "one")
     with pytest.raises(EnrolmentError, match="would exceed the budget of this client"):
-        Site(world).node(world.agreement).enrol(one.offer())
+        Site(world).node(world.agreement).enrol(one.roster.offer())
 
 
 def test_a_seeded_agreement_is_refused_outside_simulations(tmp_path: Path) -> None:
     world = World(tmp_path, seeded=True)
     site = Site(world)
     with pytest.raises(EnrolmentError, match="protects nobody"):
-        site.node(world.agreement).enrol(world.coordinator.offer())
+        site.node(world.agreement).enrol(world.coordinator.roster.offer())
     world.enrol_all()  # as a simulation
     with pytest.raises(EnrolmentError, match="protects nobody"):
         site.node(world.agreement).release(world.coordinator.request(0, "context"))
@@ -307,11 +307,11 @@ def test_an_enrolment_that_the_server_refused_is_forgotten_unless_something_may_
     member.refused("0" * 16, "who are you")  # and no ledger is begun for it
     assert not site.ledger.exists()
     for gone in ([], [site.lose_the_ledger, site.lose_the_witness]):
-        one.enrol(member.enrol(one.offer()), "0")
+        one.roster.enrol(member.enrol(one.roster.offer()), "0")
         one.accept(0, member.release(one.request(0, "context")))
         for lose in gone:
             lose()  # the directory remembers
-        member.refused(one._store.run, "the federation is full")
+        member.refused(one.store.run, "the federation is full")
         assert len(list(site.directory.glob("enrolment-*"))) == 1
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sottovoce.federation import Agreement, AgreementError, agree
 from sottovoce.federation.parties import Parties, PartyError, SiteKey, accepted, fingerprint
+from sottovoce.federation.sharing import terms_of
 from tests.small import federated_plan
 
 from .world import SHARED
@@ -82,7 +83,7 @@ def test_every_name_key_and_place_counts_in_the_digest(agreement: Agreement, tmp
 def test_what_masks_are_derived_from_follows_every_number_of_the_agreement(agreement: Agreement) -> None:
     def digest(agreed: Agreement, run: str = "3f2a") -> bytes:
         assert agreed.parties is not None
-        return agreed.parties.terms(agreed.blueprint(), run, agreed.full_digest()).digest
+        return terms_of(agreed, agreed.blueprint(), run).digest
 
     plan = agreement.plan
     others = [

@@ -58,7 +58,7 @@ def test_between_rounds_no_gradient_is_taken(tmp_path: Path) -> None:
     world.store.ask(0, "gradient", 2)  # even one that has a key
     release = world.coordinator.blueprint.releases["gradient"]
     stream = release.stream(world.store.run, "participant-0", 2)
-    secret = world.coordinator._roster.secret(0)
+    secret = world.coordinator.roster.secret(0)
     codeword = release.encode(np.zeros(release.size), secret=secret, stream=stream)
     with pytest.raises(SottovoceError, match="participant-0 was not chosen for round 2"):
         world.coordinator.accept(0, world.sealed(0, {"kind": "gradient", "round": 2}, codeword))

@@ -29,7 +29,7 @@ class Told:
         self.begin()
 
     def begin(self) -> None:
-        self.progress = Progress(self.folder, self.world.coordinator, self.world.store, late=self.late)
+        self.progress = Progress(self.folder, self.world.coordinator, late=self.late)
 
     def answer(self, participant: int) -> int:
         fields = self.world.answer(participant)
@@ -136,7 +136,7 @@ def test_epsilon_is_that_of_what_came_from_who_spent_most(tmp_path: Path) -> Non
 def test_nothing_begins_before_all_have_declared_and_the_file_says_so(tmp_path: Path) -> None:
     world = Tables(tmp_path)
     world.enrol(0)
-    progress = Progress(tmp_path, world.coordinator, world.store, late=0.0)
+    progress = Progress(tmp_path, world.coordinator, late=0.0)
     progress.update([0])
     file = json.loads((tmp_path / FILE).read_text())
     assert (file["phase"], file["round"], file["epsilon"]["spent"]) == ("enrolment", 0, 0.0)
@@ -148,7 +148,7 @@ def test_nothing_begins_before_all_have_declared_and_the_file_says_so(tmp_path: 
 def test_an_error_is_told_once_and_names_the_client_as_others_know_it(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.world.enrol_all()
-    name = told.world.coordinator.names[1]
+    name = told.world.coordinator.roster.names[1]
     for said in ("participant-1 declined: no", "participant-77 is nobody", "participant-1 declined: no"):
         told.progress.errors.emit(logging.makeLogRecord({"msg": said, "levelno": logging.WARNING}))
     told.update()
@@ -203,7 +203,7 @@ def test_a_helper_of_shared_noise_is_waited_for_by_its_name_and_nothing_goes_on_
         for participant in list(world.coordinator.missing()):
             world.coordinator.accept(participant, world.answer(participant))
         world.coordinator.advance()
-    Progress(tmp_path, world.coordinator, world.store, late=0.0).update(range(participants))
+    Progress(tmp_path, world.coordinator, late=0.0).update(range(participants))
     waiting = json.loads((tmp_path / FILE).read_text())["waiting"]
     assert {one["why"] for one in waiting} == {"is not connected"}
     assert all(one["name"].startswith("helper ") for one in waiting)

@@ -196,7 +196,7 @@ def test_two_runs_in_one_directory_do_not_hide_each_others_losses(tmp_path: Path
     world.enrol_all()
     store = Store.open(tmp_path / "other.sqlite", world.agreement)
     other = Coordinator(world.agreement, store)
-    other.enrol(world.node(0).enrol(other.offer()), "0")
+    other.roster.enrol(world.node(0).enrol(other.roster.offer()), "0")
     shutil.copytree(tmp_path / "clients" / "client-0", tmp_path / "backup")
     for coordinator in (other, world.coordinator):
         world.node(0).release(coordinator.request(0, "context"))  # leaves, and is lost on its way
@@ -309,7 +309,7 @@ class Books:
 
 
 def recovery(folder: Path, books: Books) -> Recovery:
-    return Recovery(folder, folder / "lock", cast(Ledger, books), "0" * 16, ClientLog(folder / "client.log"))
+    return Recovery(folder, cast(Ledger, books), "0" * 16, ClientLog(folder / "client.log"))
 
 
 def test_a_run_was_restored_if_its_memory_was_or_the_ledger_holds_less(tmp_path: Path) -> None:

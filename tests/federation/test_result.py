@@ -26,7 +26,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = World(home)
     world.enrol_all()
     world.finish()
-    result = write_run(home / "run", world.coordinator, world.store)
+    result = write_run(home / "run", world.coordinator)
     assert result == json.loads((home / "run" / "result.json").read_text())
     return home
 
@@ -61,7 +61,7 @@ def test_a_future_client_without_labels_gets_the_simulators_corrected_prior(tmp_
     world = World(tmp_path, **SHARES)
     world.enrol_all()
     world.finish()
-    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    result = write_run(tmp_path / "run", world.coordinator)
     assert not result["uses_future_labels"]
     with ledger(world, 0) as book:
         charged = book.epsilon(OWN_RECORDS, result["delta"], "exact")

@@ -22,40 +22,40 @@ def test_an_index_belongs_to_the_directory_that_enrolled_first(tmp_path: Path) -
     world = World(tmp_path)
     assert world.enrol(0) == 0
     assert world.enrol(0) == 0
-    assert world.coordinator.addresses() == {0: "0"}
-    twin = world.node(0, directory="twin").enrol(world.coordinator.offer())
+    assert world.coordinator.store.addresses() == {0: "0"}
+    twin = world.node(0, directory="twin").enrol(world.coordinator.roster.offer())
     with pytest.raises(EnrolmentError, match="another key"):
-        world.coordinator.enrol(twin, "9")
+        world.coordinator.roster.enrol(twin, "9")
     assert world.enrol(0) == 0
 
 
 def test_an_enrolment_must_prove_its_key(tmp_path: Path) -> None:
     world = World(tmp_path)
-    answer = world.node(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.roster.offer())
     with pytest.raises(EnrolmentError, match="prove"):
-        world.coordinator.enrol({**answer, "proof": bytes(32)}, "9")
+        world.coordinator.roster.enrol({**answer, "proof": bytes(32)}, "9")
     with pytest.raises(EnrolmentError, match="no participant 7"):
-        world.coordinator.enrol({**answer, "participant": 7}, "9")
-    assert world.coordinator.enrolled == set()
+        world.coordinator.roster.enrol({**answer, "participant": 7}, "9")
+    assert world.coordinator.roster.enrolled == set()
 
 
 def test_indices_are_proposed_in_turn_until_all_are_taken(tmp_path: Path) -> None:
     world = World(tmp_path)
-    assert [world.coordinator.offer()["proposal"] for _ in range(4)] == [0, 1, 2, 0]
+    assert [world.coordinator.roster.offer()["proposal"] for _ in range(4)] == [0, 1, 2, 0]
     world.enrol(1)
-    assert [world.coordinator.offer()["proposal"] for _ in range(3)] == [2, 0, 2]
+    assert [world.coordinator.roster.offer()["proposal"] for _ in range(3)] == [2, 0, 2]
     world.enrol_all()
-    assert world.coordinator.offer()["proposal"] == -1
+    assert world.coordinator.roster.offer()["proposal"] == -1
 
 
 def test_a_restarted_server_knows_its_clients_and_shares_the_same_secrets(tmp_path: Path) -> None:
     world = World(tmp_path, seeded=False)
     world.enrol_all()
-    offered = world.coordinator.offer()
+    offered = world.coordinator.roster.offer()
     world.kill()
     world.start()
-    assert world.coordinator.enrolled == {0, 1, 2}
-    again = world.coordinator.offer()
+    assert world.coordinator.roster.enrolled == {0, 1, 2}
+    again = world.coordinator.roster.offer()
     assert (again["run"], again["key"]) == (offered["run"], offered["key"])
     assert again["nonce"] != offered["nonce"]
     world.finish()
@@ -64,10 +64,10 @@ def test_a_restarted_server_knows_its_clients_and_shares_the_same_secrets(tmp_pa
 @pytest.mark.parametrize("changes", [{"key": b""}, {"key": None}, {"proof": None}, {"participant": "0"}])
 def test_an_incomplete_enrolment_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     world = World(tmp_path)
-    answer = world.node(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.roster.offer())
     with pytest.raises(EnrolmentError):
-        world.coordinator.enrol({**answer, **changes}, "9")
-    assert world.coordinator.enrolled == set()
+        world.coordinator.roster.enrol({**answer, **changes}, "9")
+    assert world.coordinator.roster.enrolled == set()
 
 
 class Enrolling:
@@ -148,9 +148,9 @@ def test_clients_have_names_of_their_own_or_numbers(enrolling: Enrolling) -> Non
     names = ("north", "north", "<b>")
     for participant, name in enumerate(names):
         enrolling.roster.enrol(enrolling.answer(participant, name=name), "9")
-    assert enrolling.roster.names() == ["north", "participant-1", "participant-2"]
+    assert enrolling.roster.names == ["north", "participant-1", "participant-2"]
     again = Roster(enrolling.agreement, enrolling.store)
-    assert again.names() == enrolling.roster.names()
+    assert again.names == enrolling.roster.names
     assert again.enrolled == {0, 1, 2}
 
 
@@ -160,7 +160,7 @@ def test_a_name_stays_taken_when_the_server_is_back(enrolling: Enrolling) -> Non
     enrolling.roster.enrol(enrolling.answer(0, name="south"), "9")  # known, and keeps its name
     enrolling.roster.enrol(enrolling.answer(1, name="north"), "9")
     enrolling.roster.enrol(enrolling.answer(2, name=None), "9")
-    assert enrolling.roster.names() == ["north", "participant-1", "participant-2"]
+    assert enrolling.roster.names == ["north", "participant-1", "participant-2"]
 
 
 def test_both_ends_have_one_secret(enrolling: Enrolling) -> None:

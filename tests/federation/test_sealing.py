@@ -255,7 +255,7 @@ def test_files_are_for_their_owner_only_whatever_the_umask(tmp_path: Path, no_um
     _keep_log(tmp_path / "run")
     world.enrol_all()
     world.finish()
-    write_run(tmp_path / "run", world.coordinator, world.store)
+    write_run(tmp_path / "run", world.coordinator)
     paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
     names = {path.name for path in paths}
     assert {"server.sqlite", "model.safetensors", "result.json", "federation.log", "client.log"} <= names

@@ -45,7 +45,7 @@ def test_a_federation_waits_runs_fails_when_killed_and_is_finished_with_its_resu
     told.world.start()
     told.begin()
     told.phase()
-    write_run(tmp_path, told.world.coordinator, told.world.store)
+    write_run(tmp_path, told.world.coordinator)
     assert (seen(tmp_path).state, seen(tmp_path).phase) == ("running", "models")
     told.world.kill()
     found = seen(tmp_path)

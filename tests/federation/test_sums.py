@@ -74,7 +74,7 @@ def test_sites_may_vanish_and_rounds_be_given_up_and_the_model_is_that_of_the_su
     assert everyone_paid(world)
     assert ("gradient", 2) in charged(world, 1)
     assert ("gradient", 2) not in charged(world, 0)
-    result = write_run(tmp_path / "run", world.coordinator, world.store, engine="none")
+    result = write_run(tmp_path / "run", world.coordinator, engine="none")
     assert (result["masks"], result["given_up"], result["noise"]) == (True, 1, "shared")
     world.deliver_models()
     world.kill()
@@ -266,7 +266,7 @@ def test_real_sites_that_agree_declare_their_records_and_train_under_masks(tmp_p
     with closing(Store.open(tmp_path / "server.sqlite", agreement)) as store:
         coordinator = Coordinator(agreement, store)
         for number, member in enumerate(members):
-            assert coordinator.enrol(member.enrol(coordinator.offer()), str(number)) == number
+            assert coordinator.roster.enrol(member.enrol(coordinator.roster.offer()), str(number)) == number
         coordinator.advance()
         while not coordinator.closed:
             for number, kind in coordinator.missing().items():
@@ -279,7 +279,7 @@ def test_real_sites_that_agree_declare_their_records_and_train_under_masks(tmp_p
                     )
             coordinator.advance()
         assert [len(line["clients"]) for line in store.lines()] == [4, 4]
-        assert coordinator.names == list(sizes)
+        assert coordinator.roster.names == list(sizes)
     for name in sizes:
         with Ledger.open(folder / f"{name}.ledger.sqlite", scope=client_scope(name)) as ledger:
             [*_, last] = [

@@ -124,7 +124,7 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
     assert not world.coordinator.done
     world.kill()
     world.start()
-    assert world.coordinator.enrolled == {0, 1}
+    assert world.coordinator.roster.enrolled == {0, 1}
     world.enrol(2)
     world.coordinator.advance()
     assert world.coordinator.agreement.sizes == (48, 28, 88)
@@ -134,7 +134,7 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
     world.finish()
     world.deliver_models()
     assert len(list(world.sites.glob("*.personal.safetensors"))) == 3
-    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    result = write_run(tmp_path / "run", world.coordinator)
     assert list(result["epsilon"]["per_client"]) == list(SIZES)
     assert store_lines(tmp_path)[0]["clients"] == list(SIZES)
     for epsilon in result["epsilon"]["per_client"].values():
@@ -174,7 +174,7 @@ def test_what_fails_costs_nothing_and_only_its_owner_reads_why(
     world = Tables(tmp_path)
     (world.sites / "north.csv").write_text(text)
     with pytest.raises(EnrolmentError) as refused:
-        world.node(0).enrol(world.coordinator.offer())
+        world.node(0).enrol(world.coordinator.roster.offer())
     assert str(refused.value) == "this client is not ready: its own log says why"
     assert why in world.log(0)
     assert world.spent(0) == 0
@@ -186,7 +186,7 @@ def test_what_fails_costs_nothing_and_only_its_owner_reads_why(
 def test_a_budget_that_does_not_reach_the_last_round_is_noticed_before_the_first(tmp_path: Path) -> None:
     world = Tables(tmp_path, epsilon=9.0)
     with pytest.raises(EnrolmentError, match="exceed the budget"):
-        world.node(0).enrol(world.coordinator.offer())
+        world.node(0).enrol(world.coordinator.roster.offer())
     assert world.spent(0) == 0
 
 
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_take_these_records_is_noticed_before_the_first_char
 
     monkeypatch.setattr("sottovoce.release.clipped_mean", broken)
     with pytest.raises(EnrolmentError, match="not ready"):
-        world.node(0).enrol(world.coordinator.offer())
+        world.node(0).enrol(world.coordinator.roster.offer())
     assert "mat1 and mat2" in world.log(0)
     assert world.spent(0) == 0
 
@@ -258,23 +258,23 @@ def test_where_a_person_has_several_records_clients_declare_persons(tmp_path: Pa
     world.finish()
     with Ledger.open(world.sites / "north.ledger.sqlite", scope=client_scope("north")) as book:
         assert {entry.charge.sensitivity for entry in book.charges(OWN_RECORDS)} == {2.0 / 24}
-    assert write_run(tmp_path / "run", world.coordinator, world.store)["unit"] == "person"
+    assert write_run(tmp_path / "run", world.coordinator)["unit"] == "person"
 
 
 def test_a_name_that_is_taken_or_could_be_markup_is_replaced_by_a_number(tmp_path: Path) -> None:
     world = Tables(tmp_path)
-    answers = [world.node(index).enrol(world.coordinator.offer()) for index in range(3)]
+    answers = [world.node(index).enrol(world.coordinator.roster.offer()) for index in range(3)]
     for answer, name in zip(answers, ("north", "north", "<b>south</b>"), strict=True):
-        world.coordinator.enrol({**answer, "name": name}, "9")
-    assert world.coordinator.names == ["north", "participant-1", "participant-2"]
+        world.coordinator.roster.enrol({**answer, "name": name}, "9")
+    assert world.coordinator.roster.names == ["north", "participant-1", "participant-2"]
 
 
 def test_a_client_that_declares_nothing_is_refused(tmp_path: Path) -> None:
     world = Tables(tmp_path)
-    answer = world.node(0).enrol(world.coordinator.offer())
+    answer = world.node(0).enrol(world.coordinator.roster.offer())
     for false in (0, -1, 2**40, "48", None, True):
         with pytest.raises(EnrolmentError, match="declare"):
-            world.coordinator.enrol({**answer, "records": false}, "9")
+            world.coordinator.roster.enrol({**answer, "records": false}, "9")
     with pytest.raises(SottovoceError, match="before anything was asked"):
         world.coordinator.accept(0, {"kind": "gradient", "round": 1, "release": b""})
 
@@ -327,7 +327,7 @@ def test_a_federation_of_unlike_sites_serves_future_clients(tmp_path: Path) -> N
     world.enrol_all()
     world.coordinator.advance()
     world.finish()
-    write_run(tmp_path / "run", world.coordinator, world.store)
+    write_run(tmp_path / "run", world.coordinator)
     service = Onboarding(tmp_path / "run")
     fields = json.loads(json.dumps(service.specification.fields(service.blueprint)))
     told = Specification.parse(fields)
@@ -367,7 +367,7 @@ def test_other_tasks_are_federated_from_a_plan_and_records_toml(tmp_path: Path, 
     world.coordinator.advance()
     world.finish()
     world.deliver_models()
-    result = write_run(tmp_path / "run", world.coordinator, world.store)
+    result = write_run(tmp_path / "run", world.coordinator)
     assert (result["task"], max(result["epsilon"]["per_client"].values())) == (
         task,
         pytest.approx(8, rel=1e-3),
@@ -396,7 +396,7 @@ def test_what_was_looked_up_in_records_takes_its_owners_word(tmp_path: Path) -> 
     agreement = Agreement(*complete(plan, Description.parse(text).facts()))
     read_again = Agreement.parse(agreement.to_toml())
     files = (tmp_path / "state", world.sites / "north.csv", read_again)
-    offer = {**world.coordinator.offer(), "agreement": agreement.digest()}
+    offer = {**world.coordinator.roster.offer(), "agreement": agreement.digest()}
     with pytest.raises(EnrolmentError, match=r"low and high of age.*looked-up=true in the node config"):
         Node(*files, wish=0).enrol(offer)
     assert world.spent(0) == 0
@@ -417,6 +417,6 @@ def test_a_node_describes_its_records_by_a_map_that_its_owner_names(
     with pytest.raises(SottovoceError, match="no built-in map"):
         Agreement.parse(agreement.to_toml())
     named = Agreement.parse(agreement.to_toml(), features=own)
-    offer = {**world.coordinator.offer(), "agreement": agreement.digest()}
+    offer = {**world.coordinator.roster.offer(), "agreement": agreement.digest()}
     node = Node(tmp_path / "state", world.sites / "north.csv", named, wish=0)
     assert node.enrol(offer)["records"] == 48

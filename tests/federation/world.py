@@ -93,14 +93,16 @@ class World:
         return HelperNode(self.folder / "clients" / name, agreement or self.agreement, self.key(name))
 
     def enrol(self, index: int) -> int:
-        return self.coordinator.enrol(self.node(index).enrol(self.coordinator.offer()), str(index))
+        return self.coordinator.roster.enrol(
+            self.node(index).enrol(self.coordinator.roster.offer()), str(index)
+        )
 
     def enrol_all(self) -> None:
         for index in range(self.agreement.plan.participants):
             self.enrol(index)
         for number in range(len(self.agreement.parties.helpers if self.agreement.parties else ())):
-            answer = self.helper(number).enrol(self.coordinator.offer())
-            self.coordinator.enrol(answer, f"helper {number}")
+            answer = self.helper(number).enrol(self.coordinator.roster.offer())
+            self.coordinator.roster.enrol(answer, f"helper {number}")
 
     def answer(self, participant: int) -> Fields:
         """What the member answers to the request that is open for it."""
@@ -126,7 +128,7 @@ class World:
         key = self.store.seal_key(participant, answer["kind"])
         assert key is not None
         stream = (self.store.run, f"participant-{participant}", answer["kind"], answer["round"])
-        return stream, key, self.coordinator._roster.agreed(participant)
+        return stream, key, self.coordinator.roster.agreed(participant)
 
     def step(self) -> Fields | None:
         """Everybody that is asked answers."""

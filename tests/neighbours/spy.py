@@ -127,7 +127,7 @@ def federation(folder: Path, state: Path) -> None:
         for i, path in enumerate(files)
     ]
     for i, member in enumerate([*nodes, *helpers]):
-        coordinator.enrol(member.enrol(coordinator.offer()), str(i))
+        coordinator.roster.enrol(member.enrol(coordinator.roster.offer()), str(i))
     coordinator.advance()
     while not coordinator.done:
         for who, kind in list(coordinator.missing().items()):

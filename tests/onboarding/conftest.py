@@ -18,7 +18,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("finished"), context="labels", seeded=False)
     world.enrol_all()
     world.finish()
-    write_run(world.folder / "run", world.coordinator, world.store)
+    write_run(world.folder / "run", world.coordinator)
     return world
 
 

@@ -43,7 +43,7 @@ def test_a_context_of_another_run_size_or_sigma_is_refused(run: Path, records: P
     other = World(tmp_path / "other", context="labels", epsilon=2.0, seeded=False)
     other.enrol_all()
     other.finish()
-    write_run(tmp_path / "other" / "run", other.coordinator, other.store)
+    write_run(tmp_path / "other" / "run", other.coordinator)
     captured: list[bytes] = []
 
     class Spy(remote.Connection):

@@ -225,17 +225,9 @@ class Agreement:
 
     def _facts(self) -> dict[str, Any]:
         facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
-        later = {"source": None, "task": "classes", "class_names": (), "columns": ""}
-        given = {name: getattr(self.facts, name) for name in later}
-        fields = self.facts.fields()
         frozen = {"sizes": list(self.sizes)} if self.sizes else {}
         keys = {} if self.parties is None else {"keys": self.parties.values()}
-        return {
-            **facts,
-            **{name: fields[name] for name in later if given[name] != later[name]},
-            **frozen,
-            **keys,
-        }
+        return {**self.facts.fields(), **facts, **frozen, **keys}
 
 
 def _check_features(plan: Plan, facts: Facts, local: str | None) -> None:

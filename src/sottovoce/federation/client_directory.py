@@ -94,10 +94,8 @@ class ClientLog:
         log.log(level, "%s", text)
         line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {logging.getLevelName(level)} {text}\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(line.encode())
 
     @contextmanager
     def refusals(self, what: str) -> Iterator[None]:
@@ -141,8 +139,8 @@ def _noted(path: Path) -> dict[str, Any]:
 class Recovery:
     """What one client has released in one run: as its ledger, its memory and the server know it."""
 
-    def __init__(self, directory: Path, lock: Path, ledger: Ledger, run: str, client_log: ClientLog) -> None:
-        self._memory = Memory(directory / f"trace-{run}", lock)
+    def __init__(self, directory: Path, ledger: Ledger, run: str, client_log: ClientLog) -> None:
+        self._memory = Memory(directory / f"trace-{run}", directory / "lock")
         self._ledger = ledger
         self._run = run
         self._client_log = client_log

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +53,7 @@ class Options:
 
 class Coordinator:
     """A federation in progress: `missing` says what to ask, `accept` takes it, `advance` closes rounds.
+    Its `roster` enrols; what is accepted in a transaction of its `store` becomes durable together.
 
     When all releases are in (`done`), everybody who made some is due a model, until `closed`.
     """
@@ -61,8 +61,9 @@ class Coordinator:
     def __init__(self, agreement: Agreement, store: Store, options: Options | None = None) -> None:
         self.agreement = agreement
         self.options = options or Options()
-        self._store = store
-        self._roster = Roster(agreement, store)
+        self.store = store
+        self.roster = Roster(agreement, store)
+        self.run = store.run
         self._decoded: dict[tuple[int, Kind], np.ndarray] = {}
         self._diagnostics: dict[str, Fields] = {}
         self._refused: dict[int, str] = {}
@@ -73,14 +74,15 @@ class Coordinator:
             )
         self._left_out: set[tuple[int, Kind]] = set()
         self._coefficients: dict[int, bytes] = {}
-        self._phase: Open = "enrolment"
+        self.open: Open = "enrolment"
+        """What is open."""
         self._deadline = time.monotonic() + self.options.patience
         self._freeze()
 
     def _freeze(self) -> None:
         """Leaves enrolment, if everybody's number of records is known or stated by the plan."""
         if self.agreement.open:
-            sizes = self._roster.sizes()
+            sizes = self.roster.sizes()
             if sizes is None:
                 return
             self.agreement = self.agreement.frozen(sizes)
@@ -89,69 +91,31 @@ class Coordinator:
         self._digest = self.agreement.digest()
         self.server = Server(self.blueprint)
         if self.agreement.parties is not None:
-            self._sums = Sums(self._store, terms_of(self.agreement, self.blueprint, self.run))
+            self._sums = Sums(self.store, terms_of(self.agreement, self.blueprint, self.run))
             log.info("masks are derived from the agreement %s", self._sums.terms.digest.hex())
-        state = self._store.state()
+        state = self.store.state()
         if state is not None:
             self.server.load_state(state)
             log.info("resumed after round %d of %d", self.server.round, self.agreement.plan.rounds)
-        for participant, kind, round_number, message in self._store.waiting():
+        for participant, kind, round_number, message in self.store.waiting():
             release = self.blueprint.releases_of(participant)[kind]
-            self._decoded[participant, kind] = self._roster.decode(
-                participant, release, round_number, message
-            )
+            self._decoded[participant, kind] = self.roster.decode(participant, release, round_number, message)
         self._begin(self._phase_after(None))
-
-    @property
-    def run(self) -> str:
-        """The run's name in streams."""
-        return self._store.run
 
     @property
     def round(self) -> int:
         """Rounds applied so far."""
-        return 0 if self._phase == "enrolment" else self.server.round
-
-    @property
-    def open(self) -> Open:
-        """What is open."""
-        return self._phase
+        return 0 if self.open == "enrolment" else self.server.round
 
     @property
     def done(self) -> bool:
         """Whether every release that the plan asks for was made, or given up."""
-        return self._phase == "over"
+        return self.open == "over"
 
     @property
     def closed(self) -> bool:
         """Whether everybody has their model, too, or patience with those who do not come is over."""
         return self.done and (not self.missing() or time.monotonic() >= self._deadline)
-
-    @property
-    def enrolled(self) -> set[int]:
-        """Participants whose keys are known."""
-        return self._roster.enrolled
-
-    @property
-    def names(self) -> list[str]:
-        """What the participants are called."""
-        return self._roster.names()
-
-    def batch(self) -> AbstractContextManager[None]:
-        """Everything that is enrolled and accepted in the block becomes durable together, at its end."""
-        return self._store.transaction()
-
-    def offer(self) -> Fields:
-        """What a node is told before it has said who it is."""
-        return self._roster.offer()
-
-    def enrol(self, answer: Mapping[str, Any], address: str) -> int:
-        """The participant behind an address of the engine's; EnrolmentError if it may not take part."""
-        return self._roster.enrol(answer, address)
-
-    def addresses(self) -> dict[int, str]:
-        """Where the engine last reached each participant; what comes from there is checked all the same."""
-        return self._store.addresses()
 
     def called(self, member: int) -> str:
         """What a member is called: participants come first, then the helpers of shared noise."""
@@ -162,18 +126,18 @@ class Coordinator:
 
     def missing(self) -> Missing:
         """What is still to come from each member, or go to it; asking again is always harmless."""
-        if self._phase == "enrolment":
+        if self.open == "enrolment":
             return {}
-        if self._phase == "over":
+        if self.open == "over":
             idle = [] if self._sums is None else self._sums.idle()
-            return {**dict.fromkeys(self._roster.without_model(), MODEL), **self._helpers(idle)}
-        if self._sums is not None and self._phase.by == "called" and (asked := self._sums.asked()):
+            return {**dict.fromkeys(self.roster.without_model(), MODEL), **self._helpers(idle)}
+        if self._sums is not None and self.open.by == "called" and (asked := self._sums.asked()):
             return self._helpers(asked)
-        if self._sums is not None and self._phase.by == "called" and self._sums.fixed is not None:
+        if self._sums is not None and self.open.by == "called" and self._sums.fixed is not None:
             return {}
         return {
             participant: kind
-            for participant, kind in self._due(self._phase).items()
+            for participant, kind in self._due(self.open).items()
             if (participant, kind) not in self._decoded and (participant, kind) not in self._left_out
         }
 
@@ -200,12 +164,12 @@ class Coordinator:
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
             [coefficients] = self.server.coefficients([participant])
-            return {**self._roster.model(participant, coefficients), **frozen}
+            return {**self.roster.model(participant, coefficients), **frozen}
         if kind == MASKS:
             assert self._sums is not None
             return {"run": self.run, **frozen, **self._sums.request(self._masked())}
-        received, asked = self._store.received(participant), self._store.asked(participant)
-        key = self._store.ask(participant, kind, self._round_of(kind))
+        received, asked = self.store.received(participant), self.store.asked(participant)
+        key = self.store.ask(participant, kind, self._round_of(kind))
         fields: Fields = {
             "run": self.run,
             **frozen,
@@ -249,17 +213,17 @@ class Coordinator:
 
     def _accept(self, participant: int, answer: Mapping[str, Any]) -> None:
         kind, round_number, body = answer.get("kind"), answer.get("round"), answer.get("release")
-        if self._phase == "enrolment":
+        if self.open == "enrolment":
             raise SottovoceError(f"{participant_name(participant)} answers before anything was asked")
         if kind == MODEL:
-            if answer.get("kept") is True and participant in self.enrolled:
-                self._store.keep_model(participant)
+            if answer.get("kept") is True and participant in self.roster.enrolled:
+                self.store.keep_model(participant)
                 log.info("%s has its model", participant_name(participant))
             return
         releases = self.blueprint.releases_of(participant)
         if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
             raise SottovoceError(f"{participant_name(participant)} sent something other than a release")
-        if isinstance(body, bytes) and (kind, round_number) in self._store.received(participant):
+        if isinstance(body, bytes) and (kind, round_number) in self.store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
             return
         if self.done or round_number != self._round_of(kind):
@@ -282,27 +246,27 @@ class Coordinator:
                 "refused unread"
             )
         try:
-            decoded = self._roster.decode(participant, release, round_number, body)
+            decoded = self.roster.decode(participant, release, round_number, body)
         except Implausible:
             self._left_out.add((participant, kind))
             raise
-        self._store.receive(participant, kind, round_number, body)
+        self.store.receive(participant, kind, round_number, body)
         self._decoded[participant, kind] = decoded
         self._diagnose(participant, kind, body, decoded, answer)
 
     def advance(self) -> Fields | None:
         """Closes what is open if all have come or patience is over; the line of a round that is closed."""
-        if self._phase == "enrolment":
+        if self.open == "enrolment":
             self._freeze()
-            if self._phase == "enrolment" and time.monotonic() >= self._deadline:
+            if self.open == "enrolment" and time.monotonic() >= self._deadline:
                 self._deadline = time.monotonic() + self.options.patience
-                absent = set(range(self.agreement.plan.participants)) - self.enrolled
+                absent = set(range(self.agreement.plan.participants)) - self.roster.enrolled
                 names = ", ".join(participant_name(participant) for participant in sorted(absent))
                 log.warning("nothing begins before all have declared their records: waiting for %s", names)
             return None
-        if self._phase == "over":
+        if self.open == "over":
             return None
-        phase, missing = self._phase, self.missing()
+        phase, missing = self.open, self.missing()
         if missing:
             if time.monotonic() < self._deadline:
                 return None
@@ -324,7 +288,7 @@ class Coordinator:
                 self.server.receive(kind, participant, release)
         self.server.close(phase)
         following = self._phase_after(phase)
-        self._store.apply(self.server.state(), line, last=following == "over")
+        self.store.apply(self.server.state(), line, last=following == "over")
         self._decoded.clear()
         self._diagnostics.clear()
         self._begin(following)
@@ -386,7 +350,7 @@ class Coordinator:
 
     def _begin(self, phase: Open) -> None:
         """Opens a phase."""
-        self._phase = phase
+        self.open = phase
         self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}

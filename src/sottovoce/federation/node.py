@@ -88,7 +88,6 @@ class Node:
         self._wish = wish
         self._diagnostics = diagnostics
         self._terms = terms or Terms()
-        self._trusts_server = self._terms.noise_at_server or simulated
         self._simulated = simulated
         self._finish = finish
         self._key = key
@@ -302,7 +301,7 @@ class Node:
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if mine.plan.place.at_server and not self._trusts_server:
+        if mine.plan.place.at_server and not (self._terms.noise_at_server or self._simulated):
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"
@@ -411,7 +410,7 @@ class Node:
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
 
     def _past(self, ledger: Ledger, run: str) -> Recovery:
-        return Recovery(self._directory, self._lock_file, ledger, run, self._client_log)
+        return Recovery(self._directory, ledger, run, self._client_log)
 
     def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
         """Notes for the owner that a message came, and why it was refused if it was."""
@@ -421,17 +420,13 @@ class Node:
     def _account(self) -> Account:
         return Account.alone(self._records_file, self._terms, self._directory)
 
-    @property
-    def _lock_file(self) -> Path:
-        return self._directory / "lock"
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (self._directory, *self._directory.iterdir()):  # restored files may be open to all
             if path.stat().st_mode & 0o077:
                 path.chmod(0o700 if path.is_dir() else PRIVATE)
-        with locked(self._lock_file):
+        with locked(self._directory / "lock"):
             yield
 
 

@@ -21,11 +21,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce.blueprint import Blueprint
 from sottovoce.data.folder import CLIENT
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.files import PRIVATE, private_folder, write_atomically
-from sottovoce.masking import KEY_BYTES, HelperKeys, MaskTerms, prefixed, public_hex
+from sottovoce.masking import KEY_BYTES, prefixed, public_hex
 from sottovoce.plan import Plan
 
 _PUBLIC = re.compile(rf"[0-9a-f]{{{4 * KEY_BYTES}}}")
@@ -193,22 +192,6 @@ class Parties:
         return "".join(
             f"\n[keys.{name}]\n" + "".join(f'"{who}" = "{public}"\n' for who, public in group)
             for name, group in groups
-        )
-
-    def terms(self, blueprint: Blueprint, run: str, agreement: str) -> MaskTerms:
-        """What masks of a run are derived from; `agreement` is the full digest of the frozen agreement."""
-        sharing, half = blueprint.sharing, 2 * KEY_BYTES
-        assert sharing is not None
-        return MaskTerms(
-            run=run,
-            size=sharing.size,
-            word=sharing.word,
-            threshold=sharing.threshold,
-            colluding=sharing.colluding,
-            clients=tuple(public[:half] for _, public in self.sites),
-            helpers=tuple(HelperKeys(name, public[:half], public[half:]) for name, public in self.helpers),
-            schedule=tuple(tuple(map(int, planned)) for planned in blueprint.schedule),
-            rest=agreement,
         )
 
 

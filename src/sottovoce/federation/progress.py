@@ -18,7 +18,7 @@ import logging
 import math
 import re
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import fields
@@ -27,11 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.blueprint import participant_name
-from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Coordinator, Fields, Open
 from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
-from sottovoce.federation.store import Store
 from sottovoce.files import FileError, private_folder, write_atomically
 from sottovoce.modelfile import GeneratorFile
 from sottovoce.plan import Plan, phases
@@ -68,13 +66,12 @@ class Progress:
     A client that is missing so many seconds after its phase began is `late`.
     """
 
-    def __init__(self, directory: Path, coordinator: Coordinator, store: Store, *, late: float) -> None:
+    def __init__(self, directory: Path, coordinator: Coordinator, *, late: float) -> None:
         self._path = directory / FILE
         self._coordinator = coordinator
-        self._store = store
         self._late = late
         self.errors = LastErrors()
-        before: dict[str, Any] = {}
+        before, store = dict[str, Any](), coordinator.store
         with suppress(SottovoceError, OSError):
             before = read_object(self._path)
         known = before if (before.get("format"), before.get("run")) == (FORMAT, store.run) else {}
@@ -121,12 +118,13 @@ class Progress:
 
     def _fields(self, connected: set[int], *, over: bool) -> dict[str, Any]:
         coordinator = self._coordinator
-        plan, names, enrolled = coordinator.agreement.plan, coordinator.names, coordinator.enrolled
+        plan, roster = coordinator.agreement.plan, coordinator.roster
+        names, enrolled = roster.names, roster.enrolled
         late = time.time() - self._opened > self._late
         missing = coordinator.missing()
         if self._open == "enrolment":
             missing = dict.fromkeys(set(range(plan.participants)) - enrolled, "context")
-        members = enrolled | {p for p in coordinator.addresses() if p >= plan.participants}
+        members = enrolled | {p for p in coordinator.store.addresses() if p >= plan.participants}
         waiting = {p: _why(p, members, connected, late) for p in sorted(missing)}
         clients = [
             {
@@ -139,7 +137,7 @@ class Progress:
         ]
         return {
             "format": FORMAT,
-            "run": self._store.run,
+            "run": coordinator.run,
             "about": {name: getattr(plan, name) for name in sorted(ABOUT)},
             "phase": "finished" if over else phase_word(self._open),
             "phases": ["enrolment", *_words(plan), "models", "finished"],
@@ -167,20 +165,14 @@ class Progress:
             return {"target": None}
         if self._open == "enrolment":
             return {"target": plan.epsilon, "spent": 0.0}
-        blueprint = self._coordinator.blueprint
-        counts: dict[int, dict[Kind, int]] = defaultdict(dict)
-        for participant, kind, count in self._store.query(
-            "SELECT participant, kind, COUNT(*) FROM release GROUP BY participant, kind"
-        ):
-            counts[participant][kind] = count
+        blueprint, counts = self._coordinator.blueprint, self._coordinator.store.counts()
         spent = {p: spending(blueprint.releases_of(p), made) for p, made in counts.items()}
         most = max(spent, key=lambda participant: spent[participant], default=None)
         if most is None:
             return {"target": plan.epsilon, "spent": 0.0}
-        releases, made = blueprint.releases_of(most), counts[most]
-        named: dict[str, float] = {"spent": spent[most]}
-        for kind, count in made.items():
-            named[kind] = spending(releases, {kind: count})
+        releases = blueprint.releases_of(most)
+        alone = {str(kind): spending(releases, {kind: count}) for kind, count in counts[most].items()}
+        named = {"spent": spent[most], **alone}
         prices = {name: epsilon(value, plan.delta, plan.accounting) for name, value in named.items()}
         return {"target": plan.epsilon, **prices}
 
@@ -215,35 +207,34 @@ def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) 
     return "is late, and is asked again" if late else None
 
 
-def write_run(
-    path: str | Path, coordinator: Coordinator, store: Store, *, engine: str = "flower"
-) -> dict[str, Any]:
+def write_run(path: str | Path, coordinator: Coordinator, *, engine: str = "flower") -> dict[str, Any]:
     """Writes the directory of a federation whose last round is closed, and returns its result.
 
     `engine` is the name of what carried the messages.
     """
-    agreement, server = coordinator.agreement, coordinator.server
-    directory = RunDirectory(path)
+    directory, called = RunDirectory(path), coordinator.roster.names
     private_folder(directory.path)
-    write_atomically(directory.plan_file, agreement.plan.to_toml().encode())
-    names = {participant_name(index): name for index, name in enumerate(coordinator.names)}
-    lines = [{**line, "clients": [names[client] for client in line["clients"]]} for line in store.lines()]
+    write_atomically(directory.plan_file, coordinator.agreement.plan.to_toml().encode())
+    names = {participant_name(index): name for index, name in enumerate(called)}
+    lines = [
+        {**line, "clients": [names[client] for client in line["clients"]]}
+        for line in coordinator.store.lines()
+    ]
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(directory.rounds_file, rounds)
-    file = GeneratorFile.of(coordinator.blueprint, store.run, server.state(), coordinator.names)
-    file.write(directory.model_file)
-    result = {**_result(coordinator, store, lines), "engine": engine}
+    state = coordinator.server.state()
+    GeneratorFile.of(coordinator.blueprint, coordinator.run, state, called).write(directory.model_file)
+    result = {**_result(coordinator, lines), "engine": engine}
     write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
-def _result(coordinator: Coordinator, store: Store, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    blueprint, plan = coordinator.blueprint, coordinator.agreement.plan
-    names, spent, clients = coordinator.names, dict[str, float](), []
-    for participant in sorted(coordinator.enrolled):
-        counts = Counter(kind for kind, _ in store.received(participant))
+def _result(coordinator: Coordinator, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    blueprint, plan, counts = coordinator.blueprint, coordinator.agreement.plan, coordinator.store.counts()
+    names, spent, clients = coordinator.roster.names, dict[str, float](), []
+    for participant in sorted(coordinator.roster.enrolled):
         name, size = names[participant], blueprint.sizes[participant]
-        spent[name] = blueprint.epsilon(counts, participant)
+        spent[name] = blueprint.epsilon(counts.get(participant, {}), participant)
         sigma = blueprint.releases_of(participant)["gradient"].sigma
         clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})
     return {

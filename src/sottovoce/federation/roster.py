@@ -124,6 +124,7 @@ class Roster:
         log.info("helper %s is here", parties.helpers[helper][0])
         return member
 
+    @property
     def names(self) -> list[str]:
         """What the participants are called, in their order: by themselves, or participant-0, …"""
         if self._agreement.parties is not None:
@@ -176,7 +177,7 @@ class Roster:
 
     def without_model(self) -> list[int]:
         """Participants whose releases are in the generator and who have not kept their model yet."""
-        return sorted((self._store.contributors() & self.enrolled) - self._store.kept())
+        return sorted((self._store.counts().keys() & self.enrolled) - self._store.kept())
 
     def model(self, participant: int, coefficients: Tensor) -> dict[str, Any]:
         """The message that brings a participant its final coefficients (k,), under seal."""

@@ -19,9 +19,10 @@ and what it cost stays charged. Answers and messages are dropped when a round is
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +40,19 @@ from sottovoce.federation.store import Store
 from sottovoce.files import locked, private_folder
 from sottovoce.foreign import foreign_name
 from sottovoce.helper import Helper
-from sottovoce.masking import KIND, MaskingError, MaskTerms, RoundKey, covering, ephemeral_of, unmasked
+from sottovoce.masking import (
+    KEY_BYTES,
+    KIND,
+    HelperKeys,
+    MaskingError,
+    MaskTerms,
+    RoundKey,
+    covering,
+    ephemeral_of,
+    unmasked,
+)
 from sottovoce.privacy import Terms
+from sottovoce.run.masks import mask_terms
 
 MASKS: Literal["masks"] = "masks"
 """The purpose of requests to helpers, and of their answers."""
@@ -63,7 +75,8 @@ def check_consent(agreement: Agreement, terms: Terms) -> None:
             f"the noise of this agreement counts on {honest} honest sites in a sum: refused; an owner whom "
             f"that contents says honest={honest} in the node config"
         )
-    strange = [name for name, public in parties.helpers if not _known(public, terms)]
+    marks = {name: fingerprint(public).replace(" ", "") for name, public in parties.helpers}
+    strange = [name for name, mark in marks.items() if mark not in terms.helpers]
     if strange:
         raise EnrolmentError(
             f"the owner of this node has not accepted the helpers {', '.join(strange)}: refused; compare "
@@ -78,8 +91,11 @@ def helper_names(agreement: Agreement) -> str:
 
 def terms_of(agreement: Agreement, blueprint: Blueprint, run: str) -> MaskTerms:
     """What masks of a run are derived from, with the full digest of its frozen agreement."""
-    assert agreement.parties is not None
-    return agreement.parties.terms(blueprint, run, agreement.full_digest())
+    parties, half = agreement.parties, 2 * KEY_BYTES
+    assert parties is not None
+    sites = [public[:half] for _, public in parties.sites]
+    helpers = [HelperKeys(name, public[:half], public[half:]) for name, public in parties.helpers]
+    return mask_terms(blueprint, run, sites, helpers, agreement.full_digest())
 
 
 def masks_for(
@@ -121,10 +137,6 @@ def held(key: SiteKey | None) -> SiteKey:
     return key
 
 
-def _known(public: str, terms: Terms) -> bool:
-    return fingerprint(public).replace(" ", "") in terms.helpers
-
-
 class HelperNode:
     """One helper's end of a federation; its memory is in `directory`, which belongs into no backup."""
 
@@ -164,7 +176,7 @@ class HelperNode:
                 body = b""
                 if clients:
                     told = dict(zip(clients, keys, strict=True))
-                    body = helper.answer(str(request["run"]), KIND, number, told).masks
+                    body = helper.answer(str(request["run"]), KIND, number, told)
                     self._log.note(f"answers round {number}, for {len(clients)} clients")
                 while 0 < helper.round < number:
                     self._log.note(f"gives up round {helper.round}: it is never answered")
@@ -261,8 +273,7 @@ class Sums:
         if fixed is None:
             keys = self._keys()
             return [helper for helper in helpers if not (helper in keys and keys[helper].round >= self.round)]
-        answered = dict(self._store.masks())
-        return [helper for helper in helpers if fixed and helper not in answered]
+        return [helper for helper in helpers if fixed and helper not in self._answers()]
 
     def idle(self) -> list[int]:
         """Helpers that still hold a key when the run is over, and are to erase it."""
@@ -271,12 +282,15 @@ class Sums:
     @property
     def fixed(self) -> list[int] | None:
         """The clients whose sum is to open; none of them: the round is given up; None: not fixed yet."""
-        return self._store.fixed(self.round)
+        rows = self._store.query("SELECT clients FROM fixed WHERE round = ?", self.round)
+        return list(json.loads(rows[0][0])) if rows else None
 
-    def fix(self, messages: Mapping[int, bytes]) -> bool:
-        """Fixes the set of a round, durably; False if they are too few, so that the round is given up."""
-        enough = len(messages) >= self.terms.threshold
-        self._store.fix(self.round, sorted(messages) if enough else [])
+    def fix(self, messages: Iterable[int]) -> bool:
+        """Fixes durably whose sum is to open, for ever; False if they are too few: the round is given up."""
+        clients = sorted(messages)
+        enough = len(clients) >= self.terms.threshold
+        told = json.dumps(clients if enough else [])
+        self._store.query("INSERT INTO fixed VALUES (?, ?)", self.round, told)
         return enough
 
     def request(self, messages: Mapping[int, bytes]) -> dict[str, Any]:
@@ -302,21 +316,22 @@ class Sums:
             return  # of a round that is over by now
         key, body = self._next(helper, answer), answer.get("masks")
         with self._store.transaction():
-            self._store.keep_key(key)
+            row = (key.helper, key.round, key.public, key.signature)
+            self._store.query("INSERT OR REPLACE INTO helper_key VALUES (?, ?, ?, ?)", *row)
             if self.fixed is None:
                 if key.round > self.round or not key.round:
                     # It has closed this round before: this server's store was restored from before that.
-                    self._store.fix(self.round, [])
+                    self.fix([])
             elif self.fixed and body:
                 if not isinstance(body, bytes) or len(body) != self.terms.length:
                     raise SottovoceError(f"helper {name} sent something other than masks")
-                self._store.keep_masks(helper, body)
+                self._store.query("INSERT OR IGNORE INTO masks VALUES (?, ?)", helper, body)
 
     def total(self, messages: Mapping[int, bytes]) -> np.ndarray | None:
         """The sum of the fixed set, when all helpers have answered; None if the round is given up."""
         if not self.fixed:
             return None
-        answers = [body for _, body in sorted(self._store.masks())]
+        answers = [body for _, body in sorted(self._answers().items())]
         return unmasked(self.terms, {client: messages[client] for client in self.fixed}, answers)
 
     def _next(self, helper: int, answer: Mapping[str, Any]) -> RoundKey:
@@ -331,4 +346,8 @@ class Sums:
         return key
 
     def _keys(self) -> dict[int, RoundKey]:
-        return {key[0]: RoundKey(*key) for key in self._store.helper_keys()}
+        rows = self._store.query("SELECT helper, round, public, signature FROM helper_key")
+        return {row[0]: RoundKey(*row) for row in rows}
+
+    def _answers(self) -> dict[int, bytes]:
+        return dict(self._store.query("SELECT helper, body FROM masks"))

@@ -26,8 +26,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_directory import Enrolment
 from sottovoce.files import FileError, write_atomically
 from sottovoce.plan import Plan
-from sottovoce.privacy.accounting import Budget
-from sottovoce.privacy.ledger import ACCOUNTING, DELTA, EPSILON
+from sottovoce.privacy.ledger import HELD, UNSAID, strictest
 from sottovoce.run import RunDirectory
 from sottovoce.run.status import EXIT_CODES, RECENT, Status, is_locked, read_status, reading, unreadable
 
@@ -157,7 +156,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise SottovoceError(f"{path} is damaged: it is written again while the server runs") from None
+        found = None
     if not isinstance(found, dict):
         raise SottovoceError(f"{path} is damaged: it is written again while the server runs")
     return found
@@ -292,21 +291,13 @@ def _ledger(path: Path, client: str, run: str, cost: float) -> tuple[dict[str, f
     """ε by what it is about, δ, and the rounds released; nothing where the ledger cannot be read."""
     try:
         with reading(path) as file:
-            rows = file.execute(
-                "SELECT epsilon, delta, accounting FROM budget"
-                " WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"
-            ).fetchall()
+            budget = strictest(file.execute(HELD).fetchall()) or UNSAID
             query = "SELECT TOTAL(spent), TOTAL(spent * (run = ?)) FROM spending WHERE client = ?"
             [(spent, here)] = file.execute(query, [run, client]).fetchall()
             query = "SELECT COUNT(*) FROM release WHERE client = ? AND run = ? AND kind = 'gradient'"
             [(gradients,)] = file.execute(query, [client, run]).fetchall()
     except sqlite3.Error:
         return {}, None, 0
-    budget = min(
-        (Budget(*row) for row in rows),
-        key=lambda each: each.mu_squared,
-        default=Budget(EPSILON, DELTA, ACCOUNTING),
-    )
     found = {"budget": budget.epsilon, "spent": budget.price(spent), "run_spent": budget.price(here)}
     if cost:
         found |= {"run": budget.price(cost), "together": budget.price(spent - here + max(cost, here))}

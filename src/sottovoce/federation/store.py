@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,6 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import EnrolmentError, new_key
 from sottovoce.files import Database, locked, private_folder
-from sottovoce.masking import RoundKey
 from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger("sottovoce.federation")
@@ -81,7 +80,8 @@ CREATE TABLE helper_key (
 CREATE TABLE fixed (round INTEGER PRIMARY KEY, clients TEXT NOT NULL);
 CREATE TABLE masks (helper INTEGER PRIMARY KEY, body BLOB NOT NULL);
 """
-"""What the store of a run with shared noise has besides: helpers' keys, and the sum that is to open."""
+"""What the store of a run with shared noise has besides, for `sharing.Sums`: the newest key of each helper,
+whose sum is to open, and what helpers have answered for it."""
 
 
 class StoreError(SottovoceError):
@@ -113,15 +113,14 @@ class Store(Database):
                 f"{path} has store format {version} and this version reads {_FORMAT}: continue with the "
                 "version of Sottovoce that wrote it, or start a new run in another directory"
             )
+        self.run: str
+        """The run's name in streams."""
+        self.key: bytes
+        """The server's private key."""
         [(self.run, self.key, text)] = self.query("SELECT run, key, agreement FROM federation")
-        difference = agreement.difference(
-            Agreement.parse(
-                text,
-                simulation=agreement.simulation,
-                model=agreement.plan.model,
-                features=agreement.features,
-            )
-        )
+        played = agreement.simulation
+        before = Agreement.parse(text, simulation=played, model=plan.model, features=agreement.features)
+        difference = agreement.difference(before)
         if difference is not None:
             raise StoreError(
                 f"{self.path} was started under another agreement ({difference}): "
@@ -145,11 +144,6 @@ class Store(Database):
         if applied > drawn.last:  # the server was killed when the round was durable and nothing had left
             drawn.note(applied)
         return drawn
-
-    run: str
-    """The run's name in streams."""
-    key: bytes
-    """The server's private key."""
 
     @classmethod
     def open(cls, path: str | Path, agreement: Agreement, *, timeout: float = 30.0) -> Store:
@@ -184,9 +178,8 @@ class Store(Database):
             return False
         if self.query("SELECT 1 FROM client WHERE key = ?", key):
             raise EnrolmentError("this key is enrolled as another participant: use one directory per client")
-        with self.transaction():
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.query("INSERT INTO client VALUES (?, ?, ?, ?, ?)", participant, key, now, records, name)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self.query("INSERT INTO client VALUES (?, ?, ?, ?, ?)", participant, key, now, records, name)
         return True
 
     def keys(self) -> dict[int, bytes]:
@@ -207,13 +200,11 @@ class Store(Database):
 
     def reached(self, participant: int, address: str) -> None:
         """Remembers where a participant was reached."""
-        with self.transaction():
-            self.query("INSERT OR REPLACE INTO address VALUES (?, ?)", participant, address)
+        self.query("INSERT OR REPLACE INTO address VALUES (?, ?)", participant, address)
 
     def keep_model(self, participant: int) -> None:
         """Remembers that a participant has its final model."""
-        with self.transaction():
-            self.query("INSERT OR IGNORE INTO kept VALUES (?)", participant)
+        self.query("INSERT OR IGNORE INTO kept VALUES (?)", participant)
 
     def kept(self) -> set[int]:
         """Participants who have their final model."""
@@ -221,23 +212,23 @@ class Store(Database):
 
     # Releases
 
-    def receive(self, participant: int, kind: Kind, round_number: int, message: bytes) -> bool:
-        """Stores a message durably; False, and nothing stored, if that release was received before."""
-        with self.transaction():
-            before = self._connection.total_changes
-            row = (participant, kind, round_number, message)
-            self.query("INSERT OR IGNORE INTO release VALUES (?, ?, ?, ?)", *row)
-            return self._connection.total_changes > before
+    def receive(self, participant: int, kind: Kind, round_number: int, message: bytes) -> None:
+        """Stores a message durably; nothing, if that release was received before."""
+        row = (participant, kind, round_number, message)
+        self.query("INSERT OR IGNORE INTO release VALUES (?, ?, ?, ?)", *row)
 
     def received(self, participant: int) -> list[tuple[Kind, int]]:
         """Every release that the server ever had from a participant."""
-        return self.query(
-            "SELECT kind, round FROM release WHERE participant = ? ORDER BY round, kind", participant
-        )
+        query = "SELECT kind, round FROM release WHERE participant = ? ORDER BY round, kind"
+        return self.query(query, participant)
 
-    def contributors(self) -> set[int]:
-        """Participants from whom the server ever had a release."""
-        return {participant for (participant,) in self.query("SELECT DISTINCT participant FROM release")}
+    def counts(self) -> dict[int, dict[Kind, int]]:
+        """How many releases of each kind the server ever had, by participant."""
+        found: dict[int, dict[Kind, int]] = {}
+        query = "SELECT participant, kind, COUNT(*) FROM release GROUP BY participant, kind"
+        for participant, kind, count in self.query(query):
+            found.setdefault(participant, {})[kind] = count
+        return found
 
     def ask(self, participant: int, kind: Kind, round_number: int) -> bytes:
         """Remembers durably that a release is asked for; only then may the request leave.
@@ -258,9 +249,8 @@ class Store(Database):
 
     def asked(self, participant: int) -> list[tuple[Kind, int]]:
         """Every release that a participant was ever asked for."""
-        return self.query(
-            "SELECT kind, round FROM asked WHERE participant = ? ORDER BY round, kind", participant
-        )
+        query = "SELECT kind, round FROM asked WHERE participant = ? ORDER BY round, kind"
+        return self.query(query, participant)
 
     def waiting(self) -> list[tuple[int, Kind, int, bytes]]:
         """Messages that are not applied yet: participant, kind, round, bytes."""
@@ -268,37 +258,6 @@ class Store(Database):
             "SELECT participant, kind, round, message FROM release WHERE message IS NOT NULL"
             " ORDER BY participant"
         )
-
-    # Sums, where noise is shared
-
-    def helper_keys(self) -> list[tuple[int, int, bytes, bytes]]:
-        """The newest signed key of each helper: helper, round, key, signature."""
-        return self.query("SELECT helper, round, public, signature FROM helper_key")
-
-    def keep_key(self, key: RoundKey) -> None:
-        """Remembers a helper's newest key."""
-        row = (key.helper, key.round, key.public, key.signature)
-        with self.transaction():
-            self.query("INSERT OR REPLACE INTO helper_key VALUES (?, ?, ?, ?)", *row)
-
-    def fix(self, round_number: int, clients: Sequence[int]) -> None:
-        """Fixes for ever whose sum is to open in a round; nobody's: the round is given up."""
-        with self.transaction():
-            self.query("INSERT INTO fixed VALUES (?, ?)", round_number, json.dumps(list(clients)))
-
-    def fixed(self, round_number: int) -> list[int] | None:
-        """The clients whose sum is to open in a round; None while that is not fixed."""
-        rows = self.query("SELECT clients FROM fixed WHERE round = ?", round_number)
-        return list(json.loads(rows[0][0])) if rows else None
-
-    def keep_masks(self, helper: int, body: bytes) -> None:
-        """Stores what a helper has answered for the open round; the first answer counts."""
-        with self.transaction():
-            self.query("INSERT OR IGNORE INTO masks VALUES (?, ?)", helper, body)
-
-    def masks(self) -> list[tuple[int, bytes]]:
-        """What helpers have answered for the open round."""
-        return self.query("SELECT helper, body FROM masks")
 
     # Rounds
 

@@ -53,10 +53,9 @@ class Keys:
     def __init__(self, account: Account, run: str, server_key: bytes) -> None:
         self._ledger = account.path
         self._account = account.name
-        self._client = account.name if account.shared else ""
         self._run = run
         self._server_key = server_key
-        whose = ".".join(part for part in (account.path.name, run, self._client) if part)
+        whose = f"{account.path.name}.{run}" + (f".{account.name}" if account.shared else "")
         self._kept = account.path.with_name(f"{whose}.key")
         self._draft = account.path.with_name(f"{whose}.key.draft")
 
@@ -140,34 +139,30 @@ def personalize(
     """Writes a future client's model of a run in this machine's folder; see `obtain_model`.
 
     `module` is the run's own, if it was trained with one: from Python, or as 'package.module:function'; so is
-    `features`, by name. With `finish` it is finished at home as well (`finished_too`).
+    `features`, by name.
     """
     server = FinishedRun.load(run, module, features)
-    found = obtain_model(server, records_file, out, terms or Terms(), features)
-    return finished_too(found, records_file, module, features) if finish else found
-
-
-def finished_too(
-    found: dict[str, Any], records_file: str | Path, module: nn.Module | str | None, features: str | None
-) -> dict[str, Any]:
-    """What `obtain_model` returned, and as `home` what the model finished on the client's labels is.
-
-    Labels enter the home file alone: the context has been released, and the published file written.
-    """
-    published = Path(found["model"])
-    at_home = finish_at_home(published, records_file, home_file(published), module=module, features=features)
-    return {**found, "home": at_home}
+    said = terms or Terms()
+    return obtain_model(server, records_file, out, said, module=module, features=features, finish=finish)
 
 
 def obtain_model(
-    server: Reached, records_file: str | Path, out: str | Path, terms: Terms, features: str | None = None
+    server: Reached,
+    records_file: str | Path,
+    out: str | Path,
+    terms: Terms,
+    *,
+    module: nn.Module | str | None = None,
+    features: str | None = None,
+    finish: bool = False,
 ) -> dict[str, Any]:
     """Writes a future client's model to `out`, a safetensors state dict, and returns what it cost.
 
     The context is made of m_c records of the file (or units), drawn by what they are and not by their place;
     where there are more and they have labels, the model's accuracy on the others is returned too. It stays
     with the client. So is what the run's agreement had looked up in somebody's records (`uncovered`): it was
-    published when the agreement was, before this client came, so there is nothing left to agree to.
+    published when the agreement was, before this client came, so there is nothing left to agree to. With
+    `finish`, what the model finished at home is comes as `home`.
     """
     check_place(Path(out))
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
@@ -219,7 +214,7 @@ def obtain_model(
     )
     write_model(Path(out), model_file)
     judged = records if uses_labels else _with_targets(records, source, blueprint.facts)
-    return {
+    found = {
         "model": str(out),
         "ledger": str(account.path),
         "epsilon": price.epsilon,
@@ -234,6 +229,10 @@ def obtain_model(
         "accuracy": _accuracy(judged, blueprint, coefficients),
         "uncovered": [] if agreed is None else agreed.uncovered,
     }
+    if finish:  # labels enter the home file alone: the context has left, and the published file is written
+        home = home_file(Path(out))
+        found["home"] = finish_at_home(Path(out), source, home, module=module, features=features)
+    return found
 
 
 def future_records(source: Path, blueprint: Blueprint, features: str | None = None) -> Records:

@@ -27,7 +27,7 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.sealing import pad, public_key
 from sottovoce.foreign import MOST_TEXT
 from sottovoce.onboarding import BUCKET, VERSION, Specification
-from sottovoce.onboarding.future_client import finished_too, obtain_model
+from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.privacy import Terms
 
 TRIES = 6
@@ -135,12 +135,11 @@ def onboard(
 ) -> dict[str, Any]:
     """Writes a future client's model from the service at `url`; see `obtain_model`.
 
-    `model` and `features` name the run's where they are code of one's own (`foreign`). With `finish` the
-    model is finished at home as well (`finished_too`).
+    `model` and `features` name the run's where they are code of one's own (`foreign`).
     """
     service = Service(Connection(url, token, authority), model, features)
-    found = obtain_model(service, records_file, out, terms or Terms(), features)
-    return finished_too(found, records_file, model, features) if finish else found
+    said = terms or Terms()
+    return obtain_model(service, records_file, out, said, module=model, features=features, finish=finish)
 
 
 def checked_url(url: str) -> str:

@@ -14,7 +14,7 @@ different δ are compared by the spending that they allow, and nobody gains by s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,8 +52,11 @@ __all__ = [
     "client_scope",
 ]
 
-EPSILON, DELTA, ACCOUNTING = 8.0, 1e-5, "exact"
+UNSAID = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 """What a client is willing to spend if its owner says nothing."""
+HELD = """SELECT epsilon, delta, accounting FROM budget
+WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"""
+"""The budgets since one was last raised."""
 LARGEST_DELTA = 1e-2
 _STREAM = "client = ? AND run = ? AND kind = ? AND round = ?"
 
@@ -73,6 +76,11 @@ class AlreadyDelivered(SottovoceError):
 def client_scope(name: str) -> str:
     """The scope of the ledger that lies with a client: its name, whatever its records are by now."""
     return CLIENT + name
+
+
+def strictest(rows: Iterable[tuple[float, float, str]]) -> Budget | None:
+    """The budget that allows least; None where there is none."""
+    return min((Budget(*row) for row in rows), key=lambda budget: budget.mu_squared, default=None)
 
 
 class Ledger:
@@ -184,16 +192,12 @@ class Ledger:
     @property
     def budget(self) -> Budget | None:
         """The budget that holds: the strictest since it was last raised; None if none was ever set."""
-        rows = self._file.query(
-            "SELECT epsilon, delta, accounting FROM budget"
-            " WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"
-        )
-        return min((Budget(*row) for row in rows), key=lambda budget: budget.mu_squared, default=None)
+        return strictest(self._file.query(HELD))
 
     @property
     def allowed(self) -> Budget:
         """The budget that holds, or ε = 8 at δ = 10⁻⁵ where none was ever set."""
-        return self.budget or Budget(EPSILON, DELTA, ACCOUNTING)
+        return self.budget or UNSAID
 
     def willing(self, epsilon: float | None = None, delta: float | None = None) -> Budget:
         """Sets what the owner is willing to spend, and returns what holds: the strictest ever set.
@@ -304,18 +308,15 @@ class Ledger:
 
         For readers of releases it is the same unless some have their noise `at_server`.
         """
-        [(total,)] = self._file.query("SELECT TOTAL(spent) FROM spending WHERE client = ?", str(client))
-        return float(total)
+        return self._total("spent", client)
 
     def masked(self, client: Client) -> float:
         """How much more `spent` is if all helpers of shared noise fail."""
-        query = "SELECT TOTAL(masked) FROM spending WHERE client = ?"
-        return float(self._file.query(query, str(client))[0][0])
+        return self._total("masked", client)
 
     def at_server(self, client: Client) -> int:
         """Releases of the client whose noise is at the server: who reads them has no finite ε."""
-        query = "SELECT TOTAL(server) FROM spending WHERE client = ?"
-        return int(self._file.query(query, str(client))[0][0])
+        return int(self._total("server", client))
 
     def epsilon(self, client: Client, delta: float, accounting: str) -> float:
         """ε that the client's records have spent at `delta`."""
@@ -327,12 +328,13 @@ class Ledger:
         The number only grows: a receiver that remembers a larger one is facing a restored backup.
         """
         if run is None:
-            query = "SELECT TOTAL(releases) FROM spending WHERE client = ?"
-            return int(self._file.query(query, str(client))[0][0])
-        [(count,)] = self._file.query(
-            "SELECT COUNT(*) FROM release WHERE client = ? AND run = ?", str(client), run
-        )
-        return int(count)
+            return int(self._total("releases", client))
+        query = "SELECT COUNT(*) FROM release WHERE client = ? AND run = ?"
+        return int(self._file.query(query, str(client), run)[0][0])
+
+    def _total(self, what: str, client: Client) -> float:
+        query = f"SELECT TOTAL({what}) FROM spending WHERE client = ?"
+        return float(self._file.query(query, str(client))[0][0])
 
     def clients(self) -> list[str]:
         """The clients with at least one charge, sorted as text."""

@@ -6,7 +6,7 @@ does, byte for byte of its messages, and its result says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,24 +33,19 @@ class Masks:
         folder: Path,
         stack: ExitStack,
     ) -> None:
-        plan, sharing = blueprint.plan, blueprint.sharing
-        assert sharing is not None
+        plan = blueprint.plan
         self._clients = [_exchange(master, f"site {name}") for name in names]
         helpers = [f"helper-{number + 1}" for number in range(plan.helpers)]
         keys = [(_exchange(master, name), _signing(master, name)) for name in helpers]
-        self._terms = masking.MaskTerms(
-            run=run,
-            size=sharing.size,
-            word=sharing.word,
-            threshold=sharing.threshold,
-            colluding=sharing.colluding,
-            clients=tuple(map(masking.public_hex, self._clients)),
-            helpers=tuple(
+        self._terms = mask_terms(
+            blueprint,
+            run,
+            map(masking.public_hex, self._clients),
+            [
                 masking.HelperKeys(name, masking.public_hex(exchange), masking.public_hex(signing))
                 for name, (exchange, signing) in zip(helpers, keys, strict=True)
-            ),
-            schedule=tuple(tuple(map(int, planned)) for planned in blueprint.schedule),
-            rest=f"{plan.digest()} {sharing}",
+            ],
+            f"{plan.digest()} {blueprint.sharing}",
         )
         private_folder(folder)
         self._helpers = [
@@ -72,8 +67,27 @@ class Masks:
         """The sum of a round's shares: every helper answers, once."""
         told = {participant: masking.ephemeral_of(message) for participant, message in messages.items()}
         run = self._terms.run
-        answers = [helper.answer(run, masking.KIND, number, told).masks for helper in self._helpers]
+        answers = [helper.answer(run, masking.KIND, number, told) for helper in self._helpers]
         return masking.unmasked(self._terms, messages, answers)
+
+
+def mask_terms(
+    blueprint: Blueprint, run: str, clients: Iterable[str], helpers: Iterable[masking.HelperKeys], rest: str
+) -> masking.MaskTerms:
+    """What masks of a run are derived from; `rest` is, or is a digest of, all else that was agreed."""
+    sharing = blueprint.sharing
+    assert sharing is not None
+    return masking.MaskTerms(
+        run=run,
+        size=sharing.size,
+        word=sharing.word,
+        threshold=sharing.threshold,
+        colluding=sharing.colluding,
+        clients=tuple(clients),
+        helpers=tuple(helpers),
+        schedule=tuple(tuple(map(int, planned)) for planned in blueprint.schedule),
+        rest=rest,
+    )
 
 
 def _exchange(master: bytes, name: str) -> X25519PrivateKey:

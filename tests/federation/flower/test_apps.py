@@ -126,7 +126,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def driver_of(world: World, network: Network, *, retry: float) -> Driver:
-    progress = Progress(world.folder, world.coordinator, world.store, late=retry)
+    progress = Progress(world.folder, world.coordinator, late=retry)
     return Driver(network, world.coordinator, progress, retry=retry)
 
 
@@ -242,7 +242,7 @@ def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_p
     }
     # What the server sends along must not turn a real node into a simulated one.
     config = {"threads": 1, "simulated-clients": str(clients)}
-    message = sent(world.coordinator.offer(), "query.enrol")
+    message = sent(world.coordinator.roster.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, node, RecordDict(), config, 1))
     assert "error" in reply.content.config_records[RECORD]
     assert not (clients / "client-0").exists()
@@ -250,7 +250,7 @@ def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_p
 
 def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> None:
     world = World(tmp_path)
-    message = sent(world.coordinator.offer(), "query.enrol")
+    message = sent(world.coordinator.roster.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
     assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
 

@@ -49,40 +49,19 @@ def client_app() -> ClientApp:
 
 
 def member_of(context: Context) -> Node | HelperNode:
-    """The client, or the helper, that a node's own config describes."""
-    return helper_of(context) or node_of(context)
+    """The client, or the helper, that a node's own config describes.
 
-
-def helper_of(context: Context) -> HelperNode | None:
-    """The helper that a node's own config describes; None where it describes a client."""
-    node, folder = context.node_config, _played_in(context)
-    if folder is not None:
-        agreement = _played(folder, context)
-        number = int(node["partition-id"]) - agreement.plan.participants
-        helper = folder / f"helper-{number}"
-        if number < 0:
-            return None
-        return HelperNode(helper, agreement, SiteKey.read(helper.with_suffix(".key")))
-    if node.get("helper") is not True:
-        return None
-    _needs(context, "directory", "agreement", "key")
-    return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
-
-
-def node_of(context: Context) -> Node:
-    """The client that its own config describes."""
-    node, folder = context.node_config, _played_in(context)
-    torch.set_num_threads(int(context.run_config.get("threads", 1)))
-    if folder is not None:
-        agreement, client = _played(folder, context), folder / f"client-{node['partition-id']}"
-        return Node(
-            client,
-            client.with_suffix(".npz"),
-            agreement,
-            wish=int(node["partition-id"]),
-            simulated=True,
-            key=None if agreement.parties is None else SiteKey.read(client.with_suffix(".key")),
-        )
+    Flower's simulation engine states the number of partitions, in place of a config; a real node that plays
+    one of the clients of a folder must say so in its own.
+    """
+    node, run = context.node_config, context.run_config
+    torch.set_num_threads(int(run.get("threads", 1)))
+    simulated = bool(node.get("simulated", False))
+    if ("num-partitions" in node or simulated) and "directory" not in node and "simulated-clients" in run:
+        return _played(context, Path(str(run["simulated-clients"])))
+    if node.get("helper") is True:
+        _needs(context, "directory", "agreement", "key")
+        return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
     _needs(context, "directory", "records", "agreement")
     return Node(
         str(node["directory"]),
@@ -91,8 +70,8 @@ def node_of(context: Context) -> Node:
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),
         terms=Terms(
-            ledger=str(node["ledger"]) if "ledger" in node else None,
-            client=str(node["client"]) if "client" in node else None,
+            ledger=_text(context, "ledger"),
+            client=_text(context, "client"),
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
             noise_at_server=node.get("noise-at-server") is True,
@@ -101,33 +80,33 @@ def node_of(context: Context) -> Node:
             honest=int(node.get("honest", 0)),
             helpers=accepted(str(node.get("helpers", ""))),
         ),
-        simulated=bool(node.get("simulated", False)),
+        simulated=simulated,
         finish=node.get("finish") is True,
         key=SiteKey.read(str(node["key"])) if "key" in node else None,
     )
 
 
-def _played_in(context: Context) -> Path | None:
-    """The folder of clients that this machine plays; None for a real node.
-
-    Flower's simulation engine states the number of partitions; a real node must say so in its own config.
-    """
-    node, run = context.node_config, context.run_config
-    played = "num-partitions" in node or bool(node.get("simulated", False))
-    if played and "directory" not in node and "simulated-clients" in run:
-        return Path(str(run["simulated-clients"]))
-    return None
-
-
-def _played(folder: Path, context: Context) -> Agreement:
+def _played(context: Context, folder: Path) -> Node | HelperNode:
+    """A client, or after them a helper, that this machine plays."""
     code = {name: str(context.run_config.get(name, "")) or None for name in ("model", "features")}
-    return Agreement.load(folder / "agreement.toml", simulation=True, **code)
+    agreement = Agreement.load(folder / "agreement.toml", simulation=True, **code)
+    number = int(context.node_config["partition-id"])
+    helper = number - agreement.plan.participants
+    own = folder / (f"client-{number}" if helper < 0 else f"helper-{helper}")
+    if helper >= 0:
+        return HelperNode(own, agreement, SiteKey.read(own.with_suffix(".key")))
+    key = None if agreement.parties is None else SiteKey.read(own.with_suffix(".key"))
+    return Node(own, own.with_suffix(".npz"), agreement, wish=number, simulated=True, key=key)
 
 
 def _agreement(context: Context) -> Agreement:
+    path, model, features = (_text(context, name) for name in ("agreement", "model", "features"))
+    return Agreement.load(str(path), model=model, features=features)
+
+
+def _text(context: Context, name: str) -> str | None:
     node = context.node_config
-    model, features = (str(node[name]) if name in node else None for name in ("model", "features"))
-    return Agreement.load(str(node["agreement"]), model=model, features=features)
+    return str(node[name]) if name in node else None
 
 
 def _needs(context: Context, *names: str) -> None:

@@ -61,11 +61,11 @@ def server_app(agreement_file: Path) -> ServerApp:
         try:
             coordinator = Coordinator(agreement, store, options)
             retry = float(config["retry"])
-            progress = Progress(directory, coordinator, store, late=retry)
+            progress = Progress(directory, coordinator, late=retry)
             log.addHandler(progress.errors)
             driver = Driver(grid, coordinator, progress, retry=retry)
             driver.drive()
-            write_run(directory, coordinator, store)
+            write_run(directory, coordinator)
             driver.deliver_models()
         finally:
             store.close()
@@ -110,7 +110,7 @@ class Driver:
         self._retry = retry
         self._asked: dict[str, Asked] = {}
         self._pauses: dict[int, Pause] = {}
-        self._nodes = {participant: int(node) for participant, node in coordinator.addresses().items()}
+        self._nodes = {participant: int(node) for participant, node in coordinator.store.addresses().items()}
         self._online: set[int] = set()
         self._looked = -NODES_SECONDS
 
@@ -157,7 +157,7 @@ class Driver:
     def _ask(self) -> None:
         """One message to each node that has something to answer and is not being waited for."""
         now = time.monotonic()
-        with self._coordinator.batch():  # what is asked for is remembered before it is asked for
+        with self._coordinator.store.transaction():  # what is asked for is remembered before it is asked for
             messages = self._requests(now)
         if not messages:
             return
@@ -175,7 +175,7 @@ class Driver:
             if pause.until > now:
                 continue
             if node not in known:
-                messages.append(self._message(node, "query.enrol", self._coordinator.offer()))
+                messages.append(self._message(node, "query.enrol", self._coordinator.roster.offer()))
             elif known[node] in missing:
                 participant = known[node]
                 kind = missing[participant]
@@ -195,7 +195,7 @@ class Driver:
         if not self._asked:
             return
         replies = list(self._grid.pull_messages(list(self._asked)))
-        with self._coordinator.batch():
+        with self._coordinator.store.transaction():
             for reply in replies:
                 self._take(reply)
 
@@ -215,7 +215,7 @@ class Driver:
 
     def _enrol(self, node: int, fields: Fields) -> None:
         try:
-            participant = self._coordinator.enrol(fields, str(node))
+            participant = self._coordinator.roster.enrol(fields, str(node))
         except EnrolmentError as error:
             log.error("node %d refused: %s", node, shown(error))
             self._progress.refused()
