@@ -1,7 +1,7 @@
 """Noise added by the sender: in floating-point numbers (the paper's DG FP32 and DG+Q12), or in whole numbers.
 
 `direct` sends float32(u + ξ) with ξ ~ N(0, σ²I) drawn privately in float64; its only deviation from the
-exact law is the rounding to float32. `direct-q12` quantizes that noised vector: still private as
+exact distribution is the rounding to float32. `direct-q12` quantizes that noised vector: still private as
 post-processing, but its error is Gaussian plus a rounding error of at most half a step.
 
 `integers` sends discrete Gaussians around real centres. N_ℤ(x, τ²)(y) ∝ exp(−(y − x)²/2τ²), y ∈ ℤ, with a

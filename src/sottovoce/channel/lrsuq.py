@@ -7,7 +7,7 @@ What is coded is "accepted here, at which M" given how far the dither lies from 
 of u with one scale in the message: a wrong model costs bits, never exactness.
 
 `lrsuq-elias` has the plain code of the literature, Elias gamma for H and for every coordinate of M, and shows
-what conditional coding saves: radii, dithers and law are the same, and only the code of (H, M) differs.
+what conditional coding saves: radii, dithers and noise are the same, and only the code of (H, M) differs.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class Lrsuq(Channel):
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         blocks = in_blocks(u / self.sigma, DIMENSION[self._lattice])
         head = bytes([scale_number(blocks)]) if self.modelled else b""
-        law = (scale(head[0]) if head else 0.0, load_tables().accepts)
+        model = (scale(head[0]) if head else 0.0, load_tables().accepts)
         state, out = coding.new_encoder(), np.empty(0, np.uint8)
         dithers = Dithers(shared, self._lattice, len(blocks))
         progress = np.zeros(2, np.int64)
         while progress[0] < len(blocks):
             words = dithers.more(len(blocks) - int(progress[0]))
             out = coding.with_room(state, out, len(words) * _BYTES_PER_TRY)
-            _encode_blocks(self._lattice, blocks, dithers.radii, words, progress, *law, state, out)
+            _encode_blocks(self._lattice, blocks, dithers.radii, words, progress, *model, state, out)
         return head + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]:
         if self.modelled and not payload:
             raise ChannelError("payload is empty; ask for the message again")
-        law = (scale(payload[0]) if self.modelled else 0.0, load_tables().accepts)
+        model = (scale(payload[0]) if self.modelled else 0.0, load_tables().accepts)
         dimension = DIMENSION[self._lattice]
         y = np.empty((-(-self.size // dimension), dimension))
         state, data = coding.new_decoder(payload[int(self.modelled) :])
@@ -87,7 +87,7 @@ class Lrsuq(Channel):
         progress = np.array([0, -1])
         while progress[0] < len(y):
             words = dithers.more(len(y) - int(progress[0]))
-            if not _decode_blocks(self._lattice, y, dithers.radii, words, progress, *law, state, data):
+            if not _decode_blocks(self._lattice, y, dithers.radii, words, progress, *model, state, data):
                 raise ChannelError("payload names no lattice point; ask for the message again")
         return y.ravel()[: self.size] * self.sigma
 

@@ -152,7 +152,7 @@ def _class_counts(pools: Ints, clients: int, records: int, alpha: float, rng: np
             available = np.where(left > 0, p, 0.0)
             if available.sum() < 1e-300:
                 # p was 0 in floating point on all that is left. Renormalized Dirichlet proportions are
-                # Dirichlet again and independent of the rest, so a new draw has the right law.
+                # Dirichlet again and independent of the rest, so a new draw has the right distribution.
                 p = np.zeros(len(pools))
                 p[left > 0] = rng.dirichlet(np.full(int((left > 0).sum()), alpha))
                 continue

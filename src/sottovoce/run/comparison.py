@@ -124,7 +124,7 @@ def _compare(
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
     plan = plan.replace(evaluate_every=0)
-    if not plan.place.shared:  # nothing travels in a rehearsal, and the noise of other channels has one law
+    if not plan.place.shared:  # nothing travels, and the noise of all other channels is Gaussian
         plan = plan.replace(channel="direct")
     first = ready(plan, dataset)  # refuses what cannot be, before there is a folder
     again = plan  # in later splits the same sites join later as in the first

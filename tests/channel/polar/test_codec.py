@@ -18,7 +18,7 @@ from sottovoce.channel.polar import (
     take_offsets,
     unrotate,
 )
-from sottovoce.channel.polar.model import BINS, SCALES, dither_bins, leaf_classes, model, scale_squared
+from sottovoce.channel.polar.model import BINS, SCALES, dither_bins, leaf_classes, model_for, scale_squared
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 
 
@@ -82,27 +82,27 @@ def test_states_with_outliers_and_raw_blocks_come_back() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
 def test_surprises_come_back_even_where_none_are_expected(share: float) -> None:
     rng = np.random.default_rng(4)
-    law = model(1024, 70)
+    model = model_for(1024, 70)
     surprises = (rng.uniform(0, 1, 1024) < share).astype(np.uint8)
     bins = rng.integers(0, BINS, 1024).astype(np.uint8)
     weights = load_tables().surprises
     state = coding.new_encoder()
     out = coding.with_room(state, np.empty(0, np.uint8), 100_000)
-    put_plane(state, out, surprises, law.classes[0], bins, weights)
+    put_plane(state, out, surprises, model.classes[0], bins, weights)
     state, data = coding.new_decoder(coding.finish(state, out))
     found = np.empty(1024, np.uint8)
-    assert take_plane(state, data, found, law.classes[0], bins, weights)
+    assert take_plane(state, data, found, model.classes[0], bins, weights)
     assert np.array_equal(found, surprises)
 
 
 def test_every_scale_has_a_model_with_blocks_that_cover_all_states() -> None:
     for number in range(0, SCALES, 5):
-        law = model(256, number)
-        assert law.s2 == scale_squared(number)
-        assert law.edges[0] == 0
-        assert law.edges[-1] == 256
-        assert (np.diff(law.edges) > 0).all()
-        assert law.classes.shape == (law.folds + 1, 256)
+        model = model_for(256, number)
+        assert model.s2 == scale_squared(number)
+        assert model.edges[0] == 0
+        assert model.edges[-1] == 256
+        assert (np.diff(model.edges) > 0).all()
+        assert model.classes.shape == (model.folds + 1, 256)
 
 
 def test_leaf_classes_rise_from_worst_to_best() -> None:

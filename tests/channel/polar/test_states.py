@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from sottovoce.channel import SeededRandomness
 from sottovoce.channel.polar import states
 from sottovoce.channel.polar.folding import state_ratio
-from sottovoce.channel.polar.model import guess, log_ratio, model, reduced_squares, scale_number, screen
+from sottovoce.channel.polar.model import guess, log_ratio, model_for, reduced_squares, scale_number, screen
 from sottovoce.channel.polar.states import RAW, chosen_words, select, uniforms
 from sottovoce.channel.wire import Envelope, SharedRandomness
 
@@ -39,20 +39,20 @@ def _cdf(x: float, v: float, folds: int, s2: float) -> float:
 @pytest.mark.parametrize(("size", "s2"), [(1, 0.9), (16, 0.3), (64, 1.2)])
 def test_selected_states_follow_the_target(size: int, s2: float) -> None:
     """Kolmogorov–Smirnov of one coordinate's state over 3,000 messages; fails by chance once in 10⁶."""
-    law = model(size, scale_number(s2))
+    model = model_for(size, scale_number(s2))
     v = np.full(size, 0.8 * math.sqrt(s2))
     v[0] = 2.5 * math.sqrt(s2)
     private = SeededRandomness(b"states")
-    found = np.array([select(v, law, _shared(number), private).x[[0, -1]] for number in range(3000)])
+    found = np.array([select(v, model, _shared(number), private).x[[0, -1]] for number in range(3000)])
     grid = np.linspace(0, 1, 201)
     for coordinate, value in ((0, v[0]), (1, v[-1])):
-        table = [_cdf(x, value, law.folds, law.s2) for x in grid]
+        table = [_cdf(x, value, model.folds, model.s2) for x in grid]
         assert abs(table[-1] - 1.0) < 1e-6
         uniform = np.interp(found[:, coordinate], grid, table)
         assert stats.kstest(uniform, "uniform").pvalue > 1e-6
     # The test would notice states that were not selected at all.
     plain = uniforms(np.random.default_rng(0).integers(0, 2**64, 3000, dtype=np.uint64))
-    table = [_cdf(x, v[0], law.folds, law.s2) for x in grid]
+    table = [_cdf(x, v[0], model.folds, model.s2) for x in grid]
     assert stats.kstest(np.interp(plain, grid, table), "uniform").pvalue < 1e-6
 
 
@@ -65,11 +65,11 @@ def test_every_word_stands_for_a_state_inside_the_unit_interval_and_a_finite_nor
 
 
 def test_the_decoder_finds_the_states_that_were_selected() -> None:
-    law = model(4096, scale_number(0.5))
+    model = model_for(4096, scale_number(0.5))
     v = np.random.default_rng(1).standard_normal(4096) * math.sqrt(0.5)
-    kept = select(v, law, _shared(1), SeededRandomness(b"find"))
-    words = uniforms(chosen_words(_shared(1), law, kept.index))
-    from_candidates = (kept.outlier == 0) & np.repeat(kept.index != RAW, np.diff(law.edges))
+    kept = select(v, model, _shared(1), SeededRandomness(b"find"))
+    words = uniforms(chosen_words(_shared(1), model, kept.index))
+    from_candidates = (kept.outlier == 0) & np.repeat(kept.index != RAW, np.diff(model.edges))
     assert from_candidates.mean() > 0.9
     assert np.array_equal(words[from_candidates], kept.x[from_candidates])
 
@@ -78,9 +78,9 @@ def test_the_exact_comparison_decides_what_the_approximation_cannot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With errors a hundred thousand times wider every comparison is settled exactly, to the same result."""
-    law = model(256, scale_number(0.1))
+    model = model_for(256, scale_number(0.1))
     v = np.random.default_rng(2).standard_normal(256) * math.sqrt(0.1)
-    plain = [select(v, law, _shared(n), SeededRandomness(b"%d" % n)) for n in range(50)]
+    plain = [select(v, model, _shared(n), SeededRandomness(b"%d" % n)) for n in range(50)]
 
     def unsure(folds: int, s2: float) -> NDArray[np.float64]:
         rows = screen(folds, s2).copy()
@@ -89,5 +89,5 @@ def test_the_exact_comparison_decides_what_the_approximation_cannot(
 
     monkeypatch.setattr(states, "screen", unsure)
     for n, before in enumerate(plain):
-        again = select(v, law, _shared(n), SeededRandomness(b"%d" % n))
+        again = select(v, model, _shared(n), SeededRandomness(b"%d" % n))
         assert np.array_equal(again.x, before.x)

@@ -1,15 +1,16 @@
 """The near-limit channel, by polar codes: exact Gaussian noise at 1.3 to 1.7 times the mutual information.
 
 The statistic is rotated and scaled (v); each output coordinate is split into a state, branch bits and a sign
-that are uniform under a shared reference law; states are selected by Poisson functional representation, bits
-by successive cancellation of a polar code with shared dithers. Every step samples the exact conditional law
-of N(v, 1), so the decoded error is exactly N(0, σ²I) and independent of u; only the surprises are sent.
+that are uniform under a shared reference distribution; states are selected by Poisson functional
+representation, bits by successive cancellation of a polar code with shared dithers. Every step samples the
+exact conditional distribution of N(v, 1), so the decoded error is exactly N(0, σ²I) and independent of u;
+only the surprises are sent.
 
 A shared random rotation makes every statistic look alike, coordinate by coordinate: H·D₂·H·D₁ with H the
 normalized Hadamard matrix and D₁, D₂ shared random signs; applied twice because once leaves sparse vectors
 sparse. It is orthonormal, so it keeps N(0, σ²I) exactly. Whole steps are taken off coordinates that lie far
-outside the model, and sent as integers: shifting a coordinate by a known amount keeps the law of its error,
-and keeps the work bounded.
+outside the model, and sent as integers: shifting a coordinate by a known amount keeps the distribution of its
+error, and keeps the work bounded.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sottovoce.channel.polar.folding import (
     sign_bias,
     transform,
 )
-from sottovoce.channel.polar.model import SCALES, Law, dither_bins, model, scale_number
+from sottovoce.channel.polar.model import SCALES, Model, dither_bins, model_for, scale_number
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
 from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
@@ -174,42 +175,43 @@ class Polar(Channel):
         steps = offsets(v)
         v -= STEP * steps
         number = scale_number(float(v @ v) / v.size)
-        law = model(self._padded, number)
-        states = select(v, law, shared, private)
+        model = model_for(self._padded, number)
+        states = select(v, model, shared, private)
         state = coding.new_encoder()
         out = coding.with_room(state, np.empty(0, np.uint8), _BYTES_PER_COORDINATE * self._padded + 64)
         put_offsets(state, out, steps)
-        put_states(state, out, states.x, states.index, states.outlier, law.edges, law.hazards)
+        put_states(state, out, states.x, states.index, states.outlier, model.edges, model.hazards)
         weights = load_tables().surprises
-        for (surprises, dithers), classes in zip(planes(v, law, states, shared), law.classes, strict=True):
+        made = planes(v, model, states, shared)
+        for (surprises, dithers), classes in zip(made, model.classes, strict=True):
             put_plane(state, out, surprises, classes, dither_bins(dithers), weights)
         return bytes([number]) + coding.finish(state, out)
 
     def _decode(self, payload: bytes, shared: SharedRandomness) -> Reals:
         if not payload or payload[0] >= SCALES:
             raise ChannelError("payload names no scale; ask for the message again")
-        law = model(self._padded, payload[0])
+        model = model_for(self._padded, payload[0])
         state, data = coding.new_decoder(payload[1:])
-        steps = np.empty(law.size, np.int64)
-        x, outlier = np.empty(law.size), np.zeros(law.size, np.uint8)
-        index = np.empty(law.edges.size - 1, np.int64)
+        steps = np.empty(model.size, np.int64)
+        x, outlier = np.empty(model.size), np.zeros(model.size, np.uint8)
+        index = np.empty(model.edges.size - 1, np.int64)
         sound = take_offsets(state, data, steps)
-        sound = sound and take_states(state, data, x, index, outlier, law.edges, law.hazards)
+        sound = sound and take_states(state, data, x, index, outlier, model.edges, model.hazards)
         if not sound:
             raise ChannelError("payload is not one an encoder makes; ask for the message again")
-        np.copyto(x, uniforms(chosen_words(shared, law, index)), where=outlier == 0)
-        branch = np.zeros(law.size, np.int64)
-        bits = np.empty(law.size, np.uint8)
+        np.copyto(x, uniforms(chosen_words(shared, model, index)), where=outlier == 0)
+        branch = np.zeros(model.size, np.int64)
+        bits = np.empty(model.size, np.uint8)
         weights = load_tables().surprises
-        for plane, classes in enumerate(law.classes):
-            dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
+        for plane, classes in enumerate(model.classes):
+            dithers = dithers_from(shared.words("planes", model.size, plane * model.size))
             if not take_plane(state, data, bits, classes, dither_bins(dithers), weights):
                 raise ChannelError("payload is not one an encoder makes; ask for the message again")
             bits ^= dithers < 0.0
             transform(bits)
-            if plane < law.folds:
+            if plane < model.folds:
                 branch = 2 * branch + bits
-        y = magnitudes(x, branch, law.folds, law.s2) * (1.0 - 2.0 * bits) + STEP * steps
+        y = magnitudes(x, branch, model.folds, model.s2) * (1.0 - 2.0 * bits) + STEP * steps
         unrotate(y, self.signs(shared))
         released: Reals = y[: self.size] * self.sigma
         return released
@@ -219,22 +221,22 @@ class Polar(Channel):
         return signs_from(shared.words("rotation", -(-2 * self._padded // 64)), self._padded)
 
 
-def planes(v: Reals, law: Law, states: States, shared: SharedRandomness) -> list[tuple[Bytes, Reals]]:
+def planes(v: Reals, model: Model, states: States, shared: SharedRandomness) -> list[tuple[Bytes, Reals]]:
     """Sample the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
-    odds = branch_odds(states.x, v, law.folds, law.s2)
-    branch = np.zeros(law.size, np.int64)
-    bias, bits = np.empty(law.size), np.empty(law.size, np.uint8)
+    odds = branch_odds(states.x, v, model.folds, model.s2)
+    branch = np.zeros(model.size, np.int64)
+    bias, bits = np.empty(model.size), np.empty(model.size, np.uint8)
     found = []
-    for plane in range(law.folds + 1):
-        if plane < law.folds:
+    for plane in range(model.folds + 1):
+        if plane < model.folds:
             branch_bias(odds, bias)
         else:
-            sign_bias(magnitudes(states.x, branch, law.folds, law.s2), v, bias)
-        dithers = dithers_from(shared.words("planes", law.size, plane * law.size))
-        surprises = np.empty(law.size, np.uint8)
+            sign_bias(magnitudes(states.x, branch, model.folds, model.s2), v, bias)
+        dithers = dithers_from(shared.words("planes", model.size, plane * model.size))
+        surprises = np.empty(model.size, np.uint8)
         cancel(bias, dithers, bits, surprises)
         found.append((surprises, dithers))
-        if plane < law.folds:
+        if plane < model.folds:
             odds = given_bit(odds, bits)
             branch = 2 * branch + bits
     return found

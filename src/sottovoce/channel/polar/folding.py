@@ -1,13 +1,14 @@
-"""One output coordinate as a state, branch bits and a sign, all uniform under the reference law.
+"""One output coordinate as a state, branch bits and a sign, all uniform under the reference distribution.
 
 Reference N(0, c²) with c² = 1 + s²: |y|/c is the half-normal quantile of a uniform q; q lies in one of 2^k
 intervals (the branch), and its place within the interval, mirrored in every odd one, is the state x ∈ (0, 1).
-Mirroring makes the law of x under the target N(v, 1) flat to order 4^−k, so x carries almost no information.
+Mirroring makes the distribution of x under the target N(v, 1) flat to order 4^−k, so x carries almost no
+information.
 
-Bytes are sampled by successive cancellation, in an order that concentrates the surprises. The polar transform
+Bits are sampled by successive cancellation, in an order that concentrates the surprises. The polar transform
 turns bits B into U with B = U·G. For i = 1 … n the exact bias of U_i given U_<i follows from the biases of B
-by a·b and (b ± a)/(1 ± ab), and U_i is set by a dither that both ends share, so the law of B is exact
-whatever the biases. Most U_i are as good as unbiased and equal what the dither alone says; only the
+by a·b and (b ± a)/(1 ± ab), and U_i is set by a dither that both ends share, so the distribution of B is
+exact whatever the biases. Most U_i are as good as unbiased and equal what the dither alone says; only the
 exceptions, the surprises, are sent. A subtree none of whose dithers can be crossed is decided at once.
 """
 

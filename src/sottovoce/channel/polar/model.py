@@ -1,13 +1,14 @@
 """What follows from the size and the one scale number in a message, computed once.
 
 The scale number says how large the statistic is against the noise (s² = ‖u‖²/(nσ²), in steps of 2^¼). It
-fixes the reference law, the number of branch bits, the blocks of states and the class of every leaf. A number
-that does not fit the statistic costs bits, never exactness. Integers and correctly rounded operations only.
+fixes the reference distribution, the number of branch bits, the blocks of states and the class of every leaf.
+A number that does not fit the statistic costs bits, never exactness. Integers and correctly rounded
+operations only.
 
 The encoder alone screens states by a fast approximation of ln S(x) with a known error: S(x) is the density of
 a state under the target over its density under the reference. Selecting a state compares many of them; a
-comparison that the approximation cannot settle is settled exactly, so the law of the selected state does not
-depend on the approximation.
+comparison that the approximation cannot decide is decided exactly, so the distribution of the selected state
+does not depend on the approximation.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
-class Law:
+class Model:
     """Everything but the secret that a decoder needs before it reads the payload."""
 
     size: int  # a power of two
@@ -80,7 +81,7 @@ def folds_for(size: int, s2: float) -> int:
 
 
 @functools.lru_cache(maxsize=32)
-def model(size: int, number: int) -> Law:
+def model_for(size: int, number: int) -> Model:
     """The model for `size` coordinates (a power of two) and a scale number below SCALES."""
     s2 = scale_squared(number)
     folds = folds_for(size, s2)
@@ -91,7 +92,7 @@ def model(size: int, number: int) -> Law:
     row = min(max(math.frexp(nats / blocks)[1] + len(tables.hazards) + 3, 0), len(tables.hazards) - 1)
     starts = tables.mean_squares[number, folds, : folds + 1]
     classes = np.stack([leaf_classes(size, float(start) * 2.0**-32) for start in starts])
-    return Law(size, s2, folds, nats / blocks, edges, tables.hazards[row], classes)
+    return Model(size, s2, folds, nats / blocks, edges, tables.hazards[row], classes)
 
 
 @kernel

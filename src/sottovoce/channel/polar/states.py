@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.channel.coding import Bytes, Integers, Reals, Words, kernel
 from sottovoce.channel.polar.folding import fold
-from sottovoce.channel.polar.model import Law, guess, log_ratio, reduced_squares, screen
+from sottovoce.channel.polar.model import Model, guess, log_ratio, reduced_squares, screen
 from sottovoce.channel.polar.vector import half_normals
 from sottovoce.channel.wire import BELOW_ONE, PrivateRandomness, SharedRandomness
 
@@ -44,7 +44,7 @@ class States:
     outlier: Bytes  # (n,): 1 where the state goes raw
 
 
-def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> Words:
+def chosen_words(shared: SharedRandomness, model: Model, index: Integers) -> Words:
     """The words of candidate `index[b]` of every block b that is not RAW; other places hold anything."""
     words = np.empty(model.size, np.uint64)
     early = shared.words("states", GROUP * model.size) if index.size > _FEW else None
@@ -59,7 +59,7 @@ def chosen_words(shared: SharedRandomness, model: Law, index: Integers) -> Words
     return words
 
 
-def _group(shared: SharedRandomness, model: Law, group: int, wanted: NDArray[np.bool_]) -> Words:
+def _group(shared: SharedRandomness, model: Model, group: int, wanted: NDArray[np.bool_]) -> Words:
     """Candidates GROUP·group … of the wanted blocks: block b's lie together from GROUP·edges[b] on."""
     blocks = np.flatnonzero(wanted)
     start = group * GROUP * model.size
@@ -72,14 +72,14 @@ def _group(shared: SharedRandomness, model: Law, group: int, wanted: NDArray[np.
     return words
 
 
-def select(v: Reals, model: Law, shared: SharedRandomness, private: PrivateRandomness) -> States:
+def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRandomness) -> States:
     """Draw states from the target given the rotated statistic v (in units of σ)."""
     rows, squares = screen(model.folds, model.s2), reduced_squares(v, model.s2)
     blocks = model.edges.size - 1
     log_c = min(_LARGEST_LOG_C, _DEVIATIONS * math.sqrt(2.0 * model.block_nats))
-    law = (v, squares, model.edges, model.folds, model.s2, log_c, rows)
+    screened = (v, squares, model.edges, model.folds, model.s2, log_c, rows)
     x, outlier, index = np.empty(model.size), np.zeros(model.size, np.uint8), np.zeros(blocks, np.int64)
-    _screen_private(law, private.words(model.size), x, outlier, index)
+    _screen_private(screened, private.words(model.size), x, outlier, index)
     chosen = np.empty(model.size)
     best = np.full((3, blocks), [[np.inf], [0.0], [0.0]])  # smallest ln T − ln S, its error, its ln T
     arrival = np.zeros(blocks)
@@ -88,7 +88,7 @@ def select(v: Reals, model: Law, shared: SharedRandomness, private: PrivateRando
     while active.any():
         words = _group(shared, model, group, active)
         gaps = private.uniform(GROUP * blocks)
-        _race(law, words, outlier, group, gaps, arrival, active, best, index, chosen)
+        _race(screened, words, outlier, group, gaps, arrival, active, best, index, chosen)
         group += 1
     _merge(x, chosen, outlier, index, model.edges)
     return States(x, index, outlier)
@@ -136,9 +136,9 @@ def _normals(words: Words) -> Reals:
 
 
 @kernel
-def _screen_private(law: Screened, noise: Words, x: Reals, outlier: Bytes, index: Integers) -> None:
+def _screen_private(screened: Screened, noise: Words, x: Reals, outlier: Bytes, index: Integers) -> None:
     """Draw x* from the target; mark outliers, and blocks whose remaining product exceeds C."""
-    v, squares, edges, folds, s2, log_c, rows = law
+    v, squares, edges, folds, s2, log_c, rows = screened
     c = math.sqrt(1.0 + s2)
     sizes = _normals(noise)
     for j in range(v.size):
@@ -177,7 +177,7 @@ def _exact(x: Reals, v: Reals, outlier: Bytes, first: int, last: int, folds: int
 
 @kernel
 def _race(
-    law: Screened,
+    screened: Screened,
     words: Words,
     outlier: Bytes,
     group: int,
@@ -189,7 +189,7 @@ def _race(
     chosen: Reals,
 ) -> None:
     """Let a group of candidates of every active block compete; blocks that are decided turn inactive."""
-    v, squares, edges, folds, s2, log_c, rows = law
+    v, squares, edges, folds, s2, log_c, rows = screened
     x, value, error = np.empty(v.size), np.empty(v.size), np.empty(v.size)
     for block in range(active.size):
         first, last = edges[block], edges[block + 1]
