@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sottovoce.features.fixed import Scattering
-from sottovoce.features.patterns import Network, Patterns, channels, paths, standardized
+from sottovoce.features.patterns import Network, Patterns, paths, standardized
 from studies.images import generate
 
 _RENEWED = 4096  # pictures made at once
@@ -228,7 +228,7 @@ def centres(network: Network, *, pictures: int, seed: int = 5) -> dict[str, Tens
         x = generate(batch, 32, rng)
         for name, values in (
             ("scattering", paths(scatter(x))),
-            ("patterns", channels(patterns(x), patterns.channels)),
+            ("patterns", patterns(x)),
         ):
             sums[name] += standardized(values).mean((0, 1, 3))
     return {name: total / (pictures // batch) for name, total in sums.items()}

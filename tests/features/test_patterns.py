@@ -18,7 +18,7 @@ SHA256 = "1e01b1c406f9f6a23e3b21a24ff0008ae6077021de28913b890e1d6d43365c6f"  # o
 def test_every_shape_of_picture_becomes_four_by_four(shape: tuple[int, int, int], maps: int) -> None:
     torch.manual_seed(2)
     patterns = Patterns(Network(4, (6, 8), (1, 1), 10).eval())
-    assert patterns(torch.rand(5, *shape)).shape == (5, maps * 10, 4, 4)
+    assert patterns(torch.rand(5, *shape)).shape == (5, maps, 10, 16)
 
 
 def test_a_gray_picture_is_the_color_picture_without_color() -> None:

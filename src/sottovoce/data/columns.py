@@ -249,15 +249,9 @@ def _spelled(column: Any, decimal: str) -> tuple[Any, int, int]:
 
 
 def _numeric(kind: Any) -> bool:
-    pa, _ = arrow()
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_boolean(kind)
-        or types.is_null(kind)
-    )
+    types = arrow()[0].types
+    numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+    return any(fits(kind) for fits in numeric)
 
 
 def _text(value: object) -> str:

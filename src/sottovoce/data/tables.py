@@ -9,7 +9,7 @@ import csv
 import mmap
 import re
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
 from itertools import islice, repeat
@@ -33,47 +33,23 @@ _DAMAGED = (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError, Par
 
 def read_columns(path: Path, numbers: Collection[str], texts: Collection[str]) -> Columns:
     """The named columns of a file, as far as it has them."""
-    with _explained(path):
-        kind, wanted = _format(path), [*numbers, *texts]
-        if kind == ".npz":
-            return ArrayColumns(read_arrays(path, wanted))
-        if kind in TEXTS:
-            from pyarrow.csv import read_csv
-
-            names, options = _csv(path, numbers, wanted)
-            return ArrowColumns(read_csv(path, **options), names)
-        if kind == ".xlsx":
-            pa, _ = arrow()
-            names = sheet_names(path)
-            parts = list(sheet_parts(path, _known(path, names, wanted), numbers, PART))
-            return ArrowColumns(pa.concat_tables(parts), names)
-        with _parquet(path) as (parquet, names):
-            return ArrowColumns(parquet.read(columns=_known(path, names, wanted)), names)
+    if _format(path) == ".npz":
+        return ArrayColumns(read_arrays(path, [*numbers, *texts]))
+    pa, _ = arrow()
+    with _opened(path, numbers, [*numbers, *texts]) as (names, schema, batches):
+        found = list(batches)
+        return ArrowColumns(pa.Table.from_batches(found) if found else schema.empty_table(), names)
 
 
 def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> Iterator[Columns]:
     """The same in parts, in the file's order, for files larger than memory; an npz is one part."""
-    with _explained(path):
-        kind, wanted = _format(path), [*numbers, *texts]
-        if kind == ".npz":
-            yield ArrayColumns(read_arrays(path, wanted))
-            return
-        pa, _ = arrow()
-        if kind in TEXTS:
-            from pyarrow.csv import open_csv
-
-            names, options = _csv(path, numbers, wanted)
-            with open_csv(path, **options) as batches:
-                for batch in batches:
-                    yield ArrowColumns(pa.Table.from_batches([batch]), names)
-        elif kind == ".xlsx":
-            names = sheet_names(path)
-            for part in sheet_parts(path, _known(path, names, wanted), numbers, PART):
-                yield ArrowColumns(part, names)
-        else:
-            with _parquet(path) as (parquet, names):
-                for batch in parquet.iter_batches(PART, columns=_known(path, names, wanted)):
-                    yield ArrowColumns(pa.Table.from_batches([batch]), names)
+    if _format(path) == ".npz":
+        yield ArrayColumns(read_arrays(path, [*numbers, *texts]))
+        return
+    pa, _ = arrow()
+    with _opened(path, numbers, [*numbers, *texts]) as (names, _, batches):
+        for batch in batches:
+            yield ArrowColumns(pa.Table.from_batches([batch]), names)
 
 
 def column_names(path: Path) -> list[str]:
@@ -85,41 +61,58 @@ def column_names(path: Path) -> list[str]:
         if kind in TEXTS:
             return csv_header(path)[0]
         if kind == ".xlsx":
-            return sheet_names(path)
-        with _parquet(path) as (_, names):
-            return names
+            with _lines(path) as lines:
+                return _header(lines)
+        from pyarrow.parquet import read_schema
+
+        names: list[str] = read_schema(path).names
+        return names
 
 
-def _csv(path: Path, numbers: Collection[str], wanted: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and how pyarrow reads the wanted ones: cell by cell as texts, as they stand.
+@contextmanager
+def _opened(
+    path: Path, numbers: Collection[str], wanted: list[str]
+) -> Iterator[tuple[list[str], Any, Iterable[Any]]]:
+    """Names of all columns, and of the wanted ones a schema and batches of records, in the file's order."""
+    pa, _ = arrow()
+    with _explained(path):
+        kind, names = path.suffix.lower(), column_names(path)
+        known = _known(path, names, wanted)
+        if kind in TEXTS:
+            from pyarrow.csv import open_csv
+
+            with open_csv(path, **_csv(path, names, known, numbers)) as reader:
+                yield names, reader.schema, reader
+        elif kind == ".xlsx":
+            yield names, pa.schema([]), sheet_parts(path, known, numbers, PART)
+        else:
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(path) as file:
+                yield names, file.schema_arrow, file.iter_batches(PART, columns=known)
+
+
+def _csv(path: Path, names: list[str], known: list[str], numbers: Collection[str]) -> dict[str, Any]:
+    """How pyarrow reads columns: cell by cell as texts, as they stand; in a file of others, the first.
 
     What a number is, `Columns.numbers` says, so that no cell changes how another is read.
     """
     pa, _ = arrow()
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
-    names, delimiter = csv_header(path)
+    delimiter, read = csv_header(path)[1], known or names[:1]
+    categories = pa.dictionary(pa.int32(), pa.string())
+    types = {name: pa.string() if name in numbers else categories for name in read}  # few numbers occur twice
     longest = _longest(path, delimiter)
-    known = _known(path, names, wanted)
-    types = dict.fromkeys(known, pa.dictionary(pa.int32(), pa.string()))
-    types |= {name: pa.string() for name in known if name in numbers}  # hardly any occurs twice
-    parse = ParseOptions(
-        delimiter=delimiter,
-        newlines_in_values=True,
-        ignore_empty_lines=len(names) > 1,  # of one column, an empty line is a missing value
-    )
-    convert = ConvertOptions(column_types=types, include_columns=known or names[:1])
-    read = ReadOptions(block_size=max(BLOCK, longest + 1))  # a record has to fit into a block
-    return names, {"read_options": read, "parse_options": parse, "convert_options": convert}
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[tuple[Any, list[str]]]:
-    arrow()
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        yield file, file.schema_arrow.names
+    return {
+        "read_options": ReadOptions(block_size=max(BLOCK, longest + 1)),  # a record has to fit into a block
+        "parse_options": ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            ignore_empty_lines=len(names) > 1,  # of one column, an empty line is a missing value
+        ),
+        "convert_options": ConvertOptions(column_types=types, include_columns=read),
+    }
 
 
 @contextmanager
@@ -206,14 +199,8 @@ def _problem(path: Path, message: str) -> str:
     return "is not a readable CSV file: save it again, in UTF-8, one record a line"
 
 
-def sheet_names(path: Path) -> list[str]:
-    """What the columns are called: the first line of the sheet."""
-    with _lines(path) as lines:
-        return _header(lines)
-
-
 def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: int) -> Iterator[Any]:
-    """The wanted columns as tables of pyarrow with at most `size` records; at least one, maybe empty.
+    """The wanted columns in batches of at most `size` records; at least one, maybe empty.
 
     Cells of `numbers` are written so that they are read again as they are.
     """
@@ -230,7 +217,7 @@ def sheet_parts(path: Path, wanted: list[str], numbers: Collection[str], size: i
             }
             if not columns:  # counts records all the same
                 columns = {"": [""] * len(part)}
-            yield pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()})
+            yield pa.record_batch({name: pa.array(cells, pa.string()) for name, cells in columns.items()})
 
 
 def _without_end(lines: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

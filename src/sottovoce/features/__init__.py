@@ -34,14 +34,12 @@ from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.features.fixed import COEFFICIENTS, SIZE, Scattering, mirrored, ngrams, spectrum
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
-from sottovoce.features.patterns import channels as by_channel
 from sottovoce.models import imported, reason
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
 _BATCH = 256  # records at once
 
-# A picture's description, or the sum of it and its mirror image's.
-Part = Callable[[Tensor, bool], Tensor]
+Part = Callable[[Tensor], Tensor]
 _PROBE = 3
 _TOLERANCE = 1e-3
 
@@ -81,14 +79,12 @@ class FeatureMap:
     name: str
     shape: tuple[int, ...]
     size: int
-    mirror: bool
     parts: tuple[Part, ...]
     weights: tuple[float, ...]
     projection: Projection | None
     device: str = "cpu"
     """Where it is computed: another changes the last digits."""
 
-    @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Records as they are stored, before any normalization of a dataset; bytes are divided by 255."""
         if tuple(x.shape[1:]) != self.shape:
@@ -97,27 +93,20 @@ class FeatureMap:
                 f"{tuple(x.shape[1:])}: open it for their shape"
             )
 
-        @torch.no_grad()  # of the thread that works on it
-        def described(batch: Tensor) -> Tensor:
-            return self._described(_numbers(batch).to(self.device)).cpu()
-
         batches = torch.split(x, _BATCH)
+        described = self._described
         parts = side_by_side(described, batches) if self.device == "cpu" else map(described, batches)
         return torch.cat([torch.empty(0, self.size), *parts])
 
+    @torch.no_grad()  # of the thread that works on it
     def _described(self, x: Tensor) -> Tensor:
-        weighted = [w * part(x, self.mirror) for w, part in zip(self.weights, self.parts, strict=True)]
-        features = torch.cat(weighted, dim=1)
+        if x.dtype != torch.int64:  # tokens stay what they are
+            x = x / 255 if x.dtype == torch.uint8 else x.float()
+        x = x.to(self.device)
+        features = torch.cat([w * part(x) for w, part in zip(self.weights, self.parts, strict=True)], dim=1)
         if self.projection is not None:
             features = self.projection(features)
-        return nn.functional.normalize(features, dim=1)
-
-
-def _numbers(x: Tensor) -> Tensor:
-    """Stored values as a map takes them: bytes from 0 to 1, tokens as they are."""
-    if x.dtype == torch.uint8:
-        return x / 255
-    return x if x.dtype == torch.int64 else x.float()
+        return nn.functional.normalize(features, dim=1).cpu()
 
 
 def open_features(
@@ -151,9 +140,10 @@ def open_features(
             f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
         )
     if own:
-        opened, device = [_local(name, shape)], "cpu"
+        describe, length = _opened(name, shape)
+        opened, device = [(_mirroring(describe, mirror), length)], "cpu"
     else:
-        opened = [_PARTS[part](*shape, device) for part in name.split("+")]
+        opened = [_PARTS[part](shape, mirror, device) for part in name.split("+")]
     full = sum(length for _, length in opened)
     if size > full:
         raise SottovoceError(
@@ -165,7 +155,6 @@ def open_features(
         name=name,
         shape=shape,
         size=size or full,
-        mirror=mirror,
         parts=tuple(part for part, _ in opened),
         weights=tuple(math.sqrt(share) for share in shares),
         projection=Projection.drawn(full, size, seed=0) if size else None,
@@ -173,7 +162,8 @@ def open_features(
     )
 
 
-def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+def _scattering(shape: tuple[int, ...], mirror: bool, device: str) -> tuple[Part, int]:
+    channels, height, width = shape
     scatter, centre = Scattering(height, width, device=device), shipped()["scattering"].to(device)
 
     def describe(coefficients: Tensor) -> Tensor:
@@ -181,7 +171,7 @@ def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Pa
             return by_kind(coefficients)
         return centred(paths(coefficients), centre)
 
-    def part(x: Tensor, mirror: bool) -> Tensor:
+    def part(x: Tensor) -> Tensor:
         coefficients = scatter(x)
         if not mirror:
             return describe(coefficients)
@@ -191,53 +181,28 @@ def _scattering(channels: int, height: int, width: int, device: str) -> tuple[Pa
     return part, channels * COEFFICIENTS * math.prod(scatter.grid)
 
 
-def _patterns(channels: int, height: int, width: int, device: str) -> tuple[Part, int]:
+def _patterns(shape: tuple[int, ...], mirror: bool, device: str) -> tuple[Part, int]:
     patterns = Patterns(Network.shipped().to(device))
     centre = shipped()["patterns"].to(device)
-
-    def describe(x: Tensor) -> Tensor:
-        return centred(by_channel(patterns(x), patterns.channels), centre)
-
-    return _mirroring(describe), (1 if channels == 3 else channels) * patterns.channels * 16
+    part = _mirroring(lambda x: centred(patterns(x), centre), mirror)
+    return part, (1 if shape[0] == 3 else shape[0]) * patterns.channels * 16
 
 
-def _mirroring(describe: Callable[[Tensor], Tensor]) -> Part:
-    return lambda x, mirror: describe(x) + describe(x.flip(-1)) if mirror else describe(x)
+def _mirroring(describe: Part, mirror: bool) -> Part:
+    return (lambda x: describe(x) + describe(x.flip(-1))) if mirror else describe
 
 
-def _spectrum(steps: int, values: int, device: str) -> tuple[Part, int]:
-    describe = spectrum(steps, values)
-    return lambda x, mirror: describe(x), SIZE
-
-
-def _ngrams(length: int, device: str) -> tuple[Part, int]:
-    describe = ngrams()
-
-    def part(x: Tensor, mirror: bool) -> Tensor:
-        if x.dtype != torch.int64:
-            raise SottovoceError(
-                'features=ngrams describes tokens: say kind = "tokens" in records.toml, or use none'
-            )
-        return describe(x)
-
-    return part, SIZE
-
-
-_PARTS: dict[str, Callable[..., tuple[Part, int]]] = {
+_PARTS: dict[str, Callable[[tuple[int, ...], bool, str], tuple[Part, int]]] = {
     "scattering": _scattering,
     "patterns": _patterns,
-    "spectrum": _spectrum,
-    "ngrams": _ngrams,
+    "spectrum": lambda shape, mirror, device: (spectrum(*shape), SIZE),
+    "ngrams": lambda shape, mirror, device: (ngrams, SIZE),
 }
+"""Each part of a map, and how many numbers it has; only pictures have mirror images."""
 
 
 class LocalMapError(SottovoceError):
     """A function that cannot be a feature map."""
-
-
-def _local(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
-    described = _opened(name, shape)
-    return _mirroring(described), described(torch.zeros(1, *shape)).shape[1]
 
 
 def pretrained(name: str) -> bool:
@@ -261,8 +226,8 @@ def fingerprint(name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _opened(name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The map as a function to float32 (n, k), tried on made-up records: it must not mix them."""
+def _opened(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
+    """The map as a function to float32 (n, k), and k; tried on made-up records: it must not mix them."""
     try:
         inner = imported("features", name)(shape)
     except SottovoceError:
@@ -286,4 +251,4 @@ def _opened(name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
             f"features={name} describes a record differently beside others, which no ε covers: put its "
             "module into eval mode, or describe records one by one"
         )
-    return described
+    return described, together.shape[1]

@@ -28,6 +28,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sottovoce.errors import SottovoceError
+
 ORIENTATIONS = 8
 COEFFICIENTS = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2  # 81
 _CHUNK = 25_000  # pixels (of all channels) worked on at once: what they become stays in the cache
@@ -219,24 +221,23 @@ def spectrum(steps: int, values: int) -> Callable[[Tensor], Tensor]:
     return describe
 
 
-def ngrams() -> Callable[[Tensor], Tensor]:
+def ngrams(x: Tensor) -> Tensor:
     """Tokens (n, L), int64, to (n, SIZE) of unit norm; a record with a token below 0 becomes NaN.
 
     Each token and each pair of neighbours has a public random place and sign; a place holds the root of its
     count, so that what is said ten times does not drown the rest.
 
-    >>> describe = ngrams()
-    >>> describe(torch.tensor([[3, 5, 5, 0], [3, 5, 5, -1]])).isfinite().all(dim=1)
+    >>> ngrams(torch.tensor([[3, 5, 5, 0], [3, 5, 5, -1]])).isfinite().all(dim=1)
     tensor([ True, False])
     """
-
-    def describe(x: Tensor) -> Tensor:
-        step = max(1, _TOKENS // max(1, x.shape[1]))
-        counts = torch.cat([_counted(part) for part in torch.split(x, step)])
-        described = _unit(counts.sign() * counts.abs().sqrt())
-        return torch.where((x >= 0).all(dim=1, keepdim=True), described, torch.nan)
-
-    return describe
+    if x.dtype != torch.int64:
+        raise SottovoceError(
+            'features=ngrams describes tokens: say kind = "tokens" in records.toml, or use none'
+        )
+    step = max(1, _TOKENS // max(1, x.shape[1]))
+    counts = torch.cat([_counted(part) for part in torch.split(x, step)])
+    described = _unit(counts.sign() * counts.abs().sqrt())
+    return torch.where((x >= 0).all(dim=1, keepdim=True), described, torch.nan)
 
 
 def _counted(tokens: Tensor) -> Tensor:

@@ -40,25 +40,25 @@ def described(
     """The dataset as the plan's feature map sees it; itself where the plan has none.
 
     `progress` is called with the number of records done, and of all. Nothing is computed twice for one map
-    and dataset, not by two processes either: the second waits. `local` as in `feature_map`. Where clients see
-    turned pictures, x holds the features of all four turns, (N, 4, size).
+    and dataset, not by two processes either: the second waits. `local` as in `open_features`, here and below.
+    Where clients see turned pictures, x holds the features of all four turns, (N, 4, size).
     """
     features = feature_map(plan, dataset.facts, device, local)
     if features is None:
         return dataset
     facts, dataset = described_facts(dataset.facts, plan, local), identified(dataset, plan)
-    if not cache:
+    if cache:
+        path = _folder() / f"{_name(dataset, plan)}.npy"
+        with locked(path.with_suffix(".lock")):
+            if path.exists():
+                progress(len(dataset), len(dataset))
+            else:
+                file = io.BytesIO()
+                np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
+                write_atomically(path, file.getvalue())
+        kept = torch.from_numpy(np.load(path, allow_pickle=False))
+    else:
         kept = _computed(dataset, features, plan.shift, progress)
-        return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
-    path = _folder() / f"{_name(dataset, plan)}.npy"
-    with locked(path.with_suffix(".lock")):
-        if path.exists():
-            progress(len(dataset), len(dataset))
-        else:
-            file = io.BytesIO()
-            np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
-            write_atomically(path, file.getvalue())
-    kept = torch.from_numpy(np.load(path, allow_pickle=False))
     return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
 
 
@@ -81,11 +81,7 @@ def described_client(
     local: str | None = None,
     limited: bool = True,
 ) -> Records:
-    """A client's own file, as the run's model sees it; `facts` are those of the run.
-
-    Its features are computed once and kept on this machine, as everywhere; `local` as in `feature_map`,
-    `limited` as in `read_site`.
-    """
+    """A client's own file, as the run's model sees it; `facts` are its, `limited` as in `read_site`."""
     if facts.source is None:
         return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
     # A feature map takes records as they are stored.
@@ -95,10 +91,7 @@ def described_client(
 
 
 def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
-    """What the model of a run sees of records as they are stored: normalized, or their features.
-
-    `local` as in `feature_map`.
-    """
+    """What the model of a run sees of records as they are stored: normalized, or their features."""
     features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
         return facts.normalize
@@ -107,10 +100,7 @@ def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor
 
 
 def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
-    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all.
-
-    `local` as in `open_features`.
-    """
+    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if plan.features == "none" or facts.source is not None:
         return None  # the model sees records themselves, or they are features already
     size, mirror = plan.feature_size, plan.mirror
@@ -126,17 +116,14 @@ def clean() -> int:
 
 
 def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Progress) -> Tensor:
-    shape = (len(dataset), features.size) if shift == "none" else (len(dataset), 4, features.size)
-    kept = torch.empty(shape, dtype=torch.float16)
+    turns = 1 if shift == "none" else 4
+    kept = torch.empty(len(dataset), turns, features.size, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
-        if shift == "none":
-            kept[start : start + _BATCH] = features(x).half()
-        else:
-            for turn in range(4):
-                kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3))).half()
+        for turn in range(turns):
+            kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3)) if turn else x).half()
         progress(min(start + _BATCH, len(dataset)), len(dataset))
-    return kept
+    return kept if turns > 1 else kept[:, 0]
 
 
 def _folder() -> Path:

@@ -56,11 +56,6 @@ def by_kind(coefficients: Tensor) -> Tensor:
     return nn.functional.normalize(torch.cat([standardized(kind).flatten(1) for kind in kinds], dim=1), dim=1)
 
 
-def channels(maps: Tensor, each: int) -> Tensor:
-    """Maps of the pattern network (n, C·each, 4, 4) to (n, C, each, 16)."""
-    return maps.reshape(len(maps), -1, each, 16)
-
-
 def shipped() -> dict[str, Tensor]:
     """The centres of the package: `scattering` (81,) and `patterns` (channels of the shipped network,)."""
     return load_file(SHIPPED_CENTRES)
@@ -133,7 +128,7 @@ class Patterns:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """(n, C, H, W) in [0, 1] to (n, channels·[1 if C = 3 else C], 4, 4)."""
+        """(n, C, H, W) in [0, 1] to (n, 1 if C = 3 else C, channels, 16)."""
         n, channels, height, width = x.shape
         if channels != 3:
             x = x.reshape(n * channels, 1, height, width).expand(-1, 3, -1, -1)
@@ -142,7 +137,7 @@ class Patterns:
             size = [max(4, round(side * 32 / longer)) for side in (height, width)]
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
         maps = [self._pooled(part) for part in torch.split(x, _CHUNK)]
-        return torch.cat(maps).reshape(n, -1, 4, 4)
+        return torch.cat(maps).reshape(n, -1, self.channels, 16)
 
     def _pooled(self, x: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(
