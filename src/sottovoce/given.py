@@ -24,6 +24,7 @@ from sottovoce.data.description import NAME
 from sottovoce.data.folder import Copies
 from sottovoce.data.own import Array, check_name, from_arrays, items_of
 from sottovoce.data.section import canonical
+from sottovoce.data.tables import known_columns
 
 OWN = "own data"
 PICTURES = ("Image", "Array2D", "Array3D", "Array4D", "List", "Sequence")
@@ -217,10 +218,7 @@ def _columns(client: str, table: Any) -> ArrowColumns:
             f"{client}: {kind} is no table ({reason}): give a DataFrame, a pyarrow table or a file"
         ) from None
     names = found.column_names
-    for column in names:
-        if names.count(column) > 1:
-            raise DataError(f"{client} has two columns '{column}': rename one")
-    return ArrowColumns(found, names)
+    return ArrowColumns(found, known_columns(client, names, names))
 
 
 def _joined(name: str, held: Mapping[str, Held]) -> Dataset:

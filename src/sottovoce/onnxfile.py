@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from sottovoce import __version__
 from sottovoce.data import Facts, description
@@ -118,17 +118,16 @@ class _Graph:
         data: bytes = file.SerializeToString()
         return data
 
-    def _add(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attributes: Any) -> str:
+    def _add(self, kind: str, *inputs: Any, name: str = "", domain: str = "", **attributes: Any) -> str:
+        """A node whose inputs are results, by name, and constants of numpy."""
         name = name or f"sottovoce/{len(self._nodes)}"
-        self._nodes.append(
-            self._onnx.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes)
-        )
+        named = [one if isinstance(one, str) else self._constant(one) for one in inputs]
+        self._nodes.append(self._onnx.helper.make_node(kind, named, [name], domain=domain, **attributes))
         return name
 
-    def _constant(self, values: Any, kind: type[Any]) -> str:
+    def _constant(self, values: Any) -> str:
         name = f"sottovoce/constant/{len(self._constants)}"
-        array = np.asarray(values, kind)
-        self._constants.append(self._onnx.numpy_helper.from_array(array, name))
+        self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(values), name))
         return name
 
     def _input(self, name: str, kind: str, *shape: int) -> str:
@@ -163,7 +162,7 @@ class _Graph:
                     f"column '{name}' is free text, whose words ONNX cannot hash: predict with sottovoce, or "
                     "train without this column"
                 )
-        return self._add("Div", self._add("Concat", *parts, axis=1), self._constant(facts.std, np.float32))
+        return self._add("Div", self._add("Concat", *parts, axis=1), np.asarray(facts.std, np.float32))
 
     def _number(self, name: str, column: Number) -> list[str]:
         value = self._input(name, "DOUBLE", 1)
@@ -172,33 +171,29 @@ class _Graph:
         return [scaled] if column.missing is None else [scaled, self._cast(absent, "FLOAT")]
 
     def _scaled(self, column: Number, value: str, absent: str) -> str:
-        constants = (column.low, column.high, column.filler, column.center, column.spread)
-        low, high, filler, center, spread = (self._constant(one, np.float64) for one in constants)
-        clamped = self._add("Where", absent, filler, self._add("Clip", value, low, high))
-        return self._cast(self._add("Div", self._add("Sub", clamped, center), spread), "FLOAT")
+        inside = self._add("Clip", value, np.float64(column.low), np.float64(column.high))
+        centered = self._add(
+            "Sub", self._add("Where", absent, np.float64(column.filler), inside), np.float64(column.center)
+        )
+        return self._cast(self._add("Div", centered, np.float64(column.spread)), "FLOAT")
 
     def _date(self, name: str, column: Date) -> list[str]:
         """The parts of a day that is given as days since 1970-01-01; outside the calendar there is none."""
-        ordinal = self._add(
-            "Add", self._add("Floor", self._input(name, "DOUBLE", 1)), self._constant(EPOCH, np.float64)
-        )
-        first, last = (self._constant(bound, np.float64) for bound in (FIRST, LAST))
-        inside = self._add(
-            "And",
-            self._add("GreaterOrEqual", ordinal, first),
-            self._add("LessOrEqual", ordinal, last),
-        )
+        days = self._add("Floor", self._input(name, "DOUBLE", 1))
+        ordinal = self._add("Add", days, np.float64(EPOCH))
+        begun = self._add("GreaterOrEqual", ordinal, np.float64(FIRST))
+        inside = self._add("And", begun, self._add("LessOrEqual", ordinal, np.float64(LAST)))
         absent = self._add("Not", inside)
-        known = self._add("Where", inside, ordinal, first)
+        known = self._add("Where", inside, ordinal, np.float64(FIRST))
         whole = self._cast(known, "INT64")
         parts = []
         for part in column.parts:
             if part == "days":
-                since = self._constant(column.since.toordinal(), np.float64)
-                parts.append(self._scaled(column.days, self._add("Sub", known, since), absent))
+                since = self._add("Sub", known, np.float64(column.since.toordinal()))
+                parts.append(self._scaled(column.days, since, absent))
                 continue
             place = self._month(whole) if part == "month" else self._whole("Mod", whole, -1, 7)
-            hot = self._add("Equal", place, self._constant([range(len(PARTS[part]))], np.int64))
+            hot = self._add("Equal", place, np.arange(len(PARTS[part]))[None])
             parts.append(self._cast(self._add("And", hot, inside), "FLOAT"))
         return parts if column.missing is None else [*parts, self._cast(absent, "FLOAT")]
 
@@ -212,16 +207,14 @@ class _Graph:
         common = self._add("Sub", self._add("Add", self._add("Sub", day, leaps[0]), leaps[1]), leaps[2])
         year = self._whole("Div", common, 0, 365)
         lengths = [self._whole("Div", year, 0, 4), self._whole("Div", year, 0, 100)]
-        before = self._add("Add", self._add("Mul", year, self._constant(365, np.int64)), lengths[0])
+        before = self._add("Add", self._add("Mul", year, np.int64(365)), lengths[0])
         rest = self._add("Add", self._add("Sub", day, before), lengths[1])
-        march = self._whole("Div", self._add("Mul", rest, self._constant(5, np.int64)), 2, 153)
+        march = self._whole("Div", self._add("Mul", rest, np.int64(5)), 2, 153)
         return self._whole("Mod", march, 2, 12)
 
     def _whole(self, kind: str, value: str, plus: int, by: int) -> str:
         """`value + plus` divided by a number, or what is left, for whole numbers from 0."""
-        return self._add(
-            kind, self._add("Add", value, self._constant(plus, np.int64)), self._constant(by, np.int64)
-        )
+        return self._add(kind, self._add("Add", value, np.int64(plus)), np.int64(by))
 
     def _category(self, name: str, column: Category) -> str:
         text, names = self._input(name, "STRING", 1), column.names
@@ -236,8 +229,7 @@ class _Graph:
             values_int64s=list(places.values()),
             default_int64=names.values.index(OTHER),
         )
-        all_places = self._constant([range(len(names.values))], np.int64)
-        return self._cast(self._add("Equal", place, all_places), "FLOAT")
+        return self._cast(self._add("Equal", place, np.arange(len(names.values))[None]), "FLOAT")
 
     def _array(self, agreed: Description | None, facts: Facts) -> str:
         """The numbers (n, inputs) of arrays; bytes are to be divided by 255 first."""
@@ -246,12 +238,11 @@ class _Graph:
             raise CannotExport("records are tokens, which ONNX cannot read: predict with sottovoce")
         x = self._input("x", "FLOAT", *facts.shape)
         if array is not None and array.series:
-            mean, std = np.asarray(array.mean), np.asarray(array.std)  # of the last axis
+            after, constants = 0, (array.mean, array.std)  # of the last axis
         else:
-            shape = (-1, *[1] * (len(facts.shape) - 1))
-            mean, std = np.asarray(facts.mean).reshape(shape), np.asarray(facts.std).reshape(shape)
-        centered = self._add("Sub", x, self._constant(mean, np.float32))
-        return self._add("Div", centered, self._constant(std, np.float32))
+            after, constants = len(facts.shape) - 1, (facts.mean, facts.std)
+        mean, std = (np.asarray(one, np.float32).reshape(-1, *[1] * after) for one in constants)
+        return self._add("Div", self._add("Sub", x, mean), std)
 
     def _layers(self, x: str, module: nn.Module) -> str:
         for layer in module if isinstance(module, nn.Sequential) else [module]:
@@ -259,7 +250,7 @@ class _Graph:
                 x = self._add("Flatten", x, axis=1)
             elif isinstance(layer, nn.Linear):
                 tensors = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-                x = self._add("Gemm", x, *map(self._parameter, tensors), transB=1)
+                x = self._add("Gemm", x, *(one.detach().cpu().float().numpy() for one in tensors), transB=1)
             elif type(layer) in ACTIVATIONS:
                 x = self._add(ACTIVATIONS[type(layer)], x)
             else:
@@ -269,23 +260,19 @@ class _Graph:
                 )
         return x
 
-    def _parameter(self, values: Tensor) -> str:
-        return self._constant(values.detach().cpu().numpy(), np.float32)
-
     def _told(self, outputs: str, facts: Facts, agreed: Description | None) -> None:
         """What people read of outputs (n, classes)."""
         count = facts.classes
         if facts.task == "number":
             center, reach = (0.0, 1.0) if agreed is None else (agreed.target.center, agreed.target.reach)
-            bounds = [self._constant(bound, np.float32) for bound in (-1, 1)]
-            scaled = self._add("Mul", self._add("Clip", outputs, *bounds), self._constant(reach, np.float32))
-            value = self._output("value", "FLOAT", 1)
-            self._add("Add", scaled, self._constant(center, np.float32), name=value)
+            inside = self._add("Clip", outputs, np.float32(-1), np.float32(1))
+            scaled = self._add("Mul", inside, np.float32(reach))
+            self._add("Add", scaled, np.float32(center), name=self._output("value", "FLOAT", 1))
             return
         probabilities = self._output("probabilities", "FLOAT", count)
         if facts.task == "labels":
             self._add("Sigmoid", outputs, name=probabilities)
-            more = self._add("Greater", outputs, self._constant(0, np.float32))
+            more = self._add("Greater", outputs, np.float32(0))
             self._cast(more, "INT64", self._output("decisions", "INT64", count))
             return
         self._add("Softmax", outputs, name=probabilities, axis=1)

@@ -98,8 +98,8 @@ class Clients(Sequence[ClientRecords]):
         seeds: list[int],
         turns: Sequence[int] = (),
     ) -> None:
-        self._index = index
-        self._units = [dataset.units(rows) for rows in index]
+        self.sizes = [dataset.units(rows) for rows in index]
+        """Number of records (of units, where several belong together) of each client, all sets together."""
 
         def materialize(i: int) -> ClientRecords:
             records = dataset.records(index[i])
@@ -110,13 +110,8 @@ class Clients(Sequence[ClientRecords]):
         largest = 4 * int(np.prod(dataset.facts.shape)) * max(map(len, index), default=1)
         self._client = lru_cache(maxsize=max(1, CACHE_BYTES // largest))(materialize)
 
-    @property
-    def sizes(self) -> list[int]:
-        """Number of records (of units, where several belong together) of each client, all sets together."""
-        return self._units
-
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.sizes)
 
     @overload
     def __getitem__(self, i: int) -> ClientRecords: ...

@@ -62,7 +62,7 @@ _SHORTER = (
     (r"^([0-9]{4}-[0-9]{2}-[0-9]{2}) 00:00:00$", r"\1"),
 )
 """What a column's unit adds to an instant as text: noughts, and the hour of days among instants."""
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass
@@ -240,8 +240,8 @@ def _spelled(column: Any, decimal: str) -> tuple[Any, int, int]:
     with suppress(pa.ArrowInvalid):
         return present.cast(pa.float64()), 0, 0
     present = pc.if_else(pc.match_substring_regex(present, "(?i)^-?nan$"), None, present)
-    readable = pc.fill_null(pc.match_substring_regex(present, _NUMBER), False)
-    pointed = pc.match_substring_regex(pc.replace_substring(present, ",", "."), _NUMBER)
+    readable = pc.fill_null(pc.match_substring_regex(present, NUMBER), False)
+    pointed = pc.match_substring_regex(pc.replace_substring(present, ",", "."), NUMBER)
     unreadable = len(present) - present.null_count - pc.sum(readable).as_py()
     commas = pc.sum(pc.fill_null(pointed, False)).as_py() - pc.sum(readable).as_py()
     unsigned = pc.replace_substring_regex(present, r"^\+", "")

@@ -211,10 +211,9 @@ class Dataset:
         digest = hashlib.blake2b(self.x.cpu().numpy().data, digest_size=16)
         digest.update(self.y.cpu().numpy().data)
         digest.update(repr((tuple(self.x.shape), self.x.dtype)).encode())
-        if self.client is not None:
-            digest.update(self.client.cpu().numpy().data)
-        if self.unit is not None:
-            digest.update(self.unit.cpu().numpy().data)
+        for owner in (self.client, self.unit):
+            if owner is not None:
+                digest.update(owner.cpu().numpy().data)
         return digest.hexdigest()
 
     def to(self, device: str) -> Dataset:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from sottovoce.data.columns import ABSENT, Texts
+from sottovoce.data.columns import ABSENT, NUMBER, Texts
 from sottovoce.data.description import NAME, written
-from sottovoce.data.folder import HIDDEN
-from sottovoce.data.kinds import KINDS, Date
+from sottovoce.data.folder import site_files
+from sottovoce.data.kinds import KINDS, MISSING, Date
 from sottovoce.data.section import BLANK, DataError, canonical
-from sottovoce.data.tables import FORMATS, column_names, read_columns
+from sottovoce.data.tables import column_names, read_columns
 
 Fields = Mapping[str, object]
 FEW = 20
@@ -41,7 +41,7 @@ WORDS = {
 }
 """How the columns of a data dictionary may be called."""
 KIND = '"number" (low, high) | "category" (values) | "date" (since, until) | "text"; or delete this table'
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(NUMBER)
 
 
 @dataclass
@@ -68,11 +68,8 @@ class Draft:
         lines = [f"# {note}" for note in self.notes]
         task = {"task": self.task, "unit": self.unit, "decimal": "," if self.decimal == "," else None}
         lines += _lines(task, self.source, {"task": '"classes" | "labels" (several may hold) | "number"'})
-        lines += [
-            "",
-            "[target]",
-            *_lines(self._target(), self.source, {"values": "all classes, in their order"}),
-        ]
+        lines += ["", "[target]"]
+        lines += _lines(self._target(), self.source, {"values": "all classes, in their order"})
         for name, described in self.columns.items():
             lines += ["", f"[columns.{written(name)}]", *_lines(described, self.source, {"kind": KIND})]
         return "\n".join(lines) + "\n"
@@ -87,10 +84,7 @@ class Draft:
 
 def site_of(path: Path) -> Path | None:
     """The one site's file that a draft is made from: the first by name in a folder, if there is one."""
-    if not path.is_dir():
-        return path
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and file.is_file())
-    return next((file for file in files if not HIDDEN.match(file.name)), None)
+    return next(iter(site_files(path)), None) if path.is_dir() else path
 
 
 def place_of(path: Path) -> Path:
@@ -201,7 +195,7 @@ def _enter(draft: Draft, line: Mapping[str, str], path: Path) -> None:
         raise DataError(f"{path}: '{name}' is of kind {kind}: choose from {', '.join(KINDS)}")
     if "missing" in line and kind in ("number", "date"):
         word = line["missing"].lower()
-        fields |= {"missing": word if word in ("middle", "low", "high") else _plain(word, name, path)}
+        fields |= {"missing": word if word in MISSING else _plain(word, name, path)}
     if role == "unit" or name == draft.unit:
         draft.unit = name
     elif role == "target" or name == draft.target:
@@ -246,18 +240,15 @@ def _found(column: Texts, decimal: str) -> dict[str, object]:
     codes = len(texts) <= FEW_NUMBERS and all(re.fullmatch(r"[+-]?[0-9]+", text) for text in texts)
     if all(map(_NUMBER.fullmatch, pointed)) and not codes:
         low, high = _outward([float(text) for text in pointed])
-        bounds: dict[str, object] = {"low": low, "high": high, "missing": "middle"}
-        return {"kind": "number", **bounds, "looked_up": ["kind", "low", "high"]}
+        bounds: dict[str, object] = {"kind": "number", "low": low, "high": high}
+        return {**bounds, "missing": "middle", "looked_up": list(bounds)}
     for form in () if codes else DAY_FORMATS:
-        reader = Date(date.min, date.max, format=form)
-        days = [reader.day(text) for text in texts]
-        if all(day is not None for day in days):
-            known = [day for day in days if day is not None]
-            since, until = date(min(known).year, 1, 1), date(max(known).year, 12, 31)
-            form_of = {} if form is None else {"format": form}
-            looked = ["kind", "since", "until", *form_of]
-            span: dict[str, object] = {"since": since, "until": until, **form_of, "missing": "middle"}
-            return {"kind": "date", **span, "looked_up": looked}
+        days = [day for day in map(Date(date.min, date.max, format=form).day, texts) if day is not None]
+        if len(days) == len(texts):
+            since, until = date(min(days).year, 1, 1), date(max(days).year, 12, 31)
+            span: dict[str, object] = {"kind": "date", "since": since, "until": until}
+            span |= {} if form is None else {"format": form}
+            return {**span, "missing": "middle", "looked_up": list(span)}
     if len(texts) <= FEW:
         return {"kind": "category", "values": texts, "looked_up": ["kind", "values"]}
     return {}

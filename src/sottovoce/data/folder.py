@@ -68,16 +68,20 @@ def client_name(path: Path) -> str:
     return name
 
 
+def site_files(folder: Path) -> list[Path]:
+    """Files of a folder that may be of clients, in the order of their names."""
+    files = (path for path in folder.iterdir() if path.suffix.lower() in FORMATS and not path.is_dir())
+    return sorted(path for path in files if not HIDDEN.match(path.name))
+
+
 def client_files(folder: Path) -> dict[str, Path]:
     """The clients of a folder by name, in the order of their names; other files are left alone."""
     try:
-        entries = sorted(folder.iterdir())
+        files = site_files(folder)
     except OSError as error:
         raise DataError(f"cannot read {folder} ({error.strerror}): check the path") from None
     clients: dict[str, Path] = {}
-    for path in entries:
-        if path.suffix.lower() not in FORMATS or HIDDEN.match(path.name) or path.is_dir():
-            continue
+    for path in files:
         name = client_name(path)
         if name in clients:
             raise DataError(f"{path.name} and {clients[name].name} are one client: keep one of them")

@@ -6,6 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import ClassVar
@@ -25,6 +26,8 @@ PARTS = {
     "weekday": tuple(f"weekday={day}" for day in DAYS),
 }
 """The inputs that each part of a date becomes."""
+MISSING = ("middle", "low", "high")
+"""Words for what stands in the place of a missing value."""
 NO_DAY = ABSENT | {"NaT"}
 """Texts that stand for a missing day."""
 
@@ -178,11 +181,11 @@ class Date(Column):
     def day(self, text: str) -> date | None:
         """The day that a text names, if it does."""
         plain = canonical(text)
-        for read in (self._agreed, datetime.fromisoformat):
-            try:
-                return read(plain).date()
-            except ValueError:
-                continue
+        with suppress(ValueError):
+            if self.format is not None:
+                return datetime.strptime(plain, self.format).date()
+        with suppress(ValueError):
+            return datetime.fromisoformat(plain).date()
         return None
 
     def parted(self, day: date) -> tuple[int, int, int]:
@@ -210,11 +213,6 @@ class Date(Column):
         found.missing = int(blank[texts.codes].sum())
         found.unreadable = len(days) - len(known) - found.missing
         return found
-
-    def _agreed(self, text: str) -> datetime:
-        if self.format is None:
-            raise ValueError
-        return datetime.strptime(text, self.format)
 
 
 @dataclass(frozen=True)
@@ -274,7 +272,7 @@ def _missing(section: Section, low: float, high: float) -> str | float | None:
     if "missing" not in section.keys:
         return None
     if isinstance(section.peek("missing"), str):
-        return section.choice("missing", ("middle", "low", "high"))
+        return section.choice("missing", MISSING)
     return section.number("missing", low=low, high=high)
 
 
@@ -292,12 +290,9 @@ def _date(section: Section) -> Date:
     for part in parts:
         if part not in PARTS:
             raise section.error("parts", f"names {part!r}: choose from {', '.join(PARTS)}")
-    missing = None
-    if "missing" in section.keys:
-        missing = section.choice("missing", ("middle", "low", "high"))
-    return Date(
-        since, until, parts, _format(section), missing, looked_up(section, "kind", "since", "until", "format")
-    )
+    missing = section.choice("missing", MISSING) if "missing" in section.keys else None
+    said = looked_up(section, "kind", "since", "until", "format")
+    return Date(since, until, parts, _format(section), missing, said)
 
 
 def _format(section: Section) -> str | None:

@@ -35,7 +35,7 @@ PART_BYTES = 2**23
 """Of an array that is read in parts."""
 _HINT = "write it with numpy.savez(path, x=..., y=...)"
 _FIELDS = ("x", "y", "client", "classes", "mean", "std")
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, pickle.UnpicklingError)
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
 
 def read_npz(
@@ -172,7 +172,7 @@ def explained(path: Path) -> Iterator[None]:
         raise DataError(f"{path} does not exist: check the path, or name a dataset") from None
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror or error}): check the path") from None
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if "Object arrays" in str(error):
             raise DataError(
                 f"{path} holds pickled Python objects, which are refused because they can run code: "

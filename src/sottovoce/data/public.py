@@ -14,14 +14,11 @@ import hashlib
 import http.client
 import io
 import os
-import pickle
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +29,7 @@ from sottovoce import files
 from sottovoce.data import formats
 from sottovoce.data.dataset import Facts
 from sottovoce.data.formats import Bytes
+from sottovoce.data.own import DAMAGED
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import FileError, write_atomically
 
@@ -154,16 +152,7 @@ PUBLIC = {
     ),
 }
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    zlib.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    pickle.UnpicklingError,
-)
+_UNREADABLE = (OSError, tarfile.TarError, *DAMAGED)
 
 
 def cache_folder() -> Path:

@@ -77,7 +77,7 @@ def _opened(
     pa, _ = arrow()
     with _explained(path):
         kind, names = path.suffix.lower(), column_names(path)
-        known = _known(path, names, wanted)
+        known = known_columns(path, names, wanted)
         if kind in TEXTS:
             from pyarrow.csv import open_csv
 
@@ -139,11 +139,12 @@ def _format(path: Path) -> str:
     return kind
 
 
-def _known(path: Path, names: list[str], wanted: list[str]) -> list[str]:
+def known_columns(held: Path | str, names: list[str], wanted: list[str]) -> list[str]:
+    """Those of the wanted columns that a file, or a client, has, each once."""
     known = [name for name in wanted if name in names]
     for name in known:
         if names.count(name) > 1:
-            raise DataError(f"{path} has two columns '{name}': rename one")
+            raise DataError(f"{held} has two columns '{name}': rename one")
     return known
 
 

@@ -201,10 +201,6 @@ _PARTS: dict[str, Callable[[tuple[int, ...], bool, str], tuple[Part, int]]] = {
 """Each part of a map, and how many numbers it has; only pictures have mirror images."""
 
 
-class LocalMapError(SottovoceError):
-    """A function that cannot be a feature map."""
-
-
 def pretrained(name: str) -> bool:
     """Whether public data of other people may be in a map: of one's own, unless declared that it is not."""
     return ":" in name and bool(getattr(imported("features", name), "public_pretraining", True))
@@ -218,7 +214,7 @@ def fingerprint(name: str) -> str:
         try:
             version = inspect.getsource(inspect.getmodule(factory) or factory)
         except (OSError, TypeError):
-            raise LocalMapError(
+            raise SottovoceError(
                 f"features={name} has no source to tell its versions apart: give the function an attribute "
                 "version, a text"
             ) from None
@@ -233,21 +229,23 @@ def _opened(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
     except SottovoceError:
         raise
     except Exception as error:
-        raise LocalMapError(f"features={name} fails for records of shape {shape}: {reason(error)}") from error
+        raise SottovoceError(
+            f"features={name} fails for records of shape {shape}: {reason(error)}"
+        ) from error
 
     def described(x: Tensor) -> Tensor:
         try:
             out = torch.as_tensor(inner(x))
         except Exception as error:
-            raise LocalMapError(f"features={name} fails: {reason(error)}") from error
+            raise SottovoceError(f"features={name} fails: {reason(error)}") from error
         if len(out) != len(x):
-            raise LocalMapError(f"features={name} gave {len(out)} rows for {len(x)} records: one each")
+            raise SottovoceError(f"features={name} gave {len(out)} rows for {len(x)} records: one each")
         return out.detach().flatten(1).float().cpu()
 
     probe = torch.rand(_PROBE, *shape, generator=torch.Generator().manual_seed(0))
     together, alone = described(probe), torch.cat([described(probe[i : i + 1]) for i in range(_PROBE)])
     if together.shape != alone.shape or not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE):
-        raise LocalMapError(
+        raise SottovoceError(
             f"features={name} describes a record differently beside others, which no ε covers: put its "
             "module into eval mode, or describe records one by one"
         )
