@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sottovoce.catalog import PLACES
 from sottovoce.errors import SottovoceError
 from sottovoce.report.run import write_report
 from sottovoce.report.table import THIN
@@ -51,6 +52,12 @@ def test_headline_and_plan_are_on_the_page(tmp_path: Path) -> None:
     assert "learning_rate" in page.text
     assert "server step size" in page.text
     assert PROTECTS_NOBODY not in page.text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_head_says_where_the_noise_is_added(tmp_path: Path, place: str) -> None:
+    page = Outline(write_report(write_example(tmp_path, noise=place)))
+    assert f"\n{PLACES[place].phrase}\n" in page.text
 
 
 def test_a_constant_stands_beside_the_headline_and_probabilities_have_their_curve(tmp_path: Path) -> None:
