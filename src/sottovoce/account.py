@@ -83,7 +83,7 @@ class Account:
 
     @property
     def shared(self) -> bool:
-        """Whether the ledger is about several clients."""
+        """Returns whether the ledger is about several clients."""
         return self.name != OWN_RECORDS
 
     @property
@@ -102,14 +102,14 @@ class Account:
             yield ledger
 
     def budget(self, ledger: Ledger) -> Budget:
-        """What holds for this client. Only a word of its owner is remembered in a ledger of several."""
+        """Returns what holds for this client. Only a word of its owner is kept in a ledger of several."""
         if self.shared and self.terms.epsilon is None and self.terms.delta is None:
             return ledger.allowed
         return ledger.willing(self.terms.epsilon, self.terms.delta)
 
 
 def called(records: Path, terms: Terms) -> str:
-    """What the client of a file is called, in ledgers, models and towards a server.
+    """Returns what the client of a file is called, in ledgers, models and towards a server.
 
     A link in a folder of sites names its client; any other link is called as the file that it leads to.
     """
@@ -184,7 +184,7 @@ class KeptKey:
 
 
 def onboarding_entry(run: str) -> str:
-    """What the context of a future client is called in its ledger, which may hold the run's training too."""
+    """Returns the name of a future client's context in its ledger, which may hold the run's training too."""
     return f"{run}/onboarding"
 
 

@@ -157,7 +157,7 @@ class Blueprint:
 
     @property
     def uniform(self) -> bool:
-        """Whether all participants average over alike many records, and so add the same noise."""
+        """Returns whether all participants average over alike many records, and so add the same noise."""
         return len(set(self.sizes)) == 1
 
     @property
@@ -187,7 +187,7 @@ class Blueprint:
         return self.basis.coefficients
 
     def downlink(self, kind: Kind) -> Downlink:
-        """How coefficients travel with the request for a release: coded, if the plan says so, in a round."""
+        """Returns how coefficients travel with the request for a release: coded in rounds, if planned."""
         return Downlink(self.coefficients, self.plan.downlink_bits if kind == "gradient" else FLOAT_BITS)
 
     @property
@@ -225,7 +225,7 @@ class Blueprint:
         return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 
     def epsilon_add_remove(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
-        """What ε of the same releases is for one record added or removed, as much other work states it."""
+        """Returns ε of the same releases for one record added or removed, as much other work states it."""
         spent = removal_spending(self.releases_of(participant), counts)
         return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 

@@ -101,7 +101,7 @@ class Derivatives(Statistic):
         return product
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """What outputs say, (m, outputs)."""
+        """Returns what outputs say, (m, outputs)."""
         return torch.softmax(z, dim=1) if self.classes else torch.sigmoid(z)
 
 
@@ -119,7 +119,7 @@ def _lowest(outputs: int) -> float:
 
 @lru_cache(maxsize=8)
 def _typical(outputs: int, classes: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What models of typical outputs release: public.
+    """Returns what models of typical outputs release: public.
 
     For a grid of right slopes and of spreads of outputs: the logarithms of both, (points,) and (points,); the
     derivatives in the slope at each of `SLOPES`, (points, points, slopes), and in last place the second
@@ -194,7 +194,7 @@ def _likely(statistic: Derivatives, along: Tensor, noise: float) -> tuple[float,
 
 
 def _between(slope: float) -> Tensor:
-    """How much each of `SLOPES` counts for what is between them (slopes,)."""
+    """Returns how much each of `SLOPES` counts for what is between them (slopes,)."""
     known = torch.tensor(SLOPES, dtype=torch.float64).log()
     place = min(max(math.log(slope), float(known[0])), float(known[-1]))
     before = min(int((known <= place).sum()), len(known) - 1) - 1
@@ -207,7 +207,7 @@ def _between(slope: float) -> Tensor:
 def _own_shifts(
     statistic: Derivatives, differences: Tensor, curvature: float, sigmas: Tensor, records: Tensor
 ) -> Tensor:
-    """What each participant's shift (n, outputs) differs by, as far as noise alone does not explain it."""
+    """Returns by how much each shift (n, outputs) differs, as far as noise alone does not explain it."""
     steps, freedom = -differences / curvature, float(statistic.centred.trace())
     noise = (sigmas / curvature).square()
     noise = noise + 1.0 / curvature / records.clamp_min(1.0)  # which records there are

@@ -91,12 +91,12 @@ class Context:
 
     @property
     def future_uses_labels(self) -> bool:
-        """Whether future clients need labels."""
+        """Returns whether future clients need labels."""
         return self.uses_labels and not self.predicted_for_future
 
     @property
     def future_uses_model(self) -> bool:
-        """Whether the context of a future client is made with the run's model."""
+        """Returns whether the context of a future client is made with the run's model."""
         return self.uses_model or self.predicted_for_future
 
 

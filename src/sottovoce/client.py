@@ -148,7 +148,7 @@ class Client:
         return Evaluation.of(open_task(facts), output, held_out.y, owned, told.y[told.usable])
 
     def statistic(self, asked: Asked) -> Tensor:
-        """What a release is about, before its noise: float64 (size,). It stays here.
+        """Returns what a release is about, before its noise: float64 (size,). It stays here.
 
         Zero if it cannot be computed: that may depend on records, so a release happens all the same, is
         charged, and looks like any other. Why is for the owner alone (`faults`).

@@ -127,7 +127,7 @@ def derived_seed(seed: int, purpose: str) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """What the block draws depends on the public `seed` alone; afterwards the generator is as it was.
+    """Makes what the block draws depend on the public `seed` alone; the generator is put back after it.
 
     >>> with seeded(3):
     ...     first = torch.rand(2)

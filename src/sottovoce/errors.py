@@ -36,7 +36,7 @@ def extra(module: str, needs: str, name: str, instead: str = "", *options: str) 
 
 
 def shown(said: object) -> str:
-    """What a stranger said, fit for one line of a log or an error: printable, and not too long.
+    """Returns what a stranger said, fit for one line of a log or an error: printable, and not too long.
 
     >>> shown("gone\\nERROR all is lost")
     'gone ERROR all is lost'

@@ -111,7 +111,7 @@ def finish_records(
 def finished_outputs(
     module: nn.Module, published: Tensor, records: Records, held_out: Records, task: Task
 ) -> dict[str, Tensor]:
-    """What held-out records get from a constant, a site `alone`, the published and the `finished` model.
+    """Returns outputs for held-out records: a constant's, those of `alone`, published and `finished`.
 
     `published` are parameters θ. Where nothing can be fitted (too few records, or one target), a site alone
     has the constant, and its finished model is the published one.
@@ -136,7 +136,7 @@ class _Fits:
     choices: Mapping[str, Choice]
 
     def outputs(self, held_out: Records) -> dict[str, Tensor]:
-        """What held-out records get from fits to all others."""
+        """Returns what held-out records get from fits to all others."""
         fit, x = self.family.fit, held_out.x
         return {name: self.family.outputs(fit(choice), x) for name, choice in self.choices.items()}
 
@@ -195,7 +195,7 @@ def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
 
 
 def _points(task: Task, outputs: Mapping[str, Tensor], row: str, y: Tensor) -> Tensor:
-    """What each record (m,) adds to the metric of a row."""
+    """Returns what each record (m,) adds to the metric of a row."""
     if task.name == "number":
         error = task.losses(outputs[row].clamp(-1.0, 1.0), y).double()
         return -100.0 * error / task.losses(outputs["constant"], y).double().mean().clamp_min(1e-12)
@@ -269,7 +269,7 @@ def finish(
 
 
 def home_file(published: Path) -> Path:
-    """Where the home model of a published one lies by default: beside it.
+    """Returns where the home model of a published one lies by default: beside it.
 
     >>> home_file(Path("models/north.safetensors")).name
     'north.home.safetensors'

@@ -257,7 +257,7 @@ class LinearFamily(Family):
         return choice.share * self._published + torch.cat([weight.flatten(), bias])
 
     def _centers(self, shares: Sequence[float]) -> Tensor:
-        """What records get from shares of the published layer, (shares, m, outputs)."""
+        """Returns what records get from shares of the published layer, (shares, m, outputs)."""
         published = self.outputs(self._published, self._records.x)
         return torch.stack([share * published for share in shares])
 

@@ -189,7 +189,7 @@ class Blend(OwnParts):
                 self.admitted(str(participant), self.reference).grad = next(rest) * float(scale)
 
     def _mean(self) -> Tensor:
-        """What participants have in the mean, by their weights, but for what is generated."""
+        """Returns what participants have in the mean, by their weights, but for what is generated."""
         blending = self._blending
         if not len(self.own):
             return torch.tensor(1.0 - blending.generated).sqrt().to(self.shared) * self.shared

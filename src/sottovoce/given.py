@@ -38,7 +38,7 @@ Clients = Mapping[Any, Held] | Sequence[Held]
 def given(
     dataset: Held = None, clients: Clients | None = None, records: str | Path | Description | None = None
 ) -> Dataset | None:
-    """What an entry point was given in the place of the plan's records; None if nothing."""
+    """Returns what an entry point was given in the place of the plan's records; None if nothing."""
     if dataset is not None and clients is not None:
         raise DataError("dataset and clients are two ways to give records: leave one of them out")
     if isinstance(dataset, Mapping | list):

@@ -92,7 +92,7 @@ class MaskTerms:
         return hashlib.sha256(text.encode()).digest()
 
     def planned(self, round_number: int) -> tuple[int, ...]:
-        """Who is planned for a round, numbered from 1."""
+        """Returns who is planned for a round, numbered from 1."""
         if not 1 <= round_number <= len(self.schedule):
             raise MaskingError(f"round {round_number} is not in the schedule that was agreed: refused")
         return self.schedule[round_number - 1]
@@ -176,7 +176,7 @@ def masked(
 def covering(
     terms: MaskTerms, key: X25519PrivateKey, keys: Sequence[RoundKey]
 ) -> Callable[[bytes, Stream], bytes]:
-    """What puts a client's masks on the share of a stream before it is stored, and nothing on the rest."""
+    """Returns what masks a client's share of a stream before it is stored, and leaves the rest alone."""
 
     def put(message: bytes, stream: Stream) -> bytes:
         _, _, kind, number = stream

@@ -80,7 +80,7 @@ def _parameters(measure: Callable[..., Any]) -> Collection[str]:
 
 
 def score(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """What the task is judged by."""
+    """Returns what the task is judged by."""
     return task.score(outputs, y)
 
 
@@ -120,13 +120,13 @@ def exact_match(task: Task, outputs: Tensor, y: Tensor) -> float | None:
 
 
 def class_calibration(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """How far the probability of a decision lies from the share of such decisions that are right."""
+    """Returns how far the probability of a decision lies from the share of such decisions that are right."""
     values, how = _values(task, outputs), {"n_bins": BINS, "norm": "l1"}
     return float(_torchmetrics("multiclass_calibration_error", values, y, task.facts.classes, **how))
 
 
 def label_calibration(task: Task, outputs: Tensor, y: Tensor) -> float | None:
-    """How far probabilities lie from shares of ones, over all labels together."""
+    """Returns how far probabilities lie from shares of ones, over all labels together."""
     values, truth = _values(task, outputs).flatten(), _truth(task, y).flatten()
     return float(_torchmetrics("binary_calibration_error", values, truth, n_bins=BINS, norm="l1"))
 
@@ -159,12 +159,12 @@ def _values(task: Task, outputs: Tensor) -> Tensor:
 
 
 def _truth(task: Task, y: Tensor) -> Tensor:
-    """Which classes or labels records have, 0 or 1 (n, classes)."""
+    """Returns which classes or labels records have, 0 or 1 (n, classes)."""
     return (y > 0.5).long() if task.name == "labels" else one_hot(y, task.facts.classes)
 
 
 def _separable(truth: Tensor) -> Tensor:
-    """Which labels some records have and others have not, bool (labels,)."""
+    """Returns which labels some records have and others have not, bool (labels,)."""
     return (truth.sum(dim=0) > 0) & (truth.sum(dim=0) < len(truth))
 
 
@@ -173,7 +173,7 @@ def _numbers(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _torchmetrics(name: str, *values: Any, **options: Any) -> Tensor:
-    """What a function of torchmetrics finds, which is imported late and gives no advice on absent classes."""
+    """Returns what a function of torchmetrics finds; imported late, without advice on absent classes."""
     of_numbers = name in ("mean_absolute_error", "mean_squared_error", "r2_score")
     module = import_module(f"torchmetrics.functional.{'regression' if of_numbers else 'classification'}")
     with warnings.catch_warnings():

@@ -148,7 +148,7 @@ def widths(text: str) -> list[int]:
 
 
 def given_name(module: nn.Module) -> str:
-    """What a plan calls a module that was given from Python, which no name can bring back."""
+    """Returns what a plan calls a module that was given from Python, which no name can bring back."""
     return GIVEN + type(module).__name__
 
 
@@ -157,7 +157,7 @@ MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp,
 
 
 def model_options(plan: Plan) -> dict[str, Any]:
-    """What a plan says about the inside of its model: the keys that a built-in one takes as options.
+    """Returns what a plan says about the inside of its model: the keys that a built-in one takes as options.
 
     >>> model_options(Plan(model="mlp"))
     {'mlp_sizes': '64', 'mlp_activation': 'tanh'}
@@ -215,7 +215,7 @@ import_model = partial(open_model, trusted=True)
 
 
 def reason(error: BaseException) -> str:
-    """What an error of somebody else's code says, on one line."""
+    """Returns what an error of somebody else's code says, on one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return shown(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
@@ -230,7 +230,7 @@ class Place:
 
 
 def places(module: nn.Module) -> dict[str, Place]:
-    """Where each trainable parameter lies in θ, by its first name, in the order of `module.parameters()`.
+    """Returns the place of each trainable parameter in θ, by first name, as `module.parameters()` go.
 
     A tied parameter has one place; one that is frozen (`requires_grad=False`) has none: it is part of the
     public reference.
@@ -308,7 +308,7 @@ _copies = _Copies()
 
 
 def imported(what: str, name: str) -> Any:
-    """What 'package.module:function' names, for a plan key `what`; the name is this machine's owner's."""
+    """Returns what 'package.module:function' names, for a plan key `what`, by this machine's owner."""
     module_name, _, attribute = name.partition(":")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:

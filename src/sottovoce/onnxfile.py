@@ -261,7 +261,7 @@ class _Graph:
         return x
 
     def _told(self, outputs: str, facts: Facts, agreed: Description | None) -> None:
-        """What people read of outputs (n, classes)."""
+        """Adds what people read of outputs (n, classes)."""
         count = facts.classes
         if facts.task == "number":
             center, reach = (0.0, 1.0) if agreed is None else (agreed.target.center, agreed.target.reach)

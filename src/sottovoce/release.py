@@ -123,14 +123,14 @@ class Release:
         return (self.radius + noise) * (1 + self.channel.rounding)
 
     def plausible(self, vector: np.ndarray) -> bool:
-        """Whether a decoded vector can be a release of this kind at all: who sends others is not a client.
+        """Returns whether a decoded vector can be a release of this kind: who sends others is no client.
 
         A vector that is not finite is not plausible.
         """
         return bool(np.linalg.norm(vector) <= self.largest_norm)
 
     def charge(self, run: str, account: str, round_number: int, helpers: str = "") -> Charge:
-        """What the ledger records of it; `helpers` are the names of those whose masks are on it."""
+        """Returns what the ledger records of it; `helpers` are the names of those whose masks are on it."""
         place: Place = "client" if self.place == "nowhere" else self.place
         charge = Charge(run, account, self.kind, round_number, self.sensitivity, self.sigma, place)
         if not isinstance(self.channel, Shares):
@@ -213,7 +213,7 @@ def open_future_releases(
 
 
 def server_randomness(plan: Plan, run: str, round_number: int) -> PrivateRandomness:
-    """What the server draws the noise of a round from: cryptographic, unless the simulation is seeded."""
+    """Returns what the server draws a round's noise from: cryptographic, unless the run is seeded."""
     return _seeded(plan.seed, (run, "server", "update", round_number)) if plan.seeded else SystemRandomness()
 
 

@@ -137,7 +137,7 @@ class Server:
 
     @property
     def contexts_due(self) -> bool:
-        """Whether a participant without a context must release one before anything else."""
+        """Returns whether a participant without a context must release one before anything else."""
         due = any(phase.kind == "context" and self.round >= phase.after for phase in self.blueprint.once)
         return due and not bool(self._known.all())
 
@@ -170,7 +170,7 @@ class Server:
             self._scale = deviation.clamp_min(floor) * math.sqrt(known.shape[1])
 
     def inputs(self, participants: Sequence[int]) -> Tensor:
-        """What the generator is given for these participants, (n, c)."""
+        """Returns what the generator is given for these participants, (n, c)."""
         index = torch.as_tensor(participants, device=self._device)
         rescaled = (self._contexts[index] - self._center) / self._scale
         return torch.where(self._known[index, None], rescaled, self._neutral)
@@ -180,7 +180,7 @@ class Server:
     @torch.no_grad()
     @one_core()
     def shared_coefficients(self) -> Tensor:
-        """What a client gets of whom nothing is known: the model behind confusions and predicted shares."""
+        """Returns the coefficients of an unknown client: behind confusions and predicted shares."""
         coefficients: Tensor = self.generator(self._neutral[None])[0]
         return coefficients
 
@@ -265,7 +265,7 @@ class Server:
         return float(self.generator.gain(self.inputs(participants)).mean())
 
     def _label_shift(self) -> LabelShift | None:
-        """How class shares differ among participants, and how the shared model confuses classes."""
+        """Returns how class shares differ among participants, and how the shared model confuses classes."""
         if not self.has_confusion:
             return None
         blueprint = self.blueprint
@@ -313,7 +313,7 @@ class Server:
         return Update(self.round + 1, order, torch.from_numpy(total).float())
 
     def share_out(self, total: np.ndarray, participants: Sequence[int]) -> Update:
-        """What the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
+        """Returns what the next round's sum of shares (k,), whole numbers, makes of it: see `shared`.
 
         A sum that cannot be one moves nothing: some client or helper has lied, and nobody knows which.
         """
@@ -325,11 +325,11 @@ class Server:
         return Update(self.round + 1, tuple(sorted(participants)), sharing.columns(total))
 
     def nothing(self) -> Update:
-        """What the next round makes of no sum."""
+        """Returns what the next round makes of no sum."""
         return Update(self.round + 1, (), torch.zeros(self.blueprint.coefficients, 0))
 
     def counted(self, participants: Sequence[int]) -> tuple[Tensor, np.ndarray]:
-        """How releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
+        """Returns how releases of participants count in a noised sum: h (n, columns), float64, and w (n,)."""
         h = self._bounded.columns(self.inputs(participants), participants).double()
         return h, self._weights_in_sum(participants)
 

@@ -186,11 +186,11 @@ class Sharing:
         return centred(total, self.word)
 
     def columns(self, total: Integers) -> Tensor:
-        """What a sum of shares moves the generator by: (k, 1), over the planned records."""
+        """Returns what a sum of shares moves the generator by: (k, 1), over the planned records."""
         return torch.from_numpy(self._back(total) / self.records).float()[:, None]
 
     def plausible(self, total: Integers) -> bool:
-        """Whether whole numbers can be a sum of this round's shares at all: if not, somebody has lied."""
+        """Returns whether whole numbers can be a sum of this round's shares: if not, somebody has lied."""
         t, k = -math.log(IMPOSSIBLE), self.size
         noise = math.sqrt(self.clients * TAU_SQUARED * (k + 2 * math.sqrt(k * t) + 2 * t))
         largest = 1.001 * noise + self.clip * self.most / self.step

@@ -51,7 +51,7 @@ class Task(ABC):
 
     @abstractmethod
     def decisions(self, outputs: Tensor) -> Tensor:
-        """What a model would say: class (n,), labels (n, outputs) bool, number (n,) in its own units."""
+        """Returns what a model says: class (n,), labels (n, outputs) bool, number (n,) in its own units."""
 
     @abstractmethod
     def score(self, outputs: Tensor, y: Tensor) -> float | None:

@@ -183,7 +183,7 @@ def _composed(releases: tuple[tuple[float, int], ...], delta: float) -> float:
 def _disagreements(
     plan: Plan, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], rows: Sequence[Row]
 ) -> list[str]:
-    """What plan, result, rounds and the rows of this run say differently."""
+    """Returns what plan, result, rounds and the rows of this run say differently."""
     stated = {"epsilon": result["epsilon"]["target"], "delta": result["delta"], "noise": result["noise"]}
     faults = [
         f"result.json says {key} = {value}, plan.toml says {getattr(plan, key)}"

@@ -183,7 +183,7 @@ class _Run:
             self._seen.coefficients += evidence
 
     def _note(self, release: Release, number: int, moved: Vector, noise: Vector) -> None:
-        """How far the statistic moved between the files, and the noise that protects it."""
+        """Notes how far the statistic moved between the files, and the noise that protects it."""
         lengths = float(np.linalg.norm(moved)), float(np.linalg.norm(noise))
         self._made[release.kind, number] = (*lengths, noise.size)
 

@@ -150,7 +150,7 @@ def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[s
 
 
 def _places(records: Records) -> torch.Tensor:
-    """Which unit each record belongs to, counted from 0."""
+    """Returns which unit each record belongs to, counted from 0."""
     if records.unit is None:
         return torch.arange(len(records))
     places: torch.Tensor = torch.unique(records.unit, return_inverse=True)[1]
@@ -292,7 +292,7 @@ def one_run_epsilon(
 
 
 def one_run_guesses(canaries: int, mu: float, delta: float) -> int:
-    """How many canaries to guess, those with most evidence, so that most is expected to be certified."""
+    """Returns how many canaries to guess, those with most evidence, so that most is certified on average."""
     draws = np.random.default_rng(0).normal(mu**2 / 2, mu, _DRAWN)
     strongest = draws[np.argsort(-np.abs(draws))] > 0
 

@@ -166,7 +166,7 @@ def leaving(
     at: Sequence[Tensor],
     only: Collection[str] | None = None,
 ) -> Leaving:
-    """What clients of a run would release, all or `only` some, for all coefficients (k,) they may be sent."""
+    """Returns what clients of a run, all or `only` some, would release for all coefficients (k,)."""
     found = Leaving({}, {}, _public(blueprint, federation))
     roles = (federation.names, federation.participants), (federation.future_names, federation.future)
     for role, (names, clients) in enumerate(roles):
@@ -183,7 +183,7 @@ def coefficients(blueprint: Blueprint, seed: int) -> list[Tensor]:
 
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
-    """How much of a client's statistic reaches the sum that is noised: 1 where its own noise protects it."""
+    """Returns the share of a client's statistic in the noised sum: 1 where its own noise protects it."""
     if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
         return 1.0
     return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
@@ -203,7 +203,7 @@ def _asked(
 
 
 def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:
-    """What neighbours must have in common to the last bit."""
+    """Returns what neighbours must have in common to the last bit."""
 
     def noise(participant: int | None) -> dict[Kind, tuple[object, ...]]:
         releases = blueprint.releases_of(participant).items()
@@ -237,7 +237,7 @@ def ratios(
 
 
 def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving | str]:
-    """What would leave of files that differ in one unit of one client."""
+    """Yields what would leave of files that differ in one unit of one client."""
     clients = data.client_files(path) if path.is_dir() else {path.stem: path}
     name = random.choice(list(clients))
     agreed = (path if path.is_dir() else path.parent) / NAME
@@ -267,7 +267,7 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
 
 
 def _dealt(plan: Plan, random: Random, size: int) -> Iterator[Leaving]:
-    """What would leave of a dataset of which one record becomes another one in its place."""
+    """Yields what would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
     ready = prepare(plan, stored, trusted=True)
     plan, dataset = ready.plan, ready.dataset

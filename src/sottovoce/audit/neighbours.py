@@ -167,7 +167,7 @@ def _stranger(
 
 
 def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Cell]:
-    """How the cells of a record may be made anew, column by column."""
+    """Returns how the cells of a record may be made anew, column by column."""
     cells: dict[str, Cell] = {}
     odd = TEXTS if texts else ()
     if "x" in row and (agreed is None or agreed.array is not None):

@@ -139,7 +139,7 @@ def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Re
 
 
 def is_by_class(blueprint: Blueprint) -> bool:
-    """Whether something of single classes is released: their shares, or how sure a model is of them."""
+    """Returns whether something of single classes is released: their shares, or how sure a model is."""
     calibrated = blueprint.plan.calibration > 0 and blueprint.facts.task == "classes"
     return blueprint.plan.context_traits.class_shares or calibrated
 

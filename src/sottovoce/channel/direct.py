@@ -150,7 +150,7 @@ class Integers(Channel):
 
 
 def widening(size: int) -> float:
-    """How much farther apart two vectors of `size` centres may be once they are rounded, in ‖·‖₂."""
+    """Returns how much farther apart two vectors of `size` centres may be once they are rounded, in ‖·‖₂."""
     return math.sqrt(size) * 2.0**-FRACTION_BITS
 
 
@@ -200,7 +200,7 @@ def _table() -> tuple[NDArray[np.uint64], NDArray[np.int64], list[list[int]]]:
 
 
 def slots_of(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How many keys lie below each slot of 2⁴⁸ numbers, and how many there are."""
+    """Returns how many keys lie below each slot of 2⁴⁸ numbers, and how many there are."""
     starts = np.arange(1 << 64 - _SLOT_SHIFT, dtype=np.uint64) << np.uint64(_SLOT_SHIFT)
     return np.append(np.searchsorted(keys, starts), len(keys))
 

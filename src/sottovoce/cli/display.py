@@ -85,7 +85,7 @@ def facts(title: str, rows: Mapping[str, str]) -> None:
 
 
 def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
-    """What a future client's model cost."""
+    """Prints what a future client's model cost."""
     if json:
         as_json(answer)
         return
@@ -109,7 +109,7 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
 
 
 def finished(told: Mapping[str, Any]) -> None:
-    """What a finish gives, in words."""
+    """Prints what a finish gives, in words."""
     from sottovoce.finishing import Worth
 
     rows = [

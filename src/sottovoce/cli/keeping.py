@@ -190,7 +190,7 @@ def _spent(row: dict[str, Any]) -> str:
 
 
 def _meaning(epsilon: float) -> str:
-    """What ε says in words, where a number says it."""
+    """Returns what ε says in words, where a number says it."""
     if epsilon > 20:
         return ", which promises almost nothing about any one record"
     return (

@@ -22,7 +22,7 @@ from sottovoce.report.table import (
 
 
 def show(result: dict[str, Any], directory: Path) -> None:
-    """What a run came to: accuracy, what was spent, what was sent."""
+    """Prints what a run came to: accuracy, what was spent, what was sent."""
     from sottovoce.data import delta_doubt
 
     accuracy, spent, uplink = result["accuracy"], result["epsilon"], result["uplink"]

@@ -48,7 +48,7 @@ def quickstart(
 
 
 def _tables(folder: Path, *, json: bool) -> None:
-    """What an engineer of a network of hospitals would type, on a copy of the shipped ones."""
+    """Runs what an engineer of a network of hospitals would type, on a copy of the shipped ones."""
     from sottovoce import data
 
     sites, new, later = folder / "hospitals", folder / "new.csv", folder / f"{NEWCOMER}.csv"

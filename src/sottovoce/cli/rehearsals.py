@@ -103,7 +103,7 @@ def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
 
 
 def show(found: Mapping[str, Any], kept: Path | None) -> None:
-    """What was found, on the terminal."""
+    """Prints what was found."""
     from sottovoce.report.promise import recount_table, releases_table, sentence, verdict
     from sottovoce.report.table import plain
 

@@ -60,7 +60,7 @@ class UnusableFile(DataError):
 
 
 def suspicions(found: Findings, agreed: Description) -> Iterator[str]:
-    """What can be used and still looks like a mistake, a line each."""
+    """Yields what can be used and still looks like a mistake, a line each."""
     for name, column in found.columns.items():
         for text in _suspicions(column, found.records, agreed, name):
             yield f"{found.client}: column '{name}' {text}"
@@ -94,7 +94,7 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
 
 
 def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
-    """What is wrong with a column in which nothing can be read as agreed."""
+    """Returns what is wrong with a column in which nothing can be read as agreed."""
     if not isinstance(agreed.columns[name], Number):
         return "holds no day as agreed: correct it, or its format in records.toml"
     if found.commas == found.unreadable:
@@ -103,7 +103,7 @@ def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
 
 
 def target_hint(findings: Findings, agreed: Description) -> str:
-    """What makes every target unusable, where one thing does."""
+    """Returns what makes every target unusable, where one thing does."""
     target = agreed.target
     found = findings.columns.get(target.column, ColumnFindings())
     if found.commas and found.commas == found.unreadable:
@@ -139,7 +139,7 @@ def encode_array(x: Values, agreed: Array) -> Values:
 
 
 def whole_records(x: Values) -> npt.NDArray[np.bool_]:
-    """Which records are all finite, or all tokens of the vocabulary."""
+    """Returns which records are all finite, or all tokens of the vocabulary."""
     flat = x.reshape(len(x), -1)
     whole: npt.NDArray[np.bool_] = np.all(flat >= 0 if x.dtype == np.int64 else np.isfinite(flat), axis=1)
     return whole

@@ -161,7 +161,7 @@ def divide(dataset: Dataset, plan: Plan, index: list[Tensor] | None = None) -> F
 
 
 def client_names(dataset: Dataset, plan: Plan) -> list[str]:
-    """What the clients of a plan are called, in the order of `division`: what their records call them.
+    """Returns the names of a plan's clients, in the order of `division`: what their records call them.
 
     Clients that a partition invents are participant-0, participant-1, … and future-0, future-1, …
     """
@@ -174,7 +174,7 @@ def client_names(dataset: Dataset, plan: Plan) -> list[str]:
 
 
 def _owners(dataset: Dataset, plan: Plan) -> list[int]:
-    """Which named clients a plan is about: participants, then future ones, each in the order of their names.
+    """Returns which named clients a plan has: participants, then future ones, each ordered by name.
 
     Future clients are those whom the plan names, else chosen by its seed; so are participants, if not all.
     """
@@ -221,7 +221,7 @@ def turned(records: Records, turn: int, *, described: bool) -> Records:
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:
-    """Which records fall to which client of a plan, participants first: index tensors.
+    """Returns which records fall to which client of a plan, participants first: index tensors.
 
     Own records are never dealt by their labels. A record's label would decide who holds the others, so
     replacing it would move more than its own client's releases, and ε would not be true. Records that belong
@@ -264,7 +264,7 @@ def identified(dataset: Dataset, plan: Plan) -> Dataset:
 
 
 def scope(plan: Plan, dataset: Dataset) -> str:
-    """Whose ledger it is: budgets add up only where it is equal.
+    """Returns whose ledger it is: budgets add up only where it is equal.
 
     Clients that have names are known by them, whatever their records are by now; for those that a partition
     invents it is a fingerprint of which records each of them holds.
@@ -276,7 +276,7 @@ def scope(plan: Plan, dataset: Dataset) -> str:
 
 
 def delta_doubt(delta: float, records: int) -> list[str]:
-    """What to say about a δ that is allowed for a smallest client of so many records, and large."""
+    """Returns what to say about a δ that is allowed for a smallest client of so many records, and large."""
     if delta * records <= 0.1 * (1 + 1e-9):
         return []
     return [

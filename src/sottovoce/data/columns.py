@@ -88,7 +88,7 @@ class Numbers:
     """How many of the unreadable ones would be numbers if a comma were a decimal point."""
 
     def findings(self) -> ColumnFindings:
-        """What the column lacks."""
+        """Returns what the column lacks."""
         absent = int(np.isnan(self.values).sum()) - self.unreadable
         return ColumnFindings(missing=absent, unreadable=self.unreadable, commas=self.commas)
 

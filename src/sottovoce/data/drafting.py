@@ -88,7 +88,7 @@ def site_of(path: Path) -> Path | None:
 
 
 def place_of(path: Path) -> Path:
-    """Where the agreement of a folder, or of the folder of a file, lies; one that is there stays."""
+    """Returns where the agreement of a folder, or of the folder of a file, lies; one that is there stays."""
     place = (path if path.is_dir() else path.parent) / NAME
     if place.exists():
         raise DataError(f"{place} is there already: change it by hand, or move it away")
@@ -225,14 +225,14 @@ def _distinct(column: Texts) -> list[str]:
 
 
 def _commas(column: Texts) -> bool:
-    """Whether a column is all numbers if a comma is a decimal point, and only then."""
+    """Returns whether a column is all numbers if a comma is a decimal point, and only then."""
     texts = _distinct(column)
     numbers = all(_NUMBER.fullmatch(text.replace(",", ".")) for text in texts)
     return numbers and any("," in text for text in texts)
 
 
 def _found(column: Texts, decimal: str) -> dict[str, object]:
-    """What a column looks like; nothing where it looks like names or notes."""
+    """Returns what a column looks like; nothing where it looks like names or notes."""
     texts = _distinct(column)
     if not texts:
         return {}

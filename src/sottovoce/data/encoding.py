@@ -77,7 +77,7 @@ def read_site(
 
 
 def kinds_of(agreed: Description, sources: list[str]) -> tuple[list[str], list[str]]:
-    """Which of a table's columns are read as numbers, and which as texts."""
+    """Returns which of a table's columns are read as numbers, and which as texts."""
     numbers = [name for name, column in agreed.columns.items() if isinstance(column, Number)]
     if agreed.task == "number" and agreed.target.column in sources:
         numbers.append(agreed.target.column)

@@ -118,7 +118,7 @@ class Copies:
         self._records: dict[str, npt.NDArray[np.int64]] = {}
 
     def first(self, name: str, x: Tensor, y: Tensor) -> str | None:
-        """Who else was seen to hold exactly the records that this client holds."""
+        """Returns who else was seen to hold exactly the records that this client holds."""
         records = np.sort(contents(x, y)[:, 0].numpy())
         first = self._seen.setdefault(records.tobytes(), name)
         if first == name:
@@ -127,7 +127,7 @@ class Copies:
         return first
 
     def problem(self, name: str, site: Site) -> str | None:
-        """Why this site is refused, if its records are another's."""
+        """Returns why this site is refused, if its records are another's."""
         first = self.first(name, torch.from_numpy(site.x), torch.from_numpy(site.y))
         if first is None:
             return None
@@ -242,6 +242,6 @@ def _with_labels(own: Dataset, classes: int, arrays: dict[str, npt.NDArray[Any]]
 
 
 def has_target(path: Path, facts: Facts) -> bool:
-    """Whether a client's file has a place for what is to be predicted; it may still be empty."""
+    """Returns whether a client's file has a place for what is to be predicted; it may still be empty."""
     agreed, names = description.of(facts), set(column_names(path))
     return "y" in names or (agreed is not None and names.issuperset(agreed.target.sources))

@@ -244,7 +244,7 @@ def column(section: Section) -> Column:
 
 
 def looked_up(section: Section, *keys: str) -> tuple[str, ...]:
-    """Which of a table's keys were read from records, as the table says."""
+    """Returns which of a table's keys were read from records, as the table says."""
     if "looked_up" not in section.keys:
         return ()
     said: tuple[str, ...] = section.texts("looked_up", len(keys), kind="keys")
@@ -296,7 +296,7 @@ def _date(section: Section) -> Date:
 
 
 def _format(section: Section) -> str | None:
-    """How days are written: nothing that depends on the language of the machine that reads them."""
+    """Returns how days are written: nothing that depends on the language of the machine that reads them."""
     text: str | None = section.text("format", optional=True)
     if text is None:
         return None

@@ -127,7 +127,7 @@ def read_arrays(path: Path, fields: Iterable[str]) -> dict[str, Array]:
 
 
 def array_names(path: Path) -> list[str]:
-    """What the arrays of an `.npz` are called."""
+    """Returns what the arrays of an `.npz` are called."""
     with explained(path), np.load(path, allow_pickle=False) as file:
         return list(file)
 

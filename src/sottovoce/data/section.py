@@ -96,7 +96,7 @@ class Section:
         return tuple(self._values)
 
     def error(self, key: str, text: str) -> DescriptionError:
-        """What is wrong with a key of this table."""
+        """Returns what is wrong with a key of this table."""
         named = " ".join(part for part in (f"[{self._name}]" if self._name else "", key) if part)
         return DescriptionError(f"{self._where}: {named} {text}")
 

@@ -53,7 +53,7 @@ def read_parts(path: Path, numbers: Collection[str], texts: Collection[str]) -> 
 
 
 def column_names(path: Path) -> list[str]:
-    """What the columns of a file are called: of an npz, its arrays."""
+    """Returns what the columns of a file are called: of an npz, its arrays."""
     with _explained(path):
         kind = _format(path)
         if kind == ".npz":
@@ -93,7 +93,7 @@ def _opened(
 
 
 def _csv(path: Path, names: list[str], known: list[str], numbers: Collection[str]) -> dict[str, Any]:
-    """How pyarrow reads columns: cell by cell as texts, as they stand; in a file of others, the first.
+    """Returns how pyarrow reads columns: cells as texts, as they stand; in a file of others, the first.
 
     What a number is, `Columns.numbers` says, so that no cell changes how another is read.
     """

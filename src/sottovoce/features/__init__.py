@@ -202,12 +202,12 @@ _PARTS: dict[str, Callable[[tuple[int, ...], bool, str], tuple[Part, int]]] = {
 
 
 def pretrained(name: str) -> bool:
-    """Whether public data of other people may be in a map: of one's own, unless declared that it is not."""
+    """Returns whether a map may hold public data of other people: of one's own, unless declared not to."""
     return ":" in name and bool(getattr(imported("features", name), "public_pretraining", True))
 
 
 def fingerprint(name: str) -> str:
-    """What distinguishes the map's features from those of another version of it."""
+    """Returns what distinguishes the map's features from those of another version of it."""
     factory = imported("features", name)
     version = getattr(factory, "version", None)
     if version is None:

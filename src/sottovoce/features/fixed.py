@@ -63,7 +63,7 @@ def gaussian(d: Tensor) -> Tensor:
 
 
 def extended(length: int) -> Tensor:
-    """Which pixel stands at each place of an axis, reflected to a multiple of 4 and 4 more at each end.
+    """Returns the pixel at each place of an axis, reflected to a multiple of 4 and 4 more at each end.
 
     >>> extended(5).tolist()
     [3, 4, 3, 2, 1, 0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2]

@@ -63,7 +63,7 @@ def described(
 
 
 def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts:
-    """What a record is after the plan's feature map, with what it was before."""
+    """Returns what a record is after the plan's feature map, with what it was before."""
     features = feature_map(plan, facts, local=local)
     if features is None:
         return facts
@@ -91,7 +91,7 @@ def described_client(
 
 
 def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
-    """What the model of a run sees of records as they are stored: normalized, or their features."""
+    """Returns what the model of a run sees of records as they are stored: normalized, or their features."""
     features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
         return facts.normalize

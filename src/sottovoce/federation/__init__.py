@@ -166,7 +166,7 @@ class Agreement:
 
     @property
     def open(self) -> bool:
-        """Whether participants have yet to say how many records they have."""
+        """Returns whether participants have yet to say how many records they have."""
         plan = self.plan
         counts = plan.gradient_records and (plan.context_records or not plan.releases_context)
         return not counts and not self.sizes

@@ -62,7 +62,7 @@ class Enrolment:
 
     @staticmethod
     def file(directory: Path, run: str) -> Path:
-        """Where the enrolment in a run is kept."""
+        """Returns where the enrolment in a run is kept."""
         if not _RUN.fullmatch(run):
             raise EnrolmentError(f"'{shown(run)}' is not the name of a run")
         return directory / f"enrolment-{run}.json"
@@ -126,7 +126,7 @@ def opened(account: Account, directory: Path) -> Iterator[Ledger]:
 
 
 def _noted(path: Path) -> dict[str, Any]:
-    """What a client remembers of a run, wherever that file comes from; nothing if it cannot be read."""
+    """Returns what a client remembers of a run, wherever the file is from; nothing if it is unreadable."""
     if path.suffix == ".witness":
         return (Memory(path.with_suffix("")).recall() or [{}])[-1]
     try:
@@ -177,7 +177,7 @@ class Recovery:
             self._memory.trust([now])
 
     def _now(self) -> dict[str, Any]:
-        """How much of the run the ledger holds, one by one and in all, and as which copy."""
+        """Returns how much of the run the ledger holds, one by one and in all, and as which copy."""
         past, run = self._ledger.past, self._run
         released, total = self._ledger.releases(OWN_RECORDS, run=run), past.total_in(run)
         return {"releases": released, "spent": total.spent, "server": total.server, "copy": past.copy}

@@ -109,23 +109,23 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        """Whether every release that the plan asks for was made, or given up."""
+        """Returns whether every release that the plan asks for was made, or given up."""
         return self.open == "over"
 
     @property
     def closed(self) -> bool:
-        """Whether everybody has their model, too, or patience with those who do not come is over."""
+        """Returns whether everybody has their model, too, or patience with those who do not come is over."""
         return self.done and (not self.missing() or time.monotonic() >= self._deadline)
 
     def called(self, member: int) -> str:
-        """What a member is called: participants come first, then the helpers of shared noise."""
+        """Returns what a member is called: participants come first, then the helpers of shared noise."""
         helper = member - self.agreement.plan.participants
         if helper < 0 or self.agreement.parties is None:
             return participant_name(member)
         return f"helper {self.agreement.parties.helpers[helper][0]}"
 
     def missing(self) -> Missing:
-        """What is still to come from each member, or go to it; asking again is always harmless."""
+        """Returns what is still to come from each member, or go to it; asking again is always harmless."""
         if self.open == "enrolment":
             return {}
         if self.open == "over":
@@ -295,7 +295,7 @@ class Coordinator:
         return line
 
     def _released(self, kind: Kind) -> dict[int, np.ndarray]:
-        """What came of a kind since something was closed last, by participant."""
+        """Returns what came of a kind since something was closed last, by participant."""
         return {participant: vector for (participant, of), vector in self._decoded.items() if of == kind}
 
     def _masked(self) -> dict[int, bytes]:

@@ -161,7 +161,7 @@ class Node:
         return {"kind": MODEL, "kept": True}
 
     def masks(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What helpers are asked for."""
+        """Refuses what helpers are asked for."""
         raise Declined("this node is no helper: it has no masks")
 
     def _finish_at_home(self, published: Path, plan: Plan) -> None:
@@ -279,7 +279,7 @@ class Node:
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
     def _records(self, participant: int, blueprint: Blueprint, *, enrolled: bool = False) -> ClientRecords:
-        """What the client holds; once it has enrolled, however many of its records can be used."""
+        """Returns what the client holds; once it has enrolled, however many of its records can be used."""
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(
@@ -403,7 +403,7 @@ class Node:
             return ledger.past.total_in(run).releases > 0
 
     def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
-        """What a whole run costs a participant's records."""
+        """Returns what a whole run costs a participant's records."""
         calls = call_counts(blueprint.schedule, blueprint.plan.participants)
         counts = blueprint.participant_counts(int(calls[participant]))
         cost = spending(blueprint.releases_of(participant), counts)

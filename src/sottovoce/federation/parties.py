@@ -180,7 +180,7 @@ class Parties:
         return [name for name, _ in self.helpers if name in sites]
 
     def values(self) -> dict[str, Any]:
-        """What a digest is made of; the order counts."""
+        """Returns what a digest is made of; the order counts."""
         return {
             "sites": [list(each) for each in self.sites],
             "helpers": [list(each) for each in self.helpers],

@@ -178,7 +178,7 @@ class Progress:
 
 
 def phase_word(opened: Open) -> str:
-    """What is open, in a word: enrolment, contexts, rounds, confusions or models."""
+    """Returns what is open, in a word: enrolment, contexts, rounds, confusions or models."""
     if isinstance(opened, str):
         return "models" if opened == "over" else opened
     return "rounds" if opened.by == "called" else f"{opened.kind}s"
@@ -199,7 +199,7 @@ def _named(text: str, names: list[str]) -> str:
 
 
 def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) -> str | None:
-    """Why a client that is missing is waited for; None where it is busy and nothing is wrong yet."""
+    """Returns why a client that is missing is waited for; None where it is busy and nothing is wrong yet."""
     if participant not in enrolled:
         return "has not enrolled"
     if participant not in connected:

@@ -63,7 +63,7 @@ class Roster:
         return set(self._keys)
 
     def offer(self) -> dict[str, Any]:
-        """What a node is told before it has said who it is."""
+        """Returns what a node is told before it has said who it is."""
         return {
             "run": self._store.run,
             "agreement": self._digest,
@@ -133,13 +133,13 @@ class Roster:
         return [named.get(index, participant_name(index)) for index in range(count)]
 
     def sizes(self) -> list[int] | None:
-        """What all participants have declared, in their order; None while somebody is missing."""
+        """Returns what all participants have declared, in their order; None while somebody is missing."""
         declared = self._store.declared()
         everyone = range(self._agreement.plan.participants)
         return [declared[p] for p in everyone] if all(p in declared for p in everyone) else None
 
     def secret(self, participant: int) -> bytes:
-        """What this client's channels and the server's have in common."""
+        """Returns what this client's channels and the server's have in common."""
         if participant not in self._secrets:
             agreed = self.agreed(participant)
             self._secrets[participant] = channel_secret(self._agreement.plan, agreed, participant)

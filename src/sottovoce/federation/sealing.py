@@ -84,7 +84,7 @@ def agreed_secret(private: bytes | X25519PrivateKey, theirs: bytes, *, run: str,
 
 
 def channel_secret(plan: Plan, agreed: bytes, participant: int) -> bytes:
-    """What channels use: the agreed secret, or in a seeded simulation the reproducible one."""
+    """Returns what channels use: the agreed secret, or in a seeded simulation the reproducible one."""
     if plan.seeded:
         return client_secret(seeded_master(plan), participant_name(participant))
     return agreed
@@ -134,7 +134,7 @@ def unseal(sealed: bytes, stream: Stream, *, private: bytes, agreed: bytes) -> b
 
 
 def seal_downward(message: bytes, stream: Stream, *, agreed: bytes) -> bytes:
-    """What the server sends to one client alone: sealed with the secret of its enrolment, and a fresh salt.
+    """Returns a message to one client alone, sealed with the secret of its enrolment and a fresh salt.
 
     >>> sealed = seal_downward(b"model", ("run", "participant-3", "model", 0), agreed=bytes(32))
     >>> unseal_downward(sealed, ("run", "participant-3", "model", 0), agreed=bytes(32))

@@ -90,7 +90,7 @@ def helper_names(agreement: Agreement) -> str:
 
 
 def terms_of(agreement: Agreement, blueprint: Blueprint, run: str) -> MaskTerms:
-    """What masks of a run are derived from, with the full digest of its frozen agreement."""
+    """Returns what masks of a run are derived from, with the full digest of its frozen agreement."""
     parties, half = agreement.parties, 2 * KEY_BYTES
     assert parties is not None
     sites = [public[:half] for _, public in parties.sites]
@@ -101,7 +101,7 @@ def terms_of(agreement: Agreement, blueprint: Blueprint, run: str) -> MaskTerms:
 def masks_for(
     agreement: Agreement, blueprint: Blueprint, run: str, key: SiteKey | None, request: Mapping[str, Any]
 ) -> Seal:
-    """What covers this site's share of the requested round; what is no share stays as it is.
+    """Returns what covers this site's share of the requested round; what is no share stays as it is.
 
     The keys of the round are checked here, before any record is read.
     """
@@ -192,7 +192,7 @@ class HelperNode:
         }
 
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What clients are asked for."""
+        """Refuses what clients are asked for."""
         raise Declined("this node is a helper: it holds no records")
 
     keep_model = release
@@ -227,7 +227,7 @@ class HelperNode:
 
 
 def answered(directory: Path) -> list[dict[str, Any]]:
-    """What a helper has done in each run of its directory, as its stores say; they stay as they are."""
+    """Returns what a helper has done in each run of its directory; its stores stay as they are."""
     found, stores = [], sorted(directory.glob("masks-*.sqlite"))
     if not stores and not (directory / LOG).exists():
         raise SottovoceError(f"{directory} is not that of a helper: name the directory of its node config")
@@ -294,7 +294,7 @@ class Sums:
         return enough
 
     def request(self, messages: Mapping[int, bytes]) -> dict[str, Any]:
-        """What a helper is asked: its key, while no set is fixed, else its masks of the set."""
+        """Returns what a helper is asked: its key, while no set is fixed, else its masks of the set."""
         clients = self.fixed or []
         keys = [ephemeral_of(messages[client]) for client in clients]
         return {"kind": MASKS, "round": self.round, "clients": clients, "keys": keys}

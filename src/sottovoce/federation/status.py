@@ -57,7 +57,7 @@ class Minutely:
 
 
 def is_federation(directory: Path) -> bool:
-    """Whether a directory is a server's."""
+    """Returns whether a directory is a server's."""
     return any((directory / name).exists() for name in (FILE, SUPERVISOR, "server.sqlite"))
 
 
@@ -91,7 +91,7 @@ def _federation(path: Path) -> Status:
 
 
 def _noted(path: Path) -> dict[str, Any]:
-    """What one end has noted of itself; nothing where it has not yet."""
+    """Returns what one end has noted of itself; nothing where it has not yet."""
     noted = read_object(path)
     if noted and noted.get("format") != FORMAT:
         raise SottovoceError(f"{path} was written by another version: look with that one")
@@ -235,7 +235,7 @@ class NodeStatus:
 
 
 def is_node(directory: Path) -> bool:
-    """Whether a directory is that of a federation's client."""
+    """Returns whether a directory is that of a federation's client."""
     return any((directory / name).exists() for name in (CONTACT, "client.log")) or any(
         directory.glob("enrolment-*.json")
     )
@@ -316,7 +316,7 @@ def _errors(path: Path) -> list[str]:
 
 
 def look(path: str | Path) -> Status | NodeStatus:
-    """What is going on in a directory: of a run, of a federation's server, or of one of its clients."""
+    """Returns the status of a directory: of a run, of a federation's server, or of one of its clients."""
     folder = Path(path)
     try:
         if is_federation(folder):

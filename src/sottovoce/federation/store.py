@@ -191,11 +191,11 @@ class Store(Database):
         return dict(self.query("SELECT participant, records FROM client"))
 
     def names(self) -> dict[int, str]:
-        """What enrolled participants call themselves."""
+        """Returns what enrolled participants call themselves."""
         return dict(self.query("SELECT participant, name FROM client WHERE name != ''"))
 
     def addresses(self) -> dict[int, str]:
-        """Where the engine last reached each participant."""
+        """Returns where the engine last reached each participant."""
         return dict(self.query("SELECT participant, address FROM address"))
 
     def reached(self, participant: int, address: str) -> None:
@@ -223,7 +223,7 @@ class Store(Database):
         return self.query(query, participant)
 
     def counts(self) -> dict[int, dict[Kind, int]]:
-        """How many releases of each kind the server ever had, by participant."""
+        """Returns how many releases of each kind the server ever had, by participant."""
         found: dict[int, dict[Kind, int]] = {}
         query = "SELECT participant, kind, COUNT(*) FROM release GROUP BY participant, kind"
         for participant, kind, count in self.query(query):

@@ -190,7 +190,7 @@ _squares: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
 def _coefficient_gradients(
     module: nn.Module, bases: tuple[Basis, ...], device: torch.device
 ) -> Structured | Unstructured | None:
-    """How to come from captures to coefficient gradients; None for the identity, which needs none."""
+    """Returns how to come from captures to coefficient gradients; None for the identity, which needs none."""
     if bases[0].kind == "structured":
         return Structured(module, cast(tuple[StructuredPartition, ...], bases), device)
     if bases[0].kind == "unstructured":

@@ -151,7 +151,7 @@ class _Convolved(torch.autograd.Function):
 
 
 def pooled(pool: nn.MaxPool2d, images: Tensor) -> Tensor | None:
-    """What the module gives, by a kernel; None where there is none for such windows."""
+    """Returns what the module gives, by a kernel; None where there is none for such windows."""
     side = pool.kernel_size
     apart = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
     if not isinstance(side, int) or apart != (side, 0, 1, False) or kernels(images.device.type) is None:

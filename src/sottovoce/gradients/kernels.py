@@ -105,7 +105,7 @@ def fold(window: Window, values: Tensor, size: torch.Size) -> Tensor:
 
 
 def _steps(window: Window) -> dict[str, int]:
-    """How a window goes over an image, as a kernel's constants."""
+    """Returns how a window goes over an image, as a kernel's constants."""
     return {
         "SIZE": window.size[1],
         "DOWN": window.stride[0],

@@ -121,7 +121,7 @@ class Specification:
 
 
 def token_hash(token: str) -> str:
-    """What is kept of a token."""
+    """Returns what is kept of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -200,7 +200,7 @@ def _coefficients(body: bytes, blueprint: Blueprint) -> Tensor:
 
 
 def parsed_json(body: bytes) -> Any:
-    """What a stranger calls JSON."""
+    """Returns what a stranger calls JSON."""
     try:
         return json.loads(body.decode())  # UTF-8 and nothing else: json would guess, and import a codec
     except (ValueError, RecursionError):

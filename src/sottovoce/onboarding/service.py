@@ -287,7 +287,7 @@ def create_service(
 
 
 def configured(service: FastAPI, *, host: str, port: int, waiting: int = WAITING) -> uvicorn.Config:
-    """How the service is served: no request is logged, and what cannot be answered soon is shed."""
+    """Returns how the service is served: no request is logged, and what cannot be answered soon is shed."""
     return uvicorn.Config(
         service,
         host=host,

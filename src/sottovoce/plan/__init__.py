@@ -192,7 +192,7 @@ class Plan(Keys):
 
     @property
     def releases_context(self) -> bool:
-        """Whether clients release a context at all."""
+        """Returns whether clients release a context at all."""
         return self.context_traits.released
 
     @property

@@ -49,7 +49,7 @@ class Price:
 
     @property
     def affordable(self) -> bool:
-        """Whether the client's budget covers it."""
+        """Returns whether the client's budget covers it."""
         return self.budget.covers(self.before + self.cost)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Price:
         )
 
     def refusal(self, ledger: Path) -> str:
-        """Why what the budget does not cover is not released, and what its owner can do."""
+        """Returns why what the budget does not cover is not released, and what its owner can do."""
         return (
             f"{self}, which the budget does not cover: nothing was released; its owner can raise it with "
             f"'sottovoce ledger raise {ledger}'"
@@ -146,7 +146,7 @@ _SCHEDULES = {"random": random_schedule, "balanced": balanced_schedule}
 
 
 def call_counts(schedule: Schedule, clients: int) -> NDArray[np.int64]:
-    """How often each client is called (the paper's T_i): shape (clients,); its maximum is T_max."""
+    """Returns how often each client is called (the paper's T_i): shape (clients,); its maximum is T_max."""
     return np.bincount(schedule.ravel(), minlength=clients).astype(np.int64)
 
 

@@ -265,7 +265,7 @@ class Total:
         return cls(str(fact["client"]), str(fact["run"]), *numbers, float(fact.get("masked", 0.0)))
 
     def beyond(self, other: Total) -> Total:
-        """What the other one lacks of it."""
+        """Returns what the other one lacks of it."""
         return replace(
             self,
             releases=max(self.releases - other.releases, 0),
@@ -275,7 +275,7 @@ class Total:
         )
 
     def exceeds(self, other: Total) -> bool:
-        """Whether it holds more releases, of either place, or spending beyond the rounding of sums."""
+        """Returns whether it holds more releases, of either place, or more spending than sums round."""
         return (
             self.releases > other.releases
             or self.spent > other.spent * (1 + SLACK)

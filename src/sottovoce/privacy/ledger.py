@@ -311,7 +311,7 @@ class Ledger:
         return self._total("spent", client)
 
     def masked(self, client: Client) -> float:
-        """How much more `spent` is if all helpers of shared noise fail."""
+        """Returns how much more `spent` is if all helpers of shared noise fail."""
         return self._total("masked", client)
 
     def at_server(self, client: Client) -> int:

@@ -59,7 +59,7 @@ class Remembered:
 
     @classmethod
     def beside(cls, ledger: Path) -> Self | None:
-        """What is remembered of the ledger at a path, whether it is there or not; None if nothing is."""
+        """Returns what is remembered of the ledger at a path, be it there or not; None if nothing is."""
         facts = Memory(ledger).recall()
         return None if facts is None else cls.of(facts)
 
@@ -75,7 +75,7 @@ class Past:
 
     @property
     def copied(self) -> bool:
-        """Whether the files are copies, or from a backup: what was released since is not known."""
+        """Returns whether the files are copies, or from a backup: what was released since is not known."""
         return self._memory.copied
 
     @property
@@ -207,15 +207,15 @@ class Past:
         )
 
     def totals(self) -> list[Total]:
-        """What each client was charged in each run, sorted by client and run."""
+        """Returns what each client was charged in each run, sorted by client and run."""
         return self._sums("spending", "GROUP BY 1, 2 ORDER BY 1, 2")
 
     def total_in(self, run: str, client: Client = OWN_RECORDS) -> Total:
-        """What the client was charged in a run, whether one by one or as a sum."""
+        """Returns what the client was charged in a run, whether one by one or as a sum."""
         return self._sum("spending", run, client)
 
     def lost_in(self, run: str, client: Client = OWN_RECORDS) -> Total:
-        """What the client was charged in a run as a sum, because the ledger had lost the releases."""
+        """Returns what the client was charged in a run as a sum, because the ledger had lost the releases."""
         return self._sum("lost", run, client)
 
     def _sum(self, table: str, run: str, client: Client) -> Total:

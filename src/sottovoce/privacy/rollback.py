@@ -52,12 +52,12 @@ class Memory:
 
     @property
     def begun(self) -> bool:
-        """Whether the store is there, or is known to have been."""
+        """Returns whether the store is there, or is known to have been."""
         return self._store.exists() or self.path.exists()
 
     @property
     def lost(self) -> bool:
-        """Whether only the lock tells that there were a store and facts about it."""
+        """Returns whether only the lock tells that there were a store and facts about it."""
         return not self.begun and self.lock.exists()
 
     def recall(self) -> list[dict[str, Any]] | None:
@@ -133,7 +133,7 @@ class Memory:
         os.close(os.open(self.lock, os.O_RDWR | os.O_CREAT, PRIVATE))
 
     def lock_time(self) -> int:
-        """When the lock file came into being, in nanoseconds; 0 if there is none."""
+        """Returns when the lock file came into being, in nanoseconds; 0 if there is none."""
         try:
             return self.lock.stat().st_ctime_ns
         except FileNotFoundError:

@@ -42,7 +42,7 @@ def write_comparison(folder: Path) -> Path:
 
 
 def read_comparison(path: Path) -> dict[str, Any]:
-    """What a rehearsal left."""
+    """Returns what a rehearsal left."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not set(ROWS) <= set(found["rows"]) or "per_client" not in found["gain"]:
@@ -55,7 +55,7 @@ def read_comparison(path: Path) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """How many sites gain and lose by joining, in a sentence."""
+    """Returns how many sites gain and lose by joining, in a sentence."""
     gain = found["gain"]
     if gain["median"] is None:
         return "no site has records to tell by"
@@ -90,7 +90,7 @@ def clients_table(found: Mapping[str, Any]) -> Table:
 
 
 def future_table(found: Mapping[str, Any]) -> Table | None:
-    """What future clients get without any training; None where there are none."""
+    """Returns what future clients get without any training; None where there are none."""
     names = [site["name"] for site in found["clients"] if site["role"] == "future"]
     lines = [
         [name, *(percent(found["rows"][row]["future_per_client"].get(name)) for row in ("shared", "blend"))]

@@ -26,7 +26,7 @@ PAIRS = {"worst": "the worst pair", "given": "the worst pair of the given record
 
 
 def warning(run: ReportedRun) -> str | None:
-    """Why nobody is protected by this run, if that is so."""
+    """Returns why nobody is protected by this run, if that is so."""
     if without_noise(run):
         return "No noise was added, so this run protects nobody. It is an ablation."
     if run.result["seeded"]:
@@ -61,7 +61,7 @@ def without_noise(run: ReportedRun) -> bool:
 
 
 def unit_word(unit: str) -> str:
-    """What a protected unit is called in a sentence, from the column that tells units apart.
+    """Returns what a protected unit is called in a sentence, from the column that tells units apart.
 
     >>> unit_word("patient_id"), unit_word("record")
     ('patient', 'record')
@@ -78,7 +78,7 @@ def _sigma(run: ReportedRun) -> str:
 
 
 def place(run: ReportedRun) -> Place:
-    """Where the noise of gradients was added."""
+    """Returns where the noise of gradients was added."""
     return PLACES.get(str(run.result["noise"]), PLACES["client"])
 
 
@@ -138,7 +138,7 @@ def curve(found: Mapping[str, Any]) -> Chart:
 
 
 def sentence(game: Mapping[str, Any]) -> str:
-    """What one game came to."""
+    """Returns what one game came to."""
     beside = f"{equals('ε', game['epsilon'])} is charged"
     if game["pair"] == "canaries":
         right = game["guesses"] - game["wrong"]
@@ -155,7 +155,7 @@ def sentence(game: Mapping[str, Any]) -> str:
 
 
 def releases_table(found: Mapping[str, Any]) -> Table | None:
-    """How far one record moves each kind of release, against what is charged."""
+    """Returns how far one record moves each kind of release, against what is charged."""
     rows = [
         [row["kind"], row["place"], number(row["charged"]), number(row["ratio"], 4, zeros=True)]
         for row in found.get("releases", ())

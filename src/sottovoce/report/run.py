@@ -72,7 +72,7 @@ def _federated(run: ReportedRun) -> dict[str, Any]:
 
 
 def _sites(run: ReportedRun, calls: list[str]) -> Table:
-    """What a server knows of each client; `calls` are who released, in all rounds."""
+    """Returns what a server knows of each client; `calls` are who released, in all rounds."""
     sites, spent = run.sites, run.result["epsilon"]["per_client"]
     rows = [
         [
@@ -88,7 +88,7 @@ def _sites(run: ReportedRun, calls: list[str]) -> Table:
 
 
 def _released(run: ReportedRun) -> Table:
-    """What a server knows of each round."""
+    """Returns what a server knows of each round."""
     rows = [
         [str(r["round"]), ", ".join(r["clients"]), number(r["gain"], zeros=True), duration(r["seconds"])]
         for r in run.rounds

@@ -40,7 +40,7 @@ def accuracy(run: ReportedRun) -> list[Chart]:
 
 
 def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapping[str, str]) -> Chart:
-    """How often things happen that are stated with a probability; on the dashed line it means what it says.
+    """Returns how often things happen that are stated with a probability; the dashed line is honest.
 
     Of two classes the second is meant, of more the one that is decided.
     """
@@ -82,7 +82,7 @@ def noise(run: ReportedRun) -> list[Chart]:
 
 
 def progress(run: ReportedRun) -> list[Chart]:
-    """How long each round of a federation took, and the generator's gain where it has one."""
+    """Returns how long each round of a federation took, and the generator's gain where it has one."""
     note = "From the first request to the last release that was waited for."
     return [times(run.rounds, note), *_gain(run)]
 
@@ -144,12 +144,12 @@ def over(
 
 
 def scores(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """How well the models of participants and of future clients did, where rounds were evaluated."""
+    """Returns how well the models of participants and of future clients did, where rounds were evaluated."""
     return [over(lines, role, *named) for role, named in ROLES.items()]
 
 
 def times(lines: Sequence[Mapping[str, Any]], note: str) -> Chart:
-    """How long rounds took."""
+    """Returns how long rounds took."""
     return over_rounds(
         "Time of each round", note, [over(lines, "seconds", "Time", "gray", dots=False)], duration
     )

@@ -30,7 +30,7 @@ def plain(text: str) -> str:
 
 
 def label(metric: str) -> str:
-    """What a metric is called.
+    """Returns what a metric is called.
 
     >>> label("balanced_accuracy"), label("auroc")
     ('balanced accuracy', 'AUROC')
@@ -44,7 +44,7 @@ def measure(metric: str, value: float | None) -> str:
 
 
 def counted(unit: str) -> str:
-    """What sizes count: records, or units such as patients.
+    """Returns what sizes count: records, or units such as patients.
 
     >>> counted("record"), counted("patient_id")
     ('records', 'units (patient_id)')
@@ -53,7 +53,7 @@ def counted(unit: str) -> str:
 
 
 def out_of(spent: float | None, target: float | None) -> str:
-    """What an account has spent beside what a run was to spend: more, where there were other runs.
+    """Returns what an account has spent beside what a run was to spend: more, where there were other runs.
 
     >>> out_of(4.0, 4), out_of(5.99, 4)
     ('of 4', 'over all runs in its ledger, 4 in this one,')

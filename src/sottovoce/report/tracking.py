@@ -40,12 +40,12 @@ LONGEST = 500
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """What is shown of a round, as far as its line has it."""
+    """Returns what is shown of a round, as far as its line has it."""
     return {name: line[key] for name, key in SCALARS.items() if line.get(key) is not None}
 
 
 def final_scalars(result: Mapping[str, Any]) -> dict[str, float]:
-    """What is shown of a result, as far as it has it."""
+    """Returns what is shown of a result, as far as it has it."""
     found: dict[str, float] = {}
     for name, path in FINAL.items():
         value: Any = result

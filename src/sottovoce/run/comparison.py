@@ -211,7 +211,7 @@ def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any
 
 
 def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
-    """What each site makes by itself: of its own records alone, and of the published model."""
+    """Returns what each site makes by itself: of its own records alone, and of the published model."""
     blueprint, federation = prepared.blueprint, prepared.federation
     task = open_task(blueprint.facts)
 
@@ -277,7 +277,7 @@ def _skill(rows: Iterable[Scored], constants: Iterable[Scored]) -> float | None:
 
 
 def _future(splits: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """What future clients get, by name; who joins later may differ from split to split."""
+    """Returns what future clients get, by name; who joins later may differ from split to split."""
     names = sorted({name for split in splits for name in split})
     each = {name: mean_known([split[name] for split in splits if name in split]) for name in names}
     return {"future": mean_known(list(each.values())), "future_per_client": each}

@@ -86,7 +86,7 @@ def outline(plan: Plan) -> dict[str, Any]:
 
 
 def doubts(blueprint: Blueprint) -> list[str]:
-    """What a plan allows and hardly anybody means: a δ that gives records away, too large an ε or a σ."""
+    """Returns what a plan allows and hardly anybody means: a δ, an ε or a σ that is too large."""
     plan = blueprint.plan
     said: list[str] = []
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
@@ -118,7 +118,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
 
 
 def promise(blueprint: Blueprint) -> str:
-    """Who learns almost nothing about a record, and from what: the promise of a plan in one sentence."""
+    """Returns the promise of a plan in one sentence: who learns almost nothing about a record."""
     plan, unit = blueprint.plan, protected_unit(blueprint.facts)
     if not plan.private:
         return "none: nothing gets noise, and nobody is protected"
@@ -141,7 +141,7 @@ def promise(blueprint: Blueprint) -> str:
 
 
 def _sharing(blueprint: Blueprint) -> dict[str, Any] | None:
-    """What shared noise rests on, what a helper does, and ε where fewer are honest than planned."""
+    """Returns what shared noise rests on, what a helper does, and ε where fewer are honest than planned."""
     sharing, plan = blueprint.sharing, blueprint.plan
     if sharing is None:
         return None
@@ -169,7 +169,7 @@ def _sharing(blueprint: Blueprint) -> dict[str, Any] | None:
 
 
 def _shared_gain(plan: Plan) -> float | None:
-    """How many times less noise a round's mean would have if clients shared it: √H, where they add it now.
+    """Returns how much less noise a round's mean would have if clients shared it: √H times.
 
     Each then adds σ²/H to a sum that needs σ², instead of all of it.
     """

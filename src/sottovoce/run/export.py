@@ -174,7 +174,7 @@ def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
 
 
 def file_name(client: str) -> str:
-    """What a client's model is called, whatever the client is called.
+    """Returns what a client's model is called, whatever the client is called.
 
     >>> file_name("St. Mary's/north"), file_name("../.."), file_name("Zürich 2")
     ('St. Mary_s_north.safetensors', '_._...safetensors', 'Zürich 2.safetensors')
@@ -190,7 +190,7 @@ def write_model(path: Path, model: bytes, metrics: Mapping[str, float | None] | 
 
 
 def card_file(model: Path) -> Path:
-    """Where the card of a model lies.
+    """Returns where the card of a model lies.
 
     >>> card_file(Path("models/St. Mary.safetensors")).name
     'St. Mary.card.md'
@@ -261,7 +261,7 @@ A model that was finished at home from it (`*.home.safetensors`) is another one,
 
 
 def _seen(origin: Origin, unit: str) -> str:
-    """Who may see a model, and why."""
+    """Returns who may see a model, and why."""
     if origin.epsilon is None or origin.noise == "nowhere":
         return "Whoever may see the records: no noise protects them."
     promise = f"ε = {origin.epsilon:.4g} at δ = {origin.delta:g} for each {unit}"
@@ -277,7 +277,7 @@ def _seen(origin: Origin, unit: str) -> str:
 
 
 def _uncovered(agreed: Description | None) -> str:
-    """What the file tells of records beside the model: constants of columns that somebody looked up."""
+    """Returns what the file tells of records beside the model: constants that somebody looked up."""
     lines = [] if agreed is None else agreed.uncovered
     return "".join(
         ["\n\nIts header holds more than that:\n" if lines else "", *(f"\n- {line}" for line in lines)]

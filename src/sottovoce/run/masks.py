@@ -59,7 +59,7 @@ class Masks:
         self._keys = [key for helper in self._helpers if (key := helper.key()) is not None]
 
     def seal(self, participant: int) -> Seal:
-        """What puts this client's masks on its shares, and nothing on other messages."""
+        """Returns what puts this client's masks on its shares, and nothing on other messages."""
         key = self._clients[participant]
         return lambda message, stream: masking.covering(self._terms, key, self._keys)(message, stream)
 
@@ -74,7 +74,7 @@ class Masks:
 def mask_terms(
     blueprint: Blueprint, run: str, clients: Iterable[str], helpers: Iterable[masking.HelperKeys], rest: str
 ) -> masking.MaskTerms:
-    """What masks of a run are derived from; `rest` is, or is a digest of, all else that was agreed."""
+    """Returns what masks of a run are derived from; `rest` is all else that was agreed, or its digest."""
     sharing = blueprint.sharing
     assert sharing is not None
     return masking.MaskTerms(

@@ -136,7 +136,7 @@ def prepare(
 
 
 def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
-    """What `prepare` would make of a plan whose author is trusted, without computing any features.
+    """Returns what `prepare` would make of a plan whose author is trusted, without computing any features.
 
     Of a public dataset that a partition divides nothing is read but what is known of it.
     """

@@ -106,7 +106,7 @@ def assemble(
 
 
 def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What participants were sent: coefficients in their rounds, and once for contexts and confusions.
+    """Returns what participants were sent: coefficients in rounds, and once for contexts and confusions.
 
     Each message counts once, however often an engine has repeated it.
     """
@@ -125,7 +125,7 @@ def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def protected_unit(facts: Facts) -> str:
-    """What privacy protects one of: a record, or the column whose value records of one unit share."""
+    """Returns what privacy protects one of: a record, or the column whose value records of one unit share."""
     agreed = data_description.of(facts.source or facts)
     return "record" if agreed is None or agreed.unit is None else agreed.unit
 
@@ -161,7 +161,7 @@ def site_rows(
 
 
 def description(blueprint: Blueprint) -> dict[str, Any]:
-    """What was run, for results of every engine."""
+    """Returns what was run, for results of every engine."""
     plan = blueprint.plan
     return {
         "version": 1,

@@ -102,7 +102,7 @@ class Simulation:
         return self.close_round(self.open_round())
 
     def open_round(self) -> Round:
-        """What is released before the round, then its clients with their coefficients."""
+        """Takes what is released before the round; returns its clients with their coefficients."""
         started = time.perf_counter()
         context_bytes = self._release_due()
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
@@ -227,7 +227,7 @@ class Simulation:
         return sum(self._release_once(phase) for phase in due if phase.by != "called")
 
     def _release_once(self, phase: Phase) -> int:
-        """What all clients of a role release once, if it is not known yet; bytes that participants sent."""
+        """Takes what all clients of a role release once, if not known yet; returns participants' bytes."""
         if phase.by == "future":
             if self._future_contexts is None:
                 self._release_future(phase)

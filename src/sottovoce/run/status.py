@@ -97,7 +97,7 @@ def read_status(path: str | Path) -> Status:
 
 
 def unreadable(path: str | Path, error: Exception) -> str:
-    """Why the files of a run cannot be read, in one line; what is no fault of theirs is raised."""
+    """Returns why the files of a run cannot be read, in one line; what is no fault of theirs is raised."""
     if isinstance(error, SottovoceError):
         return str(error)
     if isinstance(error, OSError):
@@ -178,7 +178,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _line(line: dict[str, Any]) -> dict[str, Any]:
-    """What is shown of a round: totals of its bytes, none about a single client."""
+    """Returns what is shown of a round: totals of its bytes, none about a single client."""
     return {
         "round": line["round"],
         "seconds": float(line.get("seconds") or 0.0),

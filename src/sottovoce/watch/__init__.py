@@ -100,7 +100,7 @@ def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bo
 
 
 def _known(tokens: Tokens, authorization: str) -> bool:
-    """Whether a request brings a token: as a password, or as a bearer's."""
+    """Returns whether a request brings a token: as a password, or as a bearer's."""
     scheme, _, said = authorization.partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -167,7 +167,7 @@ def _title(found: Found) -> str:
 
 
 def _name(found: Found) -> str:
-    """What a page is called: a client by its name, everything else by its directory."""
+    """Returns what a page is called: a client by its name, everything else by its directory."""
     return (isinstance(found, NodeStatus) and found.client) or Path(found.directory).name
 
 

@@ -179,7 +179,7 @@ class News:
 
 
 def _run_directory(app: Path) -> Path:
-    """Where the server of an app has its store."""
+    """Returns where the server of an app has its store."""
     try:
         settings = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
         return Path(settings["tool"]["flwr"]["app"]["config"]["run-directory"])

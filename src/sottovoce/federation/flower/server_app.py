@@ -74,7 +74,7 @@ def server_app(agreement_file: Path) -> ServerApp:
 
 
 def _keep_log(directory: Path) -> None:
-    """What happened, also after Flower has forgotten the run: `federation.log` in the server's directory."""
+    """Keeps what happened, also after Flower has forgotten the run, in the server's `federation.log`."""
     private_folder(directory)
     path = directory / "federation.log"
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
