@@ -88,6 +88,7 @@ class AlreadyDrawn(SottovoceError):
     """The noise of a round was drawn before, or may have been: it is not drawn again."""
 
 
+@dataclass
 class DrawnRounds:
     """The rounds of a run whose noise was drawn, noted beside the file `name` that the run is kept in.
 
@@ -98,11 +99,10 @@ class DrawnRounds:
     {1: 'digest'}
     """
 
-    def __init__(self, memory: Memory, run: str, digests: dict[int, str]) -> None:
-        self._memory = memory
-        self._run = run
-        self.digests = digests
-        """What was drawn, by round."""
+    _memory: Memory
+    _run: str
+    digests: dict[int, str]
+    """What was drawn, by round."""
 
     @classmethod
     def begin(cls, name: Path, run: str) -> DrawnRounds:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -173,18 +173,14 @@ def masked(
     return public + total.astype(terms.unsigned).tobytes()
 
 
-def covering(
-    terms: MaskTerms, key: X25519PrivateKey, keys: Sequence[RoundKey]
-) -> Callable[[bytes, Stream], bytes]:
-    """Returns what masks a client's share of a stream before it is stored, and leaves the rest alone."""
-
-    def put(message: bytes, stream: Stream) -> bytes:
-        _, _, kind, number = stream
-        if kind != KIND:
-            return message
-        return masked(terms, key, int(number), keys, terms.words(message).astype(np.int64))
-
-    return put
+def covered(
+    terms: MaskTerms, key: X25519PrivateKey, keys: Sequence[RoundKey], message: bytes, stream: Stream
+) -> bytes:
+    """The share of a stream under a client's masks, as it is stored; any other message as it is."""
+    _, _, kind, number = stream
+    if kind != KIND:
+        return message
+    return masked(terms, key, int(number), keys, terms.words(message).astype(np.int64))
 
 
 def ephemeral_of(message: bytes) -> bytes:

@@ -135,7 +135,7 @@ def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
 ) -> None:
     begun: list[list[str]] = []
     monkeypatch.setattr(module.subprocess, "Popen", lambda command, **kept: begun.append(command))
-    node: Any = SimpleNamespace(_records_file="mine.csv", _client_log=Mock())
+    node: Any = SimpleNamespace(records="mine.csv", _client_log=Mock())
     for client in ("", "north.", "personal.", "home."):
         Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", Plan(model="linear"))
     homes = [Path(command[-1]).name for command in begun]
@@ -219,12 +219,10 @@ def test_accuracies_leave_a_client_where_both_ends_want_them_and_there_is_a_mode
     world.enrol_all()
 
     def member(diagnostics: bool) -> Node:
-        made = world.node(0)
-        made._diagnostics = diagnostics
-        return made
+        return replace(world.node(0), diagnostics=diagnostics)
 
-    assert not world.node(0)._diagnostics
-    assert not world.node(0)._agreement.open
+    assert not world.node(0).diagnostics
+    assert not world.node(0).agreement.open
     assert "accuracy" not in member(True).release(world.coordinator.request(0, "context"))
     world.step()
     request = world.coordinator.request(0, "gradient")
@@ -249,7 +247,7 @@ def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(
 
 def test_a_client_keeps_its_accuracies_to_itself_unless_its_owner_says_otherwise(tmp_path: Path) -> None:
     agreement: Any = None
-    assert Node(tmp_path, tmp_path / "mine.npz", agreement)._diagnostics is False
+    assert Node(tmp_path, tmp_path / "mine.npz", agreement).diagnostics is False
     assert not list(tmp_path.iterdir())  # and does nothing before it is asked
 
 

@@ -179,10 +179,9 @@ def replayed(plan: Plan, lines: Sequence[Mapping[str, Any]], folder: Path) -> di
     def summed(self: Simulation, opened: Round, asked: Sequence[Asked]) -> dict[str, float | None]:
         made = dict(zip(opened.participants, self._sent(asked), strict=True))
         came = [int(name.rpartition("-")[2]) for name in lines[opened.number - 1]["clients"]]
-        total = self._total(opened.number, {one: made[one] for one in came}) if came else None
-        self.server.receive_update(
-            self.server.nothing() if total is None else self.server.share_out(total, came)
-        )
+        assert self.blueprint.sharing is not None
+        total = self.blueprint.sharing.added(made[one] for one in came)
+        self.server.receive_update(self.server.share_out(total, came) if came else self.server.nothing())
         return {}
 
     with pytest.MonkeyPatch.context() as patch:

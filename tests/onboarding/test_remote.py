@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -401,9 +402,8 @@ def test_coefficients_behind_contexts_are_asked_for_where_contexts_need_them(run
     sent = struct.pack("<256f", *range(256))
     opener = Opener(sent)
     service._connection._opener = opener  # type: ignore[assignment]
-    service.blueprint = type(
-        "Uses", (), {"plan": type("Plan", (), {"future_uses_model": True}), "coefficients": 256}
-    )  # type: ignore[assignment]
+    uses = SimpleNamespace(context_traits=SimpleNamespace(future_uses_model=True))
+    service.blueprint = SimpleNamespace(plan=uses, coefficients=256)  # type: ignore[assignment]
     model = service.context_model()
     assert model is not None
     assert model.tolist() == list(range(256))

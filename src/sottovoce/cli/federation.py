@@ -190,6 +190,7 @@ def serve(
 
         from sottovoce.onboarding import new_token as make_token
         from sottovoce.onboarding import revoke_token
+        from sottovoce.onboarding.remote import this_machine
         from sottovoce.onboarding.service import configured, create_service
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
@@ -203,7 +204,7 @@ def serve(
         text = f"the token of {revoke} is revoked, also where the service is running"
         answer({"name": revoke, "revoked": True}, text, json=json)
         return
-    if not behind_proxy and not _loopback(host):
+    if not behind_proxy and not this_machine(host):
         raise SottovoceError(
             f"{host} would be served unencrypted and without limits: listen on 127.0.0.1 behind nginx "
             "(deploy/nginx.conf), or say --behind-proxy"
@@ -251,12 +252,3 @@ def onboard(
         finish=finish,
     )
     personalized(found, json=json)
-
-
-def _loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -271,19 +271,12 @@ def write_client_files(
     records = load(plan.dataset) if dataset is None else dataset
     private_folder(out)
     write_atomically(out / "agreement.toml", agreement.to_toml().encode(), PUBLIC)
-    paths = []
+    paths, facts = [], records.facts
     for number, index in enumerate(division(records, plan)):
         future = number - plan.participants
         path = out / (f"client-{number}.npz" if future < 0 else f"future-{future}.npz")
-        file = io.BytesIO()
-        np.savez(
-            file,
-            x=records.x[index].numpy(),
-            y=records.y[index].numpy(),
-            classes=records.facts.classes,
-            mean=records.facts.mean,
-            std=records.facts.std,
-        )
+        file, x, y = io.BytesIO(), records.x[index].numpy(), records.y[index].numpy()
+        np.savez(file, x=x, y=y, classes=facts.classes, mean=facts.mean, std=facts.std)
         write_atomically(path, file.getvalue())
         paths.append(path)
     return paths

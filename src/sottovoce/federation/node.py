@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,10 @@ from sottovoce.data import ClientRecords, description, split_participant, split_
 from sottovoce.downlink import BadCoefficients, Downlink
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
-from sottovoce.federation import Agreement
+from sottovoce.federation import Agreement, sealing
 from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
 from sottovoce.federation.parties import SiteKey
-from sottovoce.federation.sealing import (
-    MODEL,
-    Declined,
-    EnrolmentError,
-    agreed_secret,
-    channel_secret,
-    new_key,
-    proof,
-    public_key,
-    seal,
-    sealed_for,
-    unseal_downward,
-)
+from sottovoce.federation.sealing import MODEL, Declined, EnrolmentError
 from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
 from sottovoce.federation.status import note_contact
 from sottovoce.files import PRIVATE, locked
@@ -60,6 +48,7 @@ from sottovoce.run.export import write_model
 from sottovoce.run.session import dry_client
 
 
+@dataclass(frozen=True, eq=False)
 class Node:
     """One client's end of a federation. `wish` is the participant index it asks for, None: any free one.
 
@@ -69,36 +58,27 @@ class Node:
     run.
     """
 
-    def __init__(
-        self,
-        directory: str | Path,
-        records: str | Path,
-        agreement: Agreement,
-        *,
-        wish: int | None = None,
-        diagnostics: bool = False,
-        terms: Terms | None = None,
-        simulated: bool = False,
-        finish: bool = False,
-        key: SiteKey | None = None,
-    ) -> None:
-        self._directory = Path(directory)
-        self._records_file = Path(records)
-        self._agreement = agreement
-        self._wish = wish
-        self._diagnostics = diagnostics
-        self._terms = terms or Terms()
-        self._simulated = simulated
-        self._finish = finish
-        self._key = key
-        self._client_log = ClientLog(self._directory / "client.log")
+    directory: Path
+    records: Path
+    agreement: Agreement
+    _: KW_ONLY
+    wish: int | None = None
+    diagnostics: bool = False
+    terms: Terms = field(default_factory=Terms)
+    simulated: bool = False
+    finish: bool = False
+    key: SiteKey | None = None
+
+    @property
+    def _client_log(self) -> ClientLog:
+        return ClientLog(self.directory / "client.log")
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
         with self._locked(), self._client_log.refusals(f"to enrol in run {shown(offer.get('run'))}"):
             run, server_key = str(offer["run"]), bytes(offer["key"])
-            self._check_agreement(offer, self._agreement)
-            enrolment = Enrolment.read(self._directory, run)
+            self._check_agreement(offer, self.agreement)
+            enrolment = Enrolment.read(self.directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
             elif enrolment.server_key != server_key.hex():
@@ -108,8 +88,8 @@ class Node:
         return {
             "participant": enrolment.participant,
             "key": bytes.fromhex(enrolment.key),
-            "agreement": self._agreement.digest(),
-            "proof": proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
+            "agreement": self.agreement.digest(),
+            "proof": sealing.proof(bytes.fromhex(enrolment.secret), bytes(offer["nonce"])),
             "records": enrolment.records,
             "name": self._account.client,
         }
@@ -119,7 +99,7 @@ class Node:
         with self._locked():
             self._client_log.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
             if not self._released(run):
-                Enrolment.file(self._directory, run).unlink(missing_ok=True)
+                Enrolment.file(self.directory, run).unlink(missing_ok=True)
 
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a request with a charged release; one that was charged before with its stored bytes.
@@ -138,10 +118,10 @@ class Node:
             blueprint = self._frozen(request, enrolment).blueprint()
             stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
-            sent = unseal_downward(sealed, stream, agreed=agreed)
+            sent = sealing.unseal_downward(sealed, stream, agreed=agreed)
             coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
             account = self._account
-            with opened(account, self._directory) as ledger:
+            with opened(account, self.directory) as ledger:
                 budget, spent = account.budget(ledger), ledger.spent(OWN_RECORDS)
             model = personal_model(
                 blueprint,
@@ -156,7 +136,7 @@ class Node:
             path = account.model_file
             write_model(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
-            if self._finish:
+            if self.finish:
                 self._finish_at_home(path, blueprint.plan)
         return {"kind": MODEL, "kept": True}
 
@@ -171,7 +151,7 @@ class Node:
         """
         home = published.with_name(published.name.removesuffix("personal.safetensors") + "home.safetensors")
         command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
-        command += ["--data", str(self._records_file), "--out", str(home)]
+        command += ["--data", str(self.records), "--out", str(home)]
         command += [] if plan.model in MODELS else ["--model", plan.model]
         command += ["--features", plan.features] if ":" in plan.features else []
         said = home.with_suffix(".log")
@@ -187,12 +167,12 @@ class Node:
             enrolment = self._enrolment(request)
             agreement = self._frozen(request, enrolment)
             blueprint = agreement.blueprint()
-            masks = masks_for(agreement, blueprint, enrolment.run, self._key, request)
+            masks = masks_for(agreement, blueprint, enrolment.run, self.key, request)
             if request["refused"]:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             account = self._account
-            with opened(account, self._directory) as ledger:
+            with opened(account, self.directory) as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     self._client_log.note(
                         f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
@@ -231,20 +211,20 @@ class Node:
             blueprint,
             ledger,
             run=enrolment.run,
-            secret=channel_secret(
-                self._agreement.plan, bytes.fromhex(enrolment.secret), enrolment.participant
+            secret=sealing.channel_secret(
+                self.agreement.plan, bytes.fromhex(enrolment.secret), enrolment.participant
             ),
             participant=enrolment.participant,
             account=OWN_RECORDS,
             budget=self._account.budget(ledger),
-            seal=lambda message, stream: seal(
+            seal=lambda message, stream: sealing.seal(
                 masks(message, stream),
                 stream,
                 to=bytes(request["seal"]),
                 agreed=bytes.fromhex(enrolment.secret),
                 bucket=int(request["bucket"]),
             ),
-            helpers=helper_names(self._agreement),
+            helpers=helper_names(self.agreement),
         )
         once = {phase.kind: phase.model for phase in blueprint.once}
         if kind in once:
@@ -257,19 +237,19 @@ class Node:
             message = client.release_gradient(round_number, coefficients)
         for fault in client.faults:  # the server receives what it always does, and is told nothing
             self._client_log.note(fault, level=logging.ERROR)
-        if sealed_for(message) != request["seal"]:
+        if sealing.sealed_for(message) != request["seal"]:
             raise LedgerBehind(
                 "the release was sealed for a key that the server no longer has: it was charged, and is left "
                 "out since a stream is used once for ever"
             )
         answer = {"kind": kind, "round": round_number, "release": message}
-        if request["diagnostics"] and self._diagnostics and coefficients is not None:
+        if request["diagnostics"] and self.diagnostics and coefficients is not None:
             with suppress(Exception):  # whatever a file raises by now
                 answer["accuracy"] = client.evaluate(coefficients).accuracy
         return answer
 
     def _enrolment(self, request: Mapping[str, Any]) -> Enrolment:
-        enrolment = Enrolment.read(self._directory, str(request["run"]))
+        enrolment = Enrolment.read(self.directory, str(request["run"]))
         if enrolment is None:
             raise EnrolmentError(f"this client is not enrolled in run {request['run']}: enrol first")
         return enrolment
@@ -283,33 +263,33 @@ class Node:
         plan = blueprint.plan
         needed = -(-blueprint.sizes[participant] * 5 // 4)
         records = described_client(
-            self._records_file,
+            self.records,
             plan,
             blueprint.facts,
             needed=needed,
-            local=self._agreement.features,
+            local=self.agreement.features,
             limited=not enrolled,
         )
-        if self._simulated and plan.partition != "client":  # dealt records, of which a place is one
+        if self.simulated and plan.partition != "client":  # dealt records, of which a place is one
             records = replace(records, identity=None)
         seed = _split_seed(plan, participant)
         return split_participant(records, blueprint.context_size(participant), seed)
 
     def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
-        if (mine.plan.seeded or not mine.plan.private) and not self._simulated:
+        if (mine.plan.seeded or not mine.plan.private) and not self.simulated:
             raise EnrolmentError(
                 "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
                 " refused"
             )
-        if mine.plan.place.at_server and not (self._terms.noise_at_server or self._simulated):
+        if mine.plan.place.at_server and not (self.terms.noise_at_server or self.simulated):
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
                 "an owner who trusts it says noise-at-server=true in the node config"
             )
-        if not self._simulated:
-            check_consent(mine, self._terms)
+        if not self.simulated:
+            check_consent(mine, self.terms)
         agreed = description.of(mine.facts.source or mine.facts)
-        if agreed is not None and agreed.looked_up and not (self._terms.looked_up or self._simulated):
+        if agreed is not None and agreed.looked_up and not (self.terms.looked_up or self.simulated):
             raise EnrolmentError(
                 f"this agreement has constants that were {description.UNCOVERED} "
                 f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked-up=true in "
@@ -326,27 +306,27 @@ class Node:
 
         The first one that the server froze holds for ever, and holds what this client has declared.
         """
-        agreement = self._agreement
+        agreement = self.agreement
         if agreement.open:
             sizes = [int(size) for size in request.get("sizes", ())]
             agreement = agreement.frozen(sizes)
             if sizes[enrolment.participant] != enrolment.records:
                 raise EnrolmentError("the server states another number of records than this client declared")
         self._check_agreement(request, agreement)
-        if self._agreement.open and enrolment.frozen != agreement.digest():
+        if self.agreement.open and enrolment.frozen != agreement.digest():
             if enrolment.frozen:
                 raise EnrolmentError("the server has frozen the agreement twice: nothing is released")
-            replace(enrolment, frozen=agreement.digest()).write(self._directory)
+            replace(enrolment, frozen=agreement.digest()).write(self.directory)
         return agreement
 
     def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
-        participant = proposal if self._wish is None else self._wish
-        if self._agreement.parties is not None:  # whatever anybody wishes
-            participant = self._agreement.parties.participant(held(self._key))
+        participant = proposal if self.wish is None else self.wish
+        if self.agreement.parties is not None:  # whatever anybody wishes
+            participant = self.agreement.parties.place("site", held(self.key))
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
         declared, blueprint = self._dry_run(participant)
-        with opened(self._account, self._directory) as ledger:
+        with opened(self._account, self.directory) as ledger:
             ledger.past.check()
             price, name = self._price(ledger, blueprint, participant), ledger.name
             if not price.affordable:
@@ -355,20 +335,20 @@ class Node:
                     "this run would exceed the budget of this client: its own log says by how much"
                 )
             self._past(ledger, run).note()
-        private = new_key()
-        secret = agreed_secret(private, server_key, run=run, name=participant_name(participant))
+        private = sealing.new_key()
+        secret = sealing.agreed_secret(private, server_key, run=run, name=participant_name(participant))
         enrolment = Enrolment(
             run=run,
             participant=participant,
-            agreement=self._agreement.digest(),
+            agreement=self.agreement.digest(),
             server_key=server_key.hex(),
-            key=public_key(private).hex(),
+            key=sealing.public_key(private).hex(),
             secret=secret.hex(),
             ledger=name,
             records=declared,
             cost=price.cost,
         )
-        enrolment.write(self._directory)
+        enrolment.write(self.directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
 
@@ -377,14 +357,14 @@ class Node:
 
         Whatever fails is told to their owner alone; the server hears a fixed "not ready".
         """
-        agreement, declared = self._agreement, 0
+        agreement, declared = self.agreement, 0
         if not 0 <= participant < agreement.plan.participants:
             count = agreement.plan.participants
             raise EnrolmentError(f"there is no participant {participant}: the agreement has {count}")
         try:
             if agreement.open:
                 records = described_client(
-                    self._records_file, agreement.plan, agreement.facts, needed=2, local=agreement.features
+                    self.records, agreement.plan, agreement.facts, needed=2, local=agreement.features
                 )
                 declared = training_size(records.units)
                 agreement = agreement.alone(declared)
@@ -397,9 +377,9 @@ class Node:
         return declared, blueprint
 
     def _released(self, run: str) -> bool:
-        if not Memory(self._account.path).begun and not any(self._directory.glob("trace-*")):
+        if not Memory(self._account.path).begun and not any(self.directory.glob("trace-*")):
             return False
-        with opened(self._account, self._directory) as ledger:
+        with opened(self._account, self.directory) as ledger:
             return ledger.past.total_in(run).releases > 0
 
     def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
@@ -410,23 +390,23 @@ class Node:
         return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
 
     def _past(self, ledger: Ledger, run: str) -> Recovery:
-        return Recovery(self._directory, ledger, run, self._client_log)
+        return Recovery(self.directory, ledger, run, self._client_log)
 
     def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
         """Notes for the owner that a message came, and why it was refused if it was."""
-        note_contact(self._directory, self._account, self._agreement.plan, what, asked, refused)
+        note_contact(self.directory, self._account, self.agreement.plan, what, asked, refused)
 
     @property
     def _account(self) -> Account:
-        return Account.alone(self._records_file, self._terms, self._directory)
+        return Account.alone(self.records, self.terms, self.directory)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self._directory, *self._directory.iterdir()):  # restored files may be open to all
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (self.directory, *self.directory.iterdir()):  # restored files may be open to all
             if path.stat().st_mode & 0o077:
                 path.chmod(0o700 if path.is_dir() else PRIVATE)
-        with locked(self._directory / "lock"):
+        with locked(self.directory / "lock"):
             yield
 
 

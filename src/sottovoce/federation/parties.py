@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -156,13 +156,12 @@ class Parties:
         if len({public for _, public in (*self.sites, *self.helpers)}) != sum(counts):
             raise PartyError("two of them have one key: a site that helps makes another key for that")
 
-    def participant(self, key: SiteKey) -> int:
-        """The number of the site that holds a key: what a coordinator proposes counts for nothing."""
-        return _place(self.sites, key, "site")
-
-    def helper(self, key: SiteKey) -> int:
-        """The number of the helper that holds a key."""
-        return _place(self.helpers, key, "helper")
+    def place(self, what: Literal["site", "helper"], key: SiteKey) -> int:
+        """The number of the site, or helper, that holds a key: no coordinator's proposal counts."""
+        for number, (_, public) in enumerate(self.sites if what == "site" else self.helpers):
+            if public == key.public:
+                return number
+        raise PartyError(f"the key of this machine is not that of any {what} of the agreement: compare both")
 
     def proves(self, helper: int, proof: bytes, run: str, agreement: str, nonce: bytes) -> bool:
         """Returns whether a helper's proof is that of its key."""
@@ -207,10 +206,3 @@ def _read(table: object) -> tuple[tuple[str, str], ...]:
         if not isinstance(public, str) or not _PUBLIC.fullmatch(public):
             raise PartyError(f"{name} has no key as 'sottovoce site key' prints it: ask for it again")
     return tuple(table.items())
-
-
-def _place(group: tuple[tuple[str, str], ...], key: SiteKey, what: str) -> int:
-    for number, (_, public) in enumerate(group):
-        if public == key.public:
-            return number
-    raise PartyError(f"the key of this machine is not that of any {what} of the agreement: compare both")

@@ -21,18 +21,8 @@ from sottovoce.blueprint import participant_name
 from sottovoce.data.folder import CLIENT
 from sottovoce.downlink import Downlink
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation import MOST_RECORDS, Agreement
-from sottovoce.federation.sealing import (
-    KEY_BYTES,
-    MODEL,
-    EnrolmentError,
-    agreed_secret,
-    channel_secret,
-    proof,
-    public_key,
-    seal_downward,
-    unseal,
-)
+from sottovoce.federation import MOST_RECORDS, Agreement, sealing
+from sottovoce.federation.sealing import KEY_BYTES, MODEL, EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.release import Release
 from sottovoce.shared import Shares
@@ -54,7 +44,6 @@ class Roster:
         self._nonce = secrets.token_bytes(16)
         self._keys = store.keys()
         self._taken = set(store.names().values())
-        self._secrets: dict[int, bytes] = {}
         self._proposed = -1
 
     @property
@@ -67,7 +56,7 @@ class Roster:
         return {
             "run": self._store.run,
             "agreement": self._digest,
-            "key": public_key(self._store.key),
+            "key": sealing.public_key(self._store.key),
             "nonce": self._nonce,
             "proposal": self._next_free(),
         }
@@ -96,7 +85,7 @@ class Roster:
             raise EnrolmentError(f"no participant {shown(participant)}: the plan has 0 to {count - 1}")
         if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(proven, bytes):
             raise EnrolmentError("the enrolment is incomplete: update the client")
-        if not secrets.compare_digest(proven, proof(self._agreed(participant, key), self._nonce)):
+        if not secrets.compare_digest(proven, sealing.proof(self._agreed(participant, key), self._nonce)):
             raise EnrolmentError("the enrolment does not prove its key: enrol again")
         records = answer.get("records", 0)
         if type(records) is not int or not (1 if self._agreement.open else 0) <= records <= MOST_RECORDS:
@@ -140,17 +129,16 @@ class Roster:
 
     def secret(self, participant: int) -> bytes:
         """Returns what this client's channels and the server's have in common."""
-        if participant not in self._secrets:
-            agreed = self.agreed(participant)
-            self._secrets[participant] = channel_secret(self._agreement.plan, agreed, participant)
-        return self._secrets[participant]
+        return sealing.channel_secret(self._agreement.plan, self.agreed(participant), participant)
 
     def agreed(self, participant: int) -> bytes:
         """The secret of this client's enrolment."""
         return self._agreed(participant, self._keys[participant])
 
     def _agreed(self, participant: int, key: bytes) -> bytes:
-        return agreed_secret(self._store.key, key, run=self._store.run, name=participant_name(participant))
+        return sealing.agreed_secret(
+            self._store.key, key, run=self._store.run, name=participant_name(participant)
+        )
 
     def decode(self, participant: int, release: Release, round_number: int, sealed: bytes) -> np.ndarray:
         """The private vector in a sealed message; refused where it is not of this client and release.
@@ -162,7 +150,7 @@ class Roster:
         if key is None:
             raise SottovoceError(f"{name} sent a {release.kind} that it was not asked for")
         stream = release.stream(self._store.run, name, round_number)
-        message = unseal(sealed, stream, private=key, agreed=self.agreed(participant))
+        message = sealing.unseal(sealed, stream, private=key, agreed=self.agreed(participant))
         if isinstance(release.channel, Shares):
             if len(message) != KEY_BYTES + release.channel.sharing.length:
                 raise Implausible(f"{name} sent {len(message)} bytes for a masked share")
@@ -183,5 +171,5 @@ class Roster:
         """The message that brings a participant its final coefficients (k,), under seal."""
         stream = (self._store.run, participant_name(participant), MODEL, 0)
         message = Downlink(len(coefficients)).encode(coefficients)
-        sealed = seal_downward(message, stream, agreed=self.agreed(participant))
+        sealed = sealing.seal_downward(message, stream, agreed=self.agreed(participant))
         return {"run": self._store.run, "kind": MODEL, "model": sealed}

@@ -166,12 +166,13 @@ use https://host:port
         or parts.fragment
     ):
         raise OnboardingError(f"{shown(url)} is not the URL of a service: use https://host:port")
-    if parts.scheme == "http" and not _this_machine(host):
+    if parts.scheme == "http" and not this_machine(host):
         raise OnboardingError(f"{url} is not encrypted: use https (http only to this machine)")
     return url.rstrip("/")
 
 
-def _this_machine(host: str) -> bool:
+def this_machine(host: str) -> bool:
+    """Whether a host is this machine, as nobody else can be under that name."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

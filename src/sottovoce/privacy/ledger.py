@@ -295,12 +295,11 @@ class Ledger:
         decodes to, so its bytes are overwritten in the file and cut from the write-ahead log. Where another
         process reads the ledger for seconds on end, the log is cut the next time, and a warning says so.
         """
-        with self._file.transaction():
-            self._file.query(
-                "DELETE FROM message WHERE"
-                " (SELECT run = ? AND round < ? FROM release WHERE release.id = message.release)",
-                *(run, int(before_round)),
-            )
+        self._file.query(
+            "DELETE FROM message WHERE"
+            " (SELECT run = ? AND round < ? FROM release WHERE release.id = message.release)",
+            *(run, int(before_round)),
+        )
         self._file.checkpoint()
 
     def spent(self, client: Client) -> float:

@@ -134,7 +134,6 @@ class LedgerFile(Database):
 
     old = False
     """Whether the file was of format 1, from before ledgers had witnesses."""
-    _current = True
 
     @classmethod
     def open(cls, path: Path, scope: str | None, name: str = "") -> Self:
@@ -197,7 +196,7 @@ class LedgerFile(Database):
             )
         if self.query("PRAGMA quick_check(1)") != [("ok",)]:
             raise LedgerError(f"{self.path} is damaged: {_RESTORE}")
-        self.old, self._current = version == 1, version == _FORMAT
+        self.old = version == 1
         if scope is not None and not self._is_about(scope):
             raise other_scope(self.path, self.scope, scope)
 
@@ -210,12 +209,10 @@ class LedgerFile(Database):
 
     def _update(self, scope: str | None, name: str) -> None:
         """Turns a file of an older format into one of this format, at once or not at all."""
-        if self._current:
+        if self.query("PRAGMA user_version") == [(_FORMAT,)]:
             return
         with self.transaction():
-            [(version,)] = self.query("PRAGMA user_version")
-            if version == _FORMAT:
-                return  # another process was faster
+            [(version,)] = self.query("PRAGMA user_version")  # another process may have been faster
             if version == 1:
                 self.query("ALTER TABLE ledger ADD COLUMN name TEXT NOT NULL DEFAULT ''")
                 self.query("UPDATE ledger SET name = ?", name or secrets.token_hex(16))

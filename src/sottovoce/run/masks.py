@@ -61,7 +61,7 @@ class Masks:
     def seal(self, participant: int) -> Seal:
         """Returns what puts this client's masks on its shares, and nothing on other messages."""
         key = self._clients[participant]
-        return lambda message, stream: masking.covering(self._terms, key, self._keys)(message, stream)
+        return lambda message, stream: masking.covered(self._terms, key, self._keys, message, stream)
 
     def total(self, number: int, messages: Mapping[int, bytes]) -> np.ndarray:
         """The sum of a round's shares: every helper answers, once."""

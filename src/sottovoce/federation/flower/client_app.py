@@ -64,8 +64,8 @@ def member_of(context: Context) -> Node | HelperNode:
         return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
     _needs(context, "directory", "records", "agreement")
     return Node(
-        str(node["directory"]),
-        str(node["records"]),
+        Path(str(node["directory"])),
+        Path(str(node["records"])),
         _agreement(context),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
         diagnostics=bool(node.get("diagnostics", False)),

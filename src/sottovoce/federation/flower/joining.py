@@ -51,16 +51,8 @@ def supernode(
     secure += [] if key is None else ["--auth-supernode-private-key", str(key)]
     secure += [] if trusted is None else ["--trusted-entities", str(trusted)]
     said = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-    return [
-        program("flower-supernode"),
-        "--superlink",
-        server,
-        *secure,
-        "--port",
-        str(port),
-        "--node-config",
-        said,
-    ]
+    to, of = ["--superlink", server, *secure], ["--port", str(port), "--node-config", said]
+    return [program("flower-supernode"), *to, *of]
 
 
 def check_port(port: int, timeout: float = 5.0) -> None:

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,14 @@ class Supervisor:
             write_atomically(self._directory / SUPERVISOR, json.dumps({"waits": what}).encode())
 
 
+@dataclass
 class News:
     """Says who is enrolled, who is missing and which round is over, as it happens."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._enrolled: set[str] | None = None
-        self._round = -1
-        self._phase: str | None = None
+    _say: Callable[[str], None]
+    _enrolled: set[str] | None = None
+    _round: int = -1
+    _phase: str | None = None
 
     def tell(self, found: Status) -> None:
         """Says what is new in a status."""
