@@ -38,7 +38,8 @@ FACTS = {
 def _records(task: str, count: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     x = 3 * torch.randn(count, 4, generator=generator)
-    return x, open_task(FACTS[task]).random_targets(count, generator)
+    y = open_task(FACTS[task]).decisions(torch.randn(count, FACTS[task].classes, generator=generator))
+    return x, y.float() if task == "labels" else y
 
 
 @pytest.mark.parametrize("task", TASKS)

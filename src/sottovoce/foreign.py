@@ -160,8 +160,6 @@ def _check_value(name: str, value: object, kind: type) -> None:
 
 
 def _bounded(name: str, value: Any) -> bool:
-    if name == "epsilon" and value == math.inf:
-        return True
-    if name == "individual" and value == -1:
+    if (name, value) in (("epsilon", math.inf), ("individual", -1)):
         return True
     return bool(value == 0 or SMALLEST_NUMBER <= value <= LARGEST_NUMBER)

@@ -94,11 +94,19 @@ def mlp(
 
 
 class Bag(nn.Module):
-    """Tokens (n, L), int64, by the mean of their embeddings; tokens that fall on one row share it."""
+    """Tokens (n, L), int64, by the mean of their embeddings, then a linear layer.
+
+    Embeddings are 2,048 rows of 16 numbers, which tokens share by their remainder.
+
+    >>> Bag((20,), 4)(torch.zeros(2, 20).long()).shape
+    torch.Size([2, 4])
+    """
 
     ROWS, WIDTH = 2048, 16
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        if len(shape) != 1:
+            raise ModelError(f"bag takes tokens (L,), not records of shape {shape}: set model=linear or mlp")
         super().__init__()
         self.embedding = nn.Embedding(self.ROWS, self.WIDTH)
         self.head = _zero_layer(self.WIDTH, classes)
@@ -110,17 +118,6 @@ class Bag(nn.Module):
             )
         output: Tensor = self.head(self.embedding(x.remainder(self.ROWS)).mean(dim=1))
         return output
-
-
-def bag(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A bag of embeddings, 2,048 rows of 16 numbers that tokens share by their remainder; a linear layer.
-
-    >>> bag((20,), 4)(torch.zeros(2, 20).long()).shape
-    torch.Size([2, 4])
-    """
-    if len(shape) != 1:
-        raise ModelError(f"bag takes tokens (L,), not records of shape {shape}: set model=linear or mlp")
-    return Bag(classes)
 
 
 def _zero_layer(inputs: int, outputs: int) -> nn.Linear:
@@ -152,7 +149,7 @@ def given_name(module: nn.Module) -> str:
     return GIVEN + type(module).__name__
 
 
-MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp, "bag": bag}
+MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp, "bag": Bag}
 """Built-in models by name."""
 
 

@@ -61,8 +61,8 @@ def export_onnx(
         ) from None
     if target.resolve() == source.resolve():
         raise CannotExport(f"{target} holds the model itself: choose another file")
-    graph = _Graph.of(personal)
-    write_atomically(target, graph.file(personal), PRIVATE)
+    graph = _Graph(personal)
+    write_atomically(target, graph.file(), PRIVATE)
     return {
         "onnx": str(target),
         "home": personal.home,
@@ -74,35 +74,31 @@ def export_onnx(
 class _Graph:
     """A graph that grows node by node; every result is known by its name."""
 
-    def __init__(self) -> None:
-        self._onnx = extra("onnx", "ONNX files need the package onnx", "onnx")
-        self._nodes: list[Any] = []
-        self._constants: list[Any] = []
-        self.inputs: list[Any] = []
-        self.outputs: list[Any] = []
-
-    @classmethod
-    def of(cls, model: PersonalModel) -> _Graph:
+    def __init__(self, model: PersonalModel) -> None:
         if model.plan.features != "none":
             raise CannotExport(
                 f"the model sees features={model.plan.features}, which ONNX has no words for: predict with "
                 "sottovoce, or train with features=none"
             )
-        graph, agreed = cls(), description.of(model.records)
+        self._onnx = extra("onnx", "ONNX files need the package onnx", "onnx")
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self._model, self._agreed = model, description.of(model.records)
+        agreed, facts = self._agreed, model.facts
         if agreed is not None and agreed.array is None:
-            x = graph._columns(agreed, model.facts)
+            x = self._columns(agreed, facts)
         else:
-            x = graph._array(agreed, model.facts)
-        graph._told(graph._layers(x, model.module), model.facts, agreed)
-        return graph
+            x = self._array(agreed, facts)
+        self._told(self._layers(x, model.module), facts, agreed)
 
-    def file(self, model: PersonalModel) -> bytes:
+    def file(self) -> bytes:
         """The bytes of the file: the graph, and where it comes from."""
-        helper = self._onnx.helper
+        helper, model, agreed = self._onnx.helper, self._model, self._agreed
         graph = helper.make_graph(self._nodes, "sottovoce", self.inputs, self.outputs, self._constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
         file = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="sottovoce")
-        agreed = description.of(model.records)
         uncovered = [] if agreed is None else agreed.uncovered
         file.producer_version = __version__
         file.doc_string = "\n".join([KEEP if model.home else SHOW, *uncovered])

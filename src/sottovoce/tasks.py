@@ -65,10 +65,6 @@ class Task(ABC):
             if self.name in metric.measured
         }
 
-    @abstractmethod
-    def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
-        """Made-up targets, to try a model on."""
-
     def in_units(self, y: Tensor) -> Tensor:
         """Targets as people know them, where they were scaled."""
         return y
@@ -101,9 +97,6 @@ class Classes(Task):
     def score(self, outputs: Tensor, y: Tensor) -> float | None:
         return percent((self.decisions(outputs) == y).float())
 
-    def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(self.facts.classes, (count,), generator=generator)
-
 
 class Labels(Task):
     """Labels of which several may hold: a sigmoid each, the mean of their cross-entropies."""
@@ -121,9 +114,6 @@ class Labels(Task):
 
     def score(self, outputs: Tensor, y: Tensor) -> float | None:
         return percent((self.decisions(outputs) == (y > 0.5)).float())
-
-    def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(2, (count, self.facts.classes), generator=generator).float()
 
 
 class Number(Task):
@@ -151,9 +141,6 @@ class Number(Task):
         residual = (outputs.squeeze(1).clamp(-1.0, 1.0) - y).double().square().sum()
         spread = (y.double() - y.double().mean()).square().sum()
         return 100.0 * (1.0 - float(residual / spread)) if len(y) > 1 and spread > 0 else None
-
-    def random_targets(self, count: int, generator: torch.Generator) -> Tensor:
-        return 2 * torch.rand(count, generator=generator) - 1
 
     def in_units(self, y: Tensor) -> Tensor:
         return y * self._reach + self._center

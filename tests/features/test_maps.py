@@ -8,7 +8,7 @@ import torch
 from sottovoce.catalog import DESCRIBED
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.features import Projection, open_features, pretrained
+from sottovoce.features import open_features, pretrained, projection
 from sottovoce.features.kept import feature_map
 from sottovoce.plan import Plan
 
@@ -50,10 +50,10 @@ def test_a_projection_is_public_and_keeps_inner_products_on_average() -> None:
     rng = torch.Generator().manual_seed(1)
     a, b = torch.nn.functional.normalize(torch.randn(2, 1, 500, generator=rng), dim=2)
     b = torch.nn.functional.normalize(a + b)
-    seeds = [Projection.drawn(500, 64, seed) for seed in range(400)]
+    seeds = [projection(500, 64, seed) for seed in range(400)]
     products = torch.stack([(p(a) * p(b)).sum() for p in seeds])
     assert abs(products.mean() - (a * b).sum()) < 4 * products.std() / 20
-    assert torch.equal(Projection.drawn(500, 64, 3)(a), seeds[3](a))
+    assert torch.equal(projection(500, 64, 3)(a), seeds[3](a))
 
 
 def test_none_is_no_map() -> None:

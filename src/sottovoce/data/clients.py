@@ -104,7 +104,10 @@ class Clients(Sequence[ClientRecords]):
         def materialize(i: int) -> ClientRecords:
             records = dataset.records(index[i])
             if turns:
-                records = turned(records, turns[i], described=dataset.facts.source is not None)
+                # Where records are described, x holds the features of all turns, (n, 4, k).
+                described = dataset.facts.source is not None
+                x = records.x[:, turns[i]] if described else torch.rot90(records.x, turns[i], (2, 3))
+                records = replace(records, x=x)
             return split(records, context_records, seeds[i])
 
         largest = 4 * int(np.prod(dataset.facts.shape)) * max(map(len, index), default=1)
@@ -212,12 +215,6 @@ def quarter_turns(plan: Plan, facts: Facts) -> list[int]:
     roles = (rng.permutation(count) % 4 for count in (plan.participants, plan.future_clients))
     turns: list[int] = np.concatenate(list(roles)).tolist()
     return turns
-
-
-def turned(records: Records, turn: int, *, described: bool) -> Records:
-    """A client's pictures (n, C, H, H) after its turn; `described`, features of all turns (n, 4, k)."""
-    x = records.x[:, turn] if described else torch.rot90(records.x, turn, (2, 3))
-    return replace(records, x=x)
 
 
 def division(dataset: Dataset, plan: Plan) -> list[Tensor]:

@@ -19,7 +19,7 @@ import torch
 
 from sottovoce.catalog import TASKS
 from sottovoce.data.dataset import Facts
-from sottovoce.data.kinds import Column, column, looked_up
+from sottovoce.data.kinds import Column, Date, column, looked_up
 from sottovoce.data.section import DescriptionError, Names, Section, document, text_of
 
 NAME = "records.toml"
@@ -150,7 +150,8 @@ class Description:
 
         A date counts as often as it has parts.
         """
-        return math.sqrt(max(1, sum(column.width for column in self.columns.values())))
+        widths = [len(one.parts) if isinstance(one, Date) else 1 for one in self.columns.values()]
+        return math.sqrt(max(1, sum(widths)))
 
     @property
     def uncovered(self) -> list[str]:

@@ -39,11 +39,6 @@ class Column(ABC):
     looked_up: tuple[str, ...]
     """Which of its constants were read from records: no ε covers these."""
 
-    @property
-    def width(self) -> int:
-        """As how many columns it counts in the norm of a record."""
-        return 1
-
     @abstractmethod
     def encoded(self, name: str) -> list[str]:
         """Names of the inputs made from a column of that name."""
@@ -163,10 +158,6 @@ class Date(Column):
     missing: str | None = None
     looked_up: tuple[str, ...] = ()
     kind: ClassVar[str] = "date"
-
-    @property
-    def width(self) -> int:
-        return len(self.parts)
 
     @property
     def days(self) -> Number:

@@ -44,26 +44,22 @@ _PROBE = 3
 _TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True)
-class Projection:
-    """A signed partition: inputs, in public random order and with random signs, summed in `size` groups."""
+def projection(inputs: int, size: int, seed: int) -> Part:
+    """A signed partition P from (n, inputs) to (n, size); ⟨Pf, Pg⟩ has mean ⟨f, g⟩ over seeds.
 
-    order: Tensor
-    signs: Tensor
-    size: int
+    Inputs, in public random order and with random signs, are summed in `size` groups.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(inputs, generator=rng)
+    signs = torch.randint(2, (inputs,), generator=rng).mul(2).sub(1).float()
+    groups = math.ceil(inputs / size)
 
-    @classmethod
-    def drawn(cls, inputs: int, size: int, seed: int) -> Projection:
-        rng = torch.Generator().manual_seed(seed)
-        order = torch.randperm(inputs, generator=rng)
-        return cls(order, torch.randint(2, (inputs,), generator=rng).mul(2).sub(1).float(), size)
+    def project(features: Tensor) -> Tensor:
+        signed = features[:, order.to(features.device)] * signs.to(features.device)
+        padded = nn.functional.pad(signed, (0, groups * size - inputs))
+        return padded.view(-1, groups, size).sum(1)
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """(n, inputs) to (n, size); ⟨Pf, Pg⟩ has mean ⟨f, g⟩ over seeds."""
-        signed = features[:, self.order.to(features.device)] * self.signs.to(features.device)
-        groups = math.ceil(signed.shape[1] / self.size)
-        padded = nn.functional.pad(signed, (0, groups * self.size - signed.shape[1]))
-        return padded.view(-1, groups, self.size).sum(1)
+    return project
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class FeatureMap:
     size: int
     parts: tuple[Part, ...]
     weights: tuple[float, ...]
-    projection: Projection | None
+    projection: Part | None
     device: str = "cpu"
     """Where it is computed: another changes the last digits."""
 
@@ -157,7 +153,7 @@ def open_features(
         size=size or full,
         parts=tuple(part for part, _ in opened),
         weights=tuple(math.sqrt(share) for share in shares),
-        projection=Projection.drawn(full, size, seed=0) if size else None,
+        projection=projection(full, size, seed=0) if size else None,
         device=device,
     )
 

@@ -94,7 +94,8 @@ class Scattering:
         self.grid = (math.ceil(height / 4), math.ceil(width / 4))
         self.mirrors = width % 2 == 0
         size = (len(self._reflect[0]), len(self._reflect[1]))
-        shift = torch.polar(torch.ones((), dtype=torch.float64), math.pi * _sum_of_axes(size))
+        rows, columns = (torch.arange(n, dtype=torch.float64) / n for n in size)
+        shift = torch.polar(torch.ones((), dtype=torch.float64), math.pi * (rows[:, None] + columns))
         fine = torch.stack([_spectrum(size, 0, o) for o in range(ORIENTATIONS)])
         coarse = torch.stack([_spectrum(size, 1, o) for o in range(ORIENTATIONS)])
         # Real up to the shift by half a pixel that all coarse wavelets share: it is put on the spectrum once.
@@ -141,11 +142,6 @@ def mirrored(coefficients: Tensor) -> Tensor:
     """The coefficients of the mirror image (left for right), from those of a picture of even width."""
     turned = [0, *(1 + (-o) % ORIENTATIONS for o in range(ORIENTATIONS))]
     return coefficients[..., turned, :, :, :][..., turned, :, :].flip(-1)
-
-
-def _sum_of_axes(size: tuple[int, int]) -> Tensor:
-    rows, columns = (torch.arange(n, dtype=torch.float64) / n for n in size)
-    return rows[:, None] + columns
 
 
 def _spectrum(size: tuple[int, int], scale: int, orientation: int) -> Tensor:

@@ -136,10 +136,6 @@ class Patterns:
         if not 24 <= longer <= 48:
             size = [max(4, round(side * 32 / longer)) for side in (height, width)]
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
-        maps = [self._pooled(part) for part in torch.split(x, _CHUNK)]
+        parts = (part.contiguous(memory_format=torch.channels_last) for part in torch.split(x, _CHUNK))
+        maps = [nn.functional.adaptive_avg_pool2d(self.network(part), 4) for part in parts]
         return torch.cat(maps).reshape(n, -1, self.channels, 16)
-
-    def _pooled(self, x: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(
-            self.network(x.contiguous(memory_format=torch.channels_last)), 4
-        )

@@ -188,7 +188,8 @@ def _one_release(blueprint: Blueprint) -> tuple[int, float]:
     plan, release = blueprint.plan, blueprint.releases_of(middle)["gradient"]
     generator = torch.Generator().manual_seed(plan.seed)
     x = random_records(blueprint.facts, max(blueprint.sizes), generator)
-    y = open_task(blueprint.facts).random_targets(max(blueprint.sizes), generator)
+    outputs = torch.randn(len(x), blueprint.facts.classes, generator=generator)
+    y = open_task(blueprint.facts).decisions(outputs)
     u = np.random.default_rng(plan.seed).normal(size=release.size)
     u *= TYPICAL_NORM * plan.clip / np.linalg.norm(u)
     secret = secrets.token_bytes(32)
