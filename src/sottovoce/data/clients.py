@@ -182,7 +182,8 @@ def _owners(dataset: Dataset, plan: Plan) -> list[int]:
     Future clients are those whom the plan names, else chosen by its seed; so are participants, if not all.
     """
     names = list(dataset.clients)
-    for name in plan.future_names.split(",") if plan.future_names else []:
+    named = [name for name in plan.future_names.split(",") if name]
+    for name in named:
         if name not in names:
             raise PlanError(f"no client is called '{name}' in {dataset.name}: {nearest(name, names)}")
     wanted = plan.participants + plan.future_clients
@@ -191,7 +192,7 @@ def _owners(dataset: Dataset, plan: Plan) -> list[int]:
             f"{dataset.name} has {len(names)} clients, {wanted} were asked for: "
             "lower participants or future_clients"
         )
-    future = [names.index(name) for name in plan.future_names.split(",") if name]
+    future = [names.index(name) for name in named]
     order = [int(i) for i in np.random.default_rng(plan.seed).permutation(len(names)) if i not in future]
     participants = order[: plan.participants]
     return sorted(participants) + (future or sorted(order[plan.participants : wanted]))

@@ -30,7 +30,7 @@ from sottovoce.data.cells import (
 )
 from sottovoce.data.columns import EXAMPLES, ArrayColumns, ColumnFindings, Columns, Texts, Values
 from sottovoce.data.dataset import Dataset, Facts
-from sottovoce.data.description import NAME, Array, Description
+from sottovoce.data.description import NAME, Description
 from sottovoce.data.identity import of_names
 from sottovoce.data.kinds import Number
 from sottovoce.data.own import read_arrays
@@ -93,21 +93,22 @@ class Reader:
     ) -> None:
         self._path, self._agreed, self._limited, self._given = path, agreed, limited, given
         self.findings = Findings(canonical(path.stem if given is None else path.name))
-        self._x: Values = np.zeros(0)
 
     def site(self, *, target: bool) -> Site:
         """All of the file's records."""
         agreed, findings = self._agreed, self.findings
-        sources = [
-            *(agreed.target.sources if target else ()),
-            *([agreed.unit] if agreed.unit else []),
-        ]
-        columns = self._columns(sources)
+        sources = [*(agreed.target.sources if target else ()), *([agreed.unit] if agreed.unit else [])]
+        arrays = {} if agreed.array is None else self._arrays(sources)
+        if agreed.array is None:
+            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources))
+        else:
+            columns = ArrayColumns(arrays)
+        self._named(columns, [*(agreed.columns or ["x"]), *sources])
         findings.records = columns.records
         if not findings.problems and not columns.records:
             self._problem("holds no records: give at least one")
         self._refuse()
-        x = self._table(columns) if agreed.array is None else self._array(agreed.array, columns.records)
+        x = self._table(columns) if agreed.array is None else self._array(arrays["x"], columns.records)
         y: Values = np.zeros(columns.records, np.int64)
         targeted = np.ones(columns.records, bool)
         if target:
@@ -136,9 +137,7 @@ class Reader:
 
     def stored(self, x: Values) -> Values:
         """Encoded arrays."""
-        assert self._agreed.array is not None
-        self._x = x
-        encoded = self._array(self._agreed.array, len(x))
+        encoded = self._array(x, len(x))
         self._refuse()
         return without_unusable(encoded, np.zeros(len(encoded)), whole_records(encoded))[0]
 
@@ -157,17 +156,6 @@ class Reader:
         if self.findings.problems:
             raise UnusableFile(self.findings)
 
-    def _columns(self, sources: list[str]) -> Columns:
-        agreed = self._agreed
-        if agreed.array is not None:
-            columns: Columns = self._arrays(sources)
-            inputs = ["x"]
-        else:
-            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources))
-            inputs = list(agreed.columns)
-        self._named(columns, [*inputs, *sources])
-        return columns
-
     def _named(self, columns: Columns, names: list[str], remedy: str = "") -> None:
         beside = self._given is not None or (self._path.parent / NAME).exists()
         remedy = remedy or ("add it, or change records.toml" if beside else "add it: the agreement names it")
@@ -183,17 +171,16 @@ class Reader:
                 hint = f"did you mean {close[0]!r}?" if close else remedy
                 self._problem(f"has no column '{name}': {hint}")
 
-    def _arrays(self, sources: list[str]) -> ArrayColumns:
+    def _arrays(self, sources: list[str]) -> dict[str, Values]:
         if self._path.suffix.lower() != ".npz":
             self._problem(f"is a {self._path.suffix} file, but records.toml describes arrays: save an .npz")
-            return ArrayColumns({})
+            return {}
         labels = [name for name in self._agreed.target.columns if name in sources]
         arrays = read_arrays(self._path, ["x", *sources, *(["y"] if labels else [])])
-        self._x = arrays.get("x", self._x)
         y = arrays.get("y")
         if labels and y is not None and y.ndim == 2 and y.shape[1] == len(labels):
             arrays |= {name: y[:, i] for i, name in enumerate(labels) if name not in arrays}
-        return ArrayColumns(arrays)
+        return arrays
 
     def _problem(self, text: str) -> None:
         self.findings.problems.append(f"{self.findings.client} {text}")
@@ -220,9 +207,10 @@ class Reader:
                 self.findings.columns[name] = found
         return x
 
-    def _array(self, agreed: Array, records: int) -> Values:
+    def _array(self, stored: Values, records: int) -> Values:
         """Encoded arrays; as they are where they are not as agreed, which is noted."""
-        x = np.atleast_1d(self._x)
+        x, agreed = np.atleast_1d(stored), self._agreed.array
+        assert agreed is not None
         if x.shape[1:] == agreed.shape[1:] and agreed.shape[0] == 1 and x.ndim == len(agreed.shape):
             x = x[:, None]
         tokens = agreed.vocabulary is not None
@@ -246,12 +234,10 @@ class Reader:
             if numbers is None:
                 return nothing, nothing
             found = self.findings.columns.setdefault(target.column, numbers.findings())
-            outside = (numbers.values < target.low) | (numbers.values > target.high)
-            found.outside = int(outside.sum())
-            inside = np.clip(numbers.values, target.low, target.high)
-            return ((inside - target.center) / target.reach).astype(np.float32), ~np.isnan(
-                numbers.values
-            ) & ~outside
+            inside = (numbers.values >= target.low) & (numbers.values <= target.high)  # NaN is not
+            found.outside = int((~inside & ~np.isnan(numbers.values)).sum())
+            clamped = np.clip(numbers.values, target.low, target.high)
+            return ((clamped - target.center) / target.reach).astype(np.float32), inside
         places = [self._places(columns, name) for name in target.sources]
         usable = np.all([place >= 0 for place in places], axis=0)
         if self._agreed.task == "classes":

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, build, participant_name
 from sottovoce.data import NAMES, Facts, client_files, description, split_seeds
-from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import write_atomically
 from sottovoce.finishing import finish as finish_at_home
@@ -43,7 +42,6 @@ PLACES = {
     "client": "at each client: every release is private by itself",
     "server": "by the server, once a round: the server itself saw releases without it",
     "shared": "by the clients of a round together: nobody saw more than their noised sum",
-    "nowhere": "nowhere: nothing protects the records",
 }
 UNSTATED = (
     "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
@@ -231,6 +229,8 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     lines = [f"{name}: {_yaml(value)}" for name, value in head.items() if value is not None]
     what = {"classes": "a class", "labels": "labels", "number": "a number"}[facts.task]
     names = f" ({', '.join(records.class_names)})" if records.class_names else ""
+    looked_up = [] if agreed is None else agreed.uncovered
+    uncovered = "".join(f"\n\nIts header holds more than that:\n\n- {line}" for line in looked_up)
     told = UNSTATED
     if known is not None:
         figures = [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in known.items()]
@@ -243,7 +243,7 @@ run {origin.run} with sottovoce {origin.sottovoce}.
 
 ## Who may see it
 
-{_seen(origin, unit)}{_uncovered(agreed)}
+{_seen(origin, unit)}{uncovered}
 
 A model that was finished at home from it (`*.home.safetensors`) is another one, for its owner alone.
 
@@ -273,14 +273,6 @@ def _seen(origin: Origin, unit: str) -> str:
     return (
         f"Anybody: it is a published model, made of releases alone. Promise: {promise}. Noise was added "
         f"{PLACES[origin.noise]}."
-    )
-
-
-def _uncovered(agreed: Description | None) -> str:
-    """Returns what the file tells of records beside the model: constants that somebody looked up."""
-    lines = [] if agreed is None else agreed.uncovered
-    return "".join(
-        ["\n\nIts header holds more than that:\n" if lines else "", *(f"\n- {line}" for line in lines)]
     )
 
 
