@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from sottovoce import catalog
 from sottovoce.catalog import CONTEXTS, METHODS, Kind
 from sottovoce.errors import nearest
-from sottovoce.plan.keys import Keys
+from sottovoce.plan.keys import FirstKeys, Keys
 from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
 from sottovoce.plan.rules import PlanError, check, coerce, read_toml, split, told_apart, toml
 
@@ -34,6 +34,7 @@ PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
 
 
+FIRST = {field.name for field in dataclasses.fields(FirstKeys)}
 RETIRED = {"replay_gains": ""}
 """Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
 
@@ -109,7 +110,7 @@ class Plan(Keys):
         if preset not in PRESETS:
             raise PlanError(f"unknown preset '{preset}': {nearest(str(preset), PRESETS)}")
         values = preset_values(preset, dataset, given.get("context"), folder=folder)
-        if all(name in given for name, field in fields.items() if field.metadata["since"] == "0.1"):
+        if given.keys() >= FIRST:
             values = {}  # of keys that came later it takes the defaults, whatever its preset says today
         values.update(given)
         if not values.get("clients_per_round", cls.clients_per_round):
@@ -155,7 +156,7 @@ class Plan(Keys):
         return RETIRED | {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.metadata["since"] == "0.1" or getattr(self, field.name) != field.default
+            if field.name in FIRST or getattr(self, field.name) != field.default
         }
 
     def shaping(self, *shapes: str) -> dict[str, Any]:

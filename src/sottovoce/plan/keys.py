@@ -29,23 +29,21 @@ def key(
     positive: bool = False,
     natural: bool = False,
     most: int | None = None,
-    since: str = "0.1",
 ) -> Any:
     """A plan field with the sentence that `sottovoce plan --keys` and the docs show for it.
 
     It says which of `SHAPES` it shapes, and what its value may be: a name `among` some, a number that is
     `positive` or `natural` (0 or more, as every whole number is); `most` bounds what a plan of another party
-    may say. `since` is the version that brought it: a digest omits later keys at their default, so that the
-    digests of plans written before them stay valid.
+    may say.
     """
-    told = {"help": text, "shapes": frozenset(shapes.split()), "since": since, "among": among}
+    told = {"help": text, "shapes": frozenset(shapes.split()), "among": among}
     bounds = {"positive": positive, "natural": natural or type(default) is int, "most": most}
     return dataclasses.field(default=default, metadata={**told, **bounds})
 
 
 @dataclass(frozen=True)
-class Keys:
-    """All keys of a plan, in the order of its file, with their defaults."""
+class FirstKeys:
+    """The keys that version 0.1 had."""
 
     preset: str = key(
         "best",
@@ -145,13 +143,6 @@ class Keys:
         "module accounting",
         natural=True,
     )
-    bias_scale: float = key(
-        1.0,
-        "how far a coefficient of the last bias moves it, at most 1; 0: by the recipe for its records",
-        "module",
-        natural=True,
-        since="0.2",
-    )
     rounds: int = key(500, "communication rounds", "accounting", positive=True, most=10**6)
     clients_per_round: int = key(
         2, "participants that release in a round; 0: all of them", "accounting", most=10**6
@@ -192,123 +183,98 @@ class Keys:
     )
     seeded: bool = key(False, "draw noise from the seed too: reproducible, and protecting nobody")
     evaluate_every: int = key(50, "rounds between evaluations; 0: only at the end", most=2**31)
-    repeat: int = key(
-        0, "which of several noise draws of one seeded simulation; 0: the first", most=2**31, since="0.2"
-    )
+
+
+@dataclass(frozen=True)
+class Keys(FirstKeys):
+    """All keys of a plan, in the order of its file, with their defaults: later versions add theirs here.
+
+    A digest omits them at their default, so that the digests of plans written before them stay valid.
+    """
+
+    repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", most=2**31)
     individual: float = key(
-        -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size", since="0.2"
+        -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size"
     )
-    generated: float = key(
-        0.0, "blend: share of the part that the context generates", natural=True, since="0.2"
-    )
-    weighting: float = key(
-        0.0, "releases count by (records of the client)^weighting; 0: alike", natural=True, since="0.2"
-    )
+    generated: float = key(0.0, "blend: share of the part that the context generates", natural=True)
+    weighting: float = key(0.0, "releases count by (records of the client)^weighting; 0: alike", natural=True)
     counted_records: int = key(
-        0,
-        "most records that a client counts for in weights; 0: ten times the median client's",
-        most=2**31,
-        since="0.2",
+        0, "most records that a client counts for in weights; 0: ten times the median client's", most=2**31
     )
     features: str = key(
         "none",
         "public map that the model sees instead of a record; or 'package.module:function' of yours",
         "features",
         among=catalog.FEATURES,
-        since="0.2",
     )
     feature_size: int = key(
-        0,
-        "features: project to so many numbers; 0: as many as the map has",
-        "features",
-        most=2**14,
-        since="0.2",
+        0, "features: project to so many numbers; 0: as many as the map has", "features", most=2**14
     )
-    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", "features", since="0.2")
+    mirror: bool = key(False, "features: mean of a picture's and its mirror image's", "features")
     context_share: float = key(
-        0.0,
-        "share of the budget (of μ²) that contexts get; 0: context_noise decides",
-        "accounting",
-        since="0.2",
+        0.0, "share of the budget (of μ²) that contexts get; 0: context_noise decides", "accounting"
     )
     confusion_share: float = key(
-        0.02,
-        "shares: share of the budget for the confusion of classes, released at the end",
-        "accounting",
-        since="0.2",
+        0.02, "shares: share of the budget for the confusion of classes, released at the end", "accounting"
     )
     calibration: float = key(
         0.0,
         "share of the budget for what calibrates probabilities, released at the end; 0: nothing does",
         "accounting",
         natural=True,
-        since="0.2",
     )
-    future_names: str = key(
-        "", "names of the future clients; set by future_clients=NAME,…", "division", since="0.2"
-    )
+    future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", "division")
     attraction: float = key(
         0.01,
         "mean-regularized: proximal strength λ, which draws each client's own model to their mean",
         natural=True,
-        since="0.2",
     )
     shift: str = key(
         "none",
         "turns: a simulated client sees its pictures rotated by quarter turns of its own",
         "features sets",
         among=catalog.SHIFTS,
-        since="0.2",
     )
     prior: str = key(
-        "none",
-        "context: log class shares of a released context on the last bias",
-        among=catalog.PRIORS,
-        since="0.2",
+        "none", "context: log class shares of a released context on the last bias", among=catalog.PRIORS
     )
     downlink_bits: int = key(
-        32,
-        "most bits a coefficient takes on its way to a client in a round; 32: float32",
-        most=32,
-        since="0.2",
+        32, "most bits a coefficient takes on its way to a client in a round; 32: float32", most=32
     )
     noise: str = key(
         "client",
         "client: every release is private; server: noise in a round's sum; shared: clients add it",
         "accounting",
         among=catalog.PLACES,
-        since="0.2",
     )
     optimizer: str = key(
-        "sgd",
-        "how the server steps along what was released (post-processing)",
-        among=catalog.OPTIMIZERS,
-        since="0.2",
+        "sgd", "how the server steps along what was released (post-processing)", among=catalog.OPTIMIZERS
     )
-    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module", since="0.2")
-    mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=catalog.ACTIVATIONS, since="0.2")
+    mlp_sizes: str = key("64", "mlp: widths of its hidden layers, such as 64,32", "module")
+    mlp_activation: str = key("tanh", "mlp: tanh or relu", "module", among=catalog.ACTIVATIONS)
     classes_per_client: int = key(
         2,
         "partition=classes: of so many classes each client has records, alike many of each",
         "division",
         positive=True,
         most=2**16,
-        since="0.2",
     )
     threshold: int = key(
         0,
         "shared: clients whose noise is in every sum, at least; 0: nine tenths of a round's",
         "accounting",
         most=10**6,
-        since="0.2",
     )
     colluding: int = key(
         0,
         "shared: those of them who may tell others their noise, at most; 0: a tenth",
         "accounting",
         most=10**6,
-        since="0.2",
     )
-    helpers: int = key(
-        3, "shared: parties whose masks hide all but the sum; one must be honest", most=10**3, since="0.2"
+    helpers: int = key(3, "shared: parties whose masks hide all but the sum; one must be honest", most=10**3)
+    bias_scale: float = key(
+        1.0,
+        "how far a coefficient of the last bias moves it, at most 1; 0: by the recipe for its records",
+        "module",
+        natural=True,
     )

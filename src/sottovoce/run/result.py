@@ -50,14 +50,13 @@ def assemble(
     rounds: Sequence[Mapping[str, Any]],
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
-    ledger: Ledger | None,
     clients: Sequence[Mapping[str, Any]],
     last_bytes: Mapping[str, int],
     *,
     metrics: bool,
     own: Own | None,
 ) -> dict[str, Any]:
-    """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its ledger.
+    """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its `site_rows`.
 
     Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time; `own` ones
     of the user's join those of the task.
@@ -75,7 +74,7 @@ def assemble(
         "alpha": plan.alpha,
         "rounds": len(rounds),
         "releases_max": blueprint.releases_max,
-        "epsilon": _epsilon(blueprint, ledger, seen),
+        "epsilon": _epsilon(blueprint, clients),
         "delta": plan.delta,
         "clients": list(clients),
         "unit": protected_unit(blueprint.facts),
@@ -227,26 +226,17 @@ def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]
     return curves.told()
 
 
-def _epsilon(blueprint: Blueprint, ledger: Ledger | None, seen: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """ε from what the ledger holds; JSON has no infinity, so a run without noise says null."""
-    plan = blueprint.plan
-    if ledger is None or not plan.private:
-        return {
-            "target": None,
-            "spent_max": None,
-            "accounting": plan.accounting,
-            "per_client": {},
-            "future_context": None,
-            "add_remove": None,
-        }
-    per_client = {name: ledger.epsilon(name, plan.delta, plan.accounting) for name in seen}
+def _epsilon(blueprint: Blueprint, clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """ε that was spent (`site_rows`); JSON has no infinity, so a run without noise says null."""
+    plan, private = blueprint.plan, blueprint.plan.private
+    spent = {row["name"]: row["epsilon"] for row in clients if private and row["role"] == "participant"}
     return {
-        "target": plan.epsilon,
-        "spent_max": max(per_client.values()),
+        "target": plan.epsilon if private else None,
+        "spent_max": max(spent.values()) if private else None,
         "accounting": plan.accounting,
-        "per_client": per_client,
-        "future_context": blueprint.epsilon(blueprint.future_counts),
-        "add_remove": epsilon_add_remove(blueprint),
+        "per_client": spent,
+        "future_context": blueprint.epsilon(blueprint.future_counts) if private else None,
+        "add_remove": epsilon_add_remove(blueprint) if private else None,
     }
 
 

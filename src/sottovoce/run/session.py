@@ -183,9 +183,7 @@ class Session:
         seen, future = simulation.evaluate()
         federation, sent = simulation.federation, simulation.last_bytes
         clients = site_rows(blueprint, federation, self._ledger)
-        result = assemble(
-            blueprint, lines, seen, future, self._ledger, clients, sent, metrics=self.measures, own=own
-        )
+        result = assemble(blueprint, lines, seen, future, clients, sent, metrics=self.measures, own=own)
         if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
