@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sottovoce.files import write_atomically
-from sottovoce.report.chart import Axis, Chart, linear, svg
-from sottovoce.report.figures import line_of, trend
+from sottovoce.report.chart import Axis, Chart, line_of, linear, svg, trend
 
 ROOT = Path(__file__).parents[1]
 MEASURED, INDEX, IMAGES = ROOT / "results/choosing.json", ROOT / "results/index.json", ROOT / "docs/img"
@@ -191,9 +190,9 @@ def _lines(
         line_of(name, ROW_TONES.get(name, tone), points)
         for (name, points), tone in zip(lines.items(), tones, strict=False)
     ]
-    columns = sorted({point for line in series for point in line.x})
+    columns = sorted({x for line in series for x, _ in line.points})
     x = Axis(columns[0], columns[-1], tuple(columns), log=log)
-    y = linear((value for line in series for value in line.y), zero=zero)
+    y = linear((value for line in series for _, value in line.points), zero=zero)
     return trend(title, "", series, x_name=x_name, y=y, show=show, x=x, x_show="{:,g}".format)
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from studies.figures import bars
 
-from sottovoce.report.chart import Axis, Chart, linear, logarithmic, svg
-from sottovoce.report.figures import Series, line_of, trend
+from sottovoce.report.chart import Axis, Chart, Series, line_of, linear, logarithmic, svg, trend
 from studies.bench import channel
 
 OUT = Path(__file__).parent / "out"

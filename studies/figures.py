@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sottovoce.report.chart import Axis, Chart, Format, linear
-from sottovoce.report.figures import Series, line_of, rect, stroke, trend, upright
+from sottovoce.report.chart import Axis, Chart, Format, Series, line_of, linear, rect, stroke, trend, upright
 from sottovoce.report.table import number
 from studies.index import Indexed
 from studies.summary import GAIN_EVERY

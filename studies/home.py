@@ -26,8 +26,7 @@ from sottovoce.data import Records
 from sottovoce.finishing import finished_outputs, joined
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.report.chart import linear, logarithmic, svg
-from sottovoce.report.figures import line_of, trend
+from sottovoce.report.chart import line_of, linear, logarithmic, svg, trend
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server

@@ -21,7 +21,6 @@ THROUGH = {
     "features/test_scattering.py": "fixed",
     "federation/flower/test_apps.py": "client_app server_app",
     "federation/test_sums.py": "sharing",
-    "report/test_run.py": "figures",
     "studies/test_index.py": "merge summary",
     "studies/test_execution.py": "pool work",
     "studies/test_own_splits.py": "heart school",

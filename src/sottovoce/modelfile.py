@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -103,17 +104,13 @@ class GeneratorFile:
         return cls(run, reference, plan, facts, state, *_participants(path, plan, sizes, names))
 
 
-def _participants(
-    path: Path, plan: Plan, sizes: object, names: object
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _participants(path: Path, plan: Plan, sizes: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Sizes and names of the participants, as a stranger's file may state them: none, or one for each."""
     for what, values, kind in (("sizes", sizes, int), ("names", names, str)):
         if not isinstance(values, list) or len(values) not in (0, plan.participants):
             raise ModelFileError(f"{path} has {what} of other participants than its own: ask for it again")
         if not all(type(value) is kind for value in values):
             raise ModelFileError(f"{path} has {what} that are not what they must be: ask for it again")
-    assert isinstance(sizes, list)
-    assert isinstance(names, list)
     if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(
         0 < len(name) <= 100 and name.isprintable() for name in names
     ):

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from sottovoce.channel import CHANNELS, Channel, open_channel
 from sottovoce.channel.wire import ChannelError, SeededRandomness
-from sottovoce.report.chart import Axis, logarithmic, svg
-from sottovoce.report.figures import line_of, trend
+from sottovoce.report.chart import Axis, line_of, logarithmic, svg, trend
 from sottovoce.report.table import number
 
 # σ at ε = 16, T_max = 43 and m = 333; the norm of a clipped mean in the middle of such a run.

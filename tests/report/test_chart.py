@@ -5,8 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from sottovoce.report import macros
-from sottovoce.report.chart import Chart, linear, svg
-from sottovoce.report.figures import line_of, trend
+from sottovoce.report.chart import Chart, line_of, linear, svg, trend
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

@@ -40,7 +40,6 @@ def test_what_is_shown_of_a_result_is_what_it_says(tmp_path: Path) -> None:
     assert found["final/auroc/seen"] == result["metrics"]["seen"]["auroc"]
     assert "final/accuracy/future" not in found
     assert scalars(lines[0]).keys() == SCALARS.keys() - {"accuracy/seen", "accuracy/future"}
-    assert final_scalars({}) == {}
 
 
 def test_tensorboard_has_every_round_and_the_result(tmp_path: Path) -> None:

@@ -104,8 +104,5 @@ def _records(source: Path, to: Path, most: int | None = None, *, target: bool = 
 
 def _unused(path: Path) -> Path:
     """`path`, or `path-2`, `path-3`, … where earlier stories lie."""
-    count, candidate = 1, path
-    while candidate.exists():
-        count += 1
-        candidate = path.with_name(f"{path.name}-{count}")
-    return candidate
+    further = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
+    return next(each for each in itertools.chain([path], further) if not each.exists())

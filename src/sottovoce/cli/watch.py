@@ -113,9 +113,8 @@ def _show_node(found: NodeStatus) -> None:
         rows["rounds"] = f"released in {found.gradients}; the server was at {found.round} of {found.rounds}"
         rows["last contact"] = "–" if since is None else f"{duration(round(since))} ago"
         rows["messages"] = f"{found.answers} answered, {found.refusals} refused"
-    for error in found.errors[-3:]:
-        rows.setdefault("last errors", "")
-        rows["last errors"] += ("\n" if rows["last errors"] else "") + error
+    if found.errors:
+        rows["last errors"] = "\n".join(found.errors[-3:])
     facts(found.directory, rows)
 
 

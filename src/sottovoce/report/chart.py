@@ -1,4 +1,4 @@
-"""Charts, for pages and as SVG files; `figures` makes them.
+"""Charts, for pages and as SVG files: axes, marks, lines over a scale.
 
 Marks lie at percentages of the plot and labels are ordinary text, so that charts fit phones and desks alike,
 keep their letter size, print, and need no script. Colors are classes of chart.css, for light and dark pages.
@@ -194,3 +194,99 @@ def svg(title: str, note: str, charts: Sequence[Chart]) -> str:
 def _text(words: str, x: float, y: float, kind: str = "") -> Markup:
     named = Markup(' class="{}"').format(kind) if kind else ""
     return Markup('<text x="{:.1f}" y="{:.1f}"{}>{}</text>').format(x, y, named, words)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named sequence of points; `tone` is "dashed", or "blue", "orange", "green", "violet" or "gray", which
+    may also be "… dotted".
+    """
+
+    name: str
+    tone: str
+    points: Sequence[tuple[float, float]]
+    dots: bool = False
+
+
+def line_of(
+    name: str,
+    tone: str,
+    points: Iterable[tuple[float, float | None]],
+    *,
+    dots: bool = True,
+    positive: bool = False,
+) -> Series:
+    """The points that are known (and positive, for a logarithmic axis), from left to right."""
+    known = sorted(
+        (x, y) for x, y in points if y is not None and math.isfinite(y) and (y > 0 or not positive)
+    )
+    return Series(name, tone, known, dots)
+
+
+def trend(
+    title: str,
+    note: str,
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    y: Axis | None,
+    show: Format,
+    x: Axis | None = None,
+    x_show: Format = "{:g}".format,
+) -> Chart:
+    """Lines over rounds, or over the scale `x`. Without `y` nothing was recorded."""
+    lines = [line for line in series if line.points]
+    if y is None or not lines:
+        return Chart(title, note)
+    x = x or counting(a for line in lines for a, _ in line.points)
+    marks = [*grid(y), *(_polyline(line, x, y) for line in lines)]
+    # A line through one point cannot be seen.
+    dotted = [line for line in lines if line.dots or len(line.points) == 1]
+    marks += [dot(line.tone, x.at(a), y.at(b)) for line in dotted for a, b in line.points]
+    stops: dict[float, list[str]] = {}
+    for line in lines:
+        for a, b in line.points:
+            stops.setdefault(a, []).append(f"{line.name} {show(b)}")
+    texts = [(x.at(a), f"{x_name} {x_show(a)}: " + ", ".join(stops[a])) for a in sorted(stops)]
+    names = [(line.name, line.tone) for line in lines]
+    return Chart(title, note, marks, texts, names, x=x, y=y, x_name=x_name, x_show=x_show, y_show=show)
+
+
+def _polyline(line: Series, x: Axis, y: Axis) -> Markup:
+    points = " ".join(f"{x.at(a):g},{100 - y.at(b):g}" for a, b in line.points)
+    return Markup(
+        '<svg viewBox="0 0 100 100" preserveAspectRatio="none">'
+        '<polyline points="{}" class="line {}" vector-effect="non-scaling-stroke"></polyline></svg>'
+    ).format(points, line.tone)
+
+
+def dot(tone: str, x: float, y: float, words: str = "") -> Markup:
+    """A point, in percent from the left and from the bottom."""
+    mark = Markup('<circle class="dot {}" cx="{:g}%" cy="{:g}%" r="4">{}</circle>')
+    return mark.format(tone, x, 100 - y, _label(words))
+
+
+def stroke(tone: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    """A straight line between two points, in percent from the left and from the bottom."""
+    mark = Markup('<line class="{}" x1="{:g}%" y1="{:g}%" x2="{:g}%" y2="{:g}%"></line>')
+    return mark.format(tone, x1, 100 - y1, x2, 100 - y2)
+
+
+def rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Markup:
+    """A rectangle, in percent from the left and from the top."""
+    mark = Markup('<rect class="{}" x="{:g}%" y="{:.3f}%" width="{:.3f}%" height="{:.3f}%">{}</rect>')
+    return mark.format(kind, x, y, width, height, _label(words))
+
+
+def _label(words: str) -> Markup:
+    return Markup("<title>{}</title>").format(words) if words else Markup()
+
+
+def grid(y: Axis) -> list[Markup]:
+    """A line at each tick of the axis beside the plot."""
+    return [stroke("grid", 0, y.at(tick), 100, y.at(tick)) for tick in y.ticks]
+
+
+def upright(x: Axis) -> list[Markup]:
+    """A line at each tick of the axis below."""
+    return [stroke("grid", x.at(tick), 0, x.at(tick), 100) for tick in x.ticks]

@@ -10,8 +10,7 @@ from typing import Any
 from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.report.chart import Chart, linear, logarithmic, svg
-from sottovoce.report.figures import Span, reaches, spans
+from sottovoce.report.chart import Chart, dot, grid, linear, logarithmic, stroke, svg, upright
 from sottovoce.report.run_figures import percent_tick, reliability
 from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, counted, equals, label, number, percent
 
@@ -101,44 +100,67 @@ def future_table(found: Mapping[str, Any]) -> Table | None:
 
 def charts(found: Mapping[str, Any]) -> list[Chart]:
     """From alone to finished; gains over size; reliability."""
-    rows, judged = found["rows"], label(found["metric"])
-    moves, gains = [], []
+    sites = []
     for site in _participants(found):
         name, gain = site["name"], found["gain"]["per_client"].get(site["name"])
-        start, end = (rows[row]["per_client"].get(name) for row in ("home_alone", "finished"))
-        if gain is None or start is None or end is None:
-            continue
-        around = [None if gain[side] is None else start + gain[side] for side in ("low", "high")]
-        moves.append(Span(name, start, end, *around))
-        gains.append((float(site["size"]), Span(name, 0.0, gain["points"], gain["low"], gain["high"])))
-    note = f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first."
-    ends = [value for span in moves for value in (span.start, span.end)] or [0.0, 1.0]
-    points = [span.end for _, span in gains] or [0.0]
+        alone, finished = (found["rows"][row]["per_client"].get(name) for row in ("home_alone", "finished"))
+        if gain is not None and alone is not None and finished is not None:
+            sites.append({**site, **gain, "alone": alone, "finished": finished})
+    curves = reliability(found["reliability"], {"published": "orange", "finished": "blue"})
+    unit = counted(found.get("unit", "record"))
+    return [_moves(sites, label(found["metric"])), _gains(sites, f"{unit} of a site"), curves]
+
+
+def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
+    """A row a site: a line from alone at home, hollow, to finished at home, over the interval of the end."""
+    title, note = "What joining gives each site", "The band is an interval of 95 %."
+    note = f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first. {note}"
+    if not sites:
+        return Chart(title, note)
+    x = linear(site[end] for site in sites for end in ("alone", "finished"))
+    row, named = 100 / len(sites), len(sites) <= NAMED
+    marks, texts, labels = upright(x), [], []
+    for i, site in enumerate(sites):
+        up = 100 - (i + (0.72 if named else 0.5)) * row
+        a, b = x.at(site["alone"]), x.at(site["finished"])
+        if site["low"] is not None:
+            low, high = (_inside(x.at(site["alone"] + site[end])) for end in ("low", "high"))
+            marks.append(stroke("reach blue", low, up, high, up))
+        marks += [stroke("span blue", a, up, b, up), dot("gray", a, up), dot("blue", b, up)]
+        start, end = percent_tick(site["alone"]), percent_tick(site["finished"])
+        words = f"alone at home {start}, finished at home {end} ({site['finished'] - site['alone']:+.1f})"
+        texts.append((b, f"{site['name']}: {words}"))
+        if named:
+            labels.append((100 - (i + 0.4) * row, site["name"]))
+    legend = [("alone at home", "gray"), ("finished at home", "blue")]
+    height = max(160, (34 if named else 9) * len(sites))
+    shown = (title, note, marks, sorted(texts), legend, labels)
+    return Chart(*shown, x=x, x_name=judged, x_show=percent_tick, height=height)
+
+
+def _gains(sites: Sequence[Mapping[str, Any]], size: str) -> Chart:
+    """A dot for each site at its size and its gain, with its interval, around a line at zero."""
+    title, note = "Gains over size", "Points of finished against alone at home, with intervals of 95 %."
+    if not sites:
+        return Chart(title, note)
+    points = [site["points"] for site in sites]
     reach = 2 * max(map(abs, points)) + 1  # wider intervals are cut: they only say that nothing is known
-    known = [end for _, span in gains for end in (span.low, span.high) if end is not None]
-    spread = [min(max(end, -reach), reach) for end in known]
-    return [
-        spans(
-            "What joining gives each site",
-            f"{note} The band is an interval of 95 %.",
-            moves,
-            (("alone at home", "gray"), ("finished at home", "blue")),
-            x=linear(ends),
-            x_name=judged,
-            show=percent_tick,
-            named=len(moves) <= NAMED,
-        ),
-        reaches(
-            "Gains over size",
-            "Points of finished against alone at home, with intervals of 95 %.",
-            gains,
-            x=logarithmic([at for at, _ in gains] or [1.0, 10.0]),
-            y=linear([0.0, *points, *spread]),
-            x_name=f"{counted(found.get('unit', 'record'))} of a site",
-            show="{:+g}".format,
-        ),
-        reliability(found["reliability"], {"published": "orange", "finished": "blue"}),
-    ]
+    known = [site[end] for site in sites for end in ("low", "high") if site[end] is not None]
+    x = logarithmic(site["size"] for site in sites)
+    y = linear([0.0, *points, *(min(max(end, -reach), reach) for end in known)])
+    marks, texts, show = [*grid(y), stroke("target", 0, y.at(0.0), 100, y.at(0.0))], [], "{:+g}".format
+    for site in sites:
+        a, words = x.at(site["size"]), show(site["points"])
+        if site["low"] is not None:
+            low, high = (_inside(y.at(site[end])) for end in ("low", "high"))
+            marks.append(stroke("reach blue", a, low, a, high))
+        marks.append(dot("blue", a, y.at(site["points"]), f"{site['name']}: {words}"))
+        texts.append((a, f"{site['name']} ({site['size']:,.0f}): {words}"))
+    return Chart(title, note, marks, sorted(texts), x=x, y=y, x_name=size, x_show="{:,g}".format, y_show=show)
+
+
+def _inside(at: float) -> float:
+    return min(max(at, 0.0), 100.0)
 
 
 def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:

@@ -16,8 +16,7 @@ from markupsafe import Markup
 
 from sottovoce import report
 from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
-from sottovoce.report.chart import Axis, Chart, svg
-from sottovoce.report.figures import Series, trend
+from sottovoce.report.chart import Axis, Chart, Series, svg, trend
 from sottovoce.report.reading import ReportedRun
 from sottovoce.report.table import Table, equals, number, percent
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,18 +164,10 @@ def _rounds(path: Path) -> Iterator[dict[str, Any]]:
 
 def _plan(path: Path) -> dict[str, str]:
     try:
-        table = tomllib.loads(_text(path))
+        plan = tomllib.loads(_text(path))
     except tomllib.TOMLDecodeError as error:
         raise _damaged(path, f"is not TOML ({error})") from None
-    return dict(_flat(table))
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, str(value).lower() if isinstance(value, bool) else str(value)
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in plan.items()}
 
 
 def _fields(shape: dict[str, Any], found: dict[str, Any], path: Path, where: str = "") -> dict[str, Any]:

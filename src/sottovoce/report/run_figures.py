@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from sottovoce.report.chart import Axis, Chart, Format, linear, logarithmic
-from sottovoce.report.figures import Group, Series, columns, line_of, strip, trend
+from markupsafe import Markup
+
+from sottovoce.report.chart import (
+    Axis,
+    Chart,
+    Format,
+    Series,
+    dot,
+    grid,
+    line_of,
+    linear,
+    logarithmic,
+    rect,
+    stroke,
+    trend,
+    upright,
+)
 from sottovoce.report.reading import ReportedRun, natural
 from sottovoce.report.table import data_size, duration, equals, label, number, percent
 
@@ -17,26 +33,71 @@ from_zero = partial(linear, zero=True)
 ROLES = {"seen": ("Participants", "blue"), "future": ("Future clients", "orange")}
 """Name and color of the clients who trained, and of those who join later."""
 Matrix = list[list[int]]
+Group = tuple[str, str, dict[str, float]]
+"""Name and color of some clients, and their values."""
 
 
 def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
     metric, found = run.result["metric"], run.result["accuracy"]
-    groups = [Group(*ROLES[role], _known(found[f"{role}_per_client"])) for role in ROLES]
-    values = [value for group in groups for value in group.values.values()]
     note = "Mean over clients, where it was evaluated."
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
-    clients = "A dot is a client; boxes span the middle half, lines mark the median."
     bounds = (0.0, 100.0) if metric == "accuracy" else (-math.inf, 100.0)
-    x, name = linear(values or [0.0, 100.0], bounds=bounds), f"{label(metric)} at the end"
-    lines = scores(run.rounds)
+    groups = [(*ROLES[role], _known(found[f"{role}_per_client"])) for role in ROLES]
     charts = [
-        over_rounds("Over rounds", note, lines, percent_tick, partial(from_zero, bounds=bounds)),
-        strip("Client by client", clients, groups, x=x, x_name=name, show=percent_tick),
+        over_rounds("Over rounds", note, scores(run.rounds), percent_tick, partial(from_zero, bounds=bounds)),
+        _strip(groups, bounds, f"{label(metric)} at the end"),
     ]
     curves = {ROLES[role][0]: bins for role, bins in run.result["reliability"].items() if bins}
     return [*charts, reliability(curves, dict(ROLES.values()))] if curves else charts
+
+
+def _strip(groups: Sequence[Group], bounds: tuple[float, float], x_name: str) -> Chart:
+    """One dot a client, a row a group; a box spans the middle half and a line marks the median."""
+    rows = [group for group in groups if group[2]]
+    x = linear([value for *_, values in rows for value in values.values()] or [0.0, 100.0], bounds=bounds)
+    marks, texts, labels = upright(x), list[tuple[float, str]](), []
+    for row, (group, tone, values) in enumerate(rows):
+        middle, half = 100 * (row + 0.5) / len(rows), 32 / len(rows)
+        marks += _box(tone, list(values.values()), x, middle, half)
+        ordered = sorted(values.items(), key=lambda item: item[1])
+        lanes = _lanes([x.at(value) for _, value in ordered])
+        spread = half / max(4, *map(abs, lanes))
+        for (name, value), lane in zip(ordered, lanes, strict=True):
+            words = f"{name}: {percent_tick(value)}"
+            marks.append(dot(tone, x.at(value), 100 - middle - lane * spread, words))
+            texts.append((x.at(value), f"{name} ({group.lower()}): {percent_tick(value)}"))
+        labels.append((100 - middle + half + 2, group))
+    note = "A dot is a client; boxes span the middle half, lines mark the median."
+    titled = ("Client by client", note)
+    return Chart(*titled, marks, sorted(texts), labels=labels, x=x, x_name=x_name, x_show=percent_tick)
+
+
+def _box(tone: str, values: list[float], x: Axis, middle: float, half: float) -> list[Markup]:
+    lower, median, upper = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    )
+    box = rect(f"box {tone}", x.at(lower), middle - half, x.at(upper) - x.at(lower), 2 * half)
+    ends = (x.at(median), 100 - middle + half, x.at(median), 100 - middle - half)
+    return [box, stroke(f"median {tone}", *ends)]
+
+
+def _lanes(positions: Sequence[float]) -> list[int]:
+    """Lanes 0, 1, −1, 2, … for sorted positions, so that dots of one lane are 2.6 percent apart.
+
+    >>> _lanes([10.0, 10.5, 11.0, 14.0])
+    [0, 1, -1, 0]
+    """
+    last: dict[int, float] = {}
+    lanes = []
+    for position in positions:
+        lane = 0
+        while position - last.get(lane, -math.inf) < 2.6:
+            lane = -lane if lane > 0 else 1 - lane
+        last[lane] = position
+        lanes.append(lane)
+    return lanes
 
 
 def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapping[str, str]) -> Chart:
@@ -57,18 +118,31 @@ def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapp
 
 
 def epsilon(run: ReportedRun) -> Chart:
-    """ε of every client against the target."""
+    """ε of every client, most first, against a dashed line at the target."""
     spent, future = run.result["epsilon"], run.result["accuracy"]["future_per_client"]
-    context = _known({"each future client": spent["future_context"]})
-    groups = [
-        Group("Participants", "blue", _known(spent["per_client"])),
-        Group("Each future client, for its context", "orange", context if future else {}),
+    context = _known({"each future client": spent["future_context"]}) if future else {}
+    groups: list[Group] = [
+        ("Participants", "blue", _known(spent["per_client"])),
+        ("Each future client, for its context", "orange", context),
     ]
-    target = spent["target"]
-    aim = ("target", target) if target is not None and math.isfinite(target) else None
-    values = [value for group in groups for value in group.values.values()] + ([aim[1]] if aim else [])
     note = f"What each client’s records have spent, at {equals('δ', run.result['delta'])}."
-    return columns("ε client by client", note, groups, y=from_zero(values or [1.0]), target=aim, show=number)
+    found = [(group, *item) for group in groups for item in sorted(group[2].items(), key=lambda i: -i[1])]
+    if not found:
+        return Chart("ε client by client", note)
+    target = _known({"target": spent["target"]})
+    y, width = from_zero([*(value for *_, value in found), *target.values()]), 100 / len(found)
+    gap, marks, texts = min(0.15 * width, 0.6), grid(y), []
+    for i, ((group, tone, _), name, value) in enumerate(found):
+        height, left = y.at(value), i * width
+        place = (left + gap, 100 - height, width - 2 * gap, height)
+        marks.append(rect(f"bar {tone}", *place, words=f"{name}: {number(value)}"))
+        texts.append((left + width / 2, f"{name} ({group.lower()}): {number(value)}"))
+    names = [(group, tone) for group, tone, values in groups if values]
+    for name, value in target.items():
+        marks.append(stroke(name, 0, y.at(value), 100, y.at(value)))
+        names.append((f"{name} {number(value)}", name))
+    titled = ("ε client by client", note)
+    return Chart(*titled, marks, texts, names, y=y, x_name="clients, most first", y_show=number)
 
 
 def noise(run: ReportedRun) -> list[Chart]:

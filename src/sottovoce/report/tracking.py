@@ -25,16 +25,6 @@ SCALARS = {
     "time/seconds": "seconds",
 }
 """What a tracker shows of a round, by the key in its line."""
-FINAL = {
-    "final/accuracy/seen": ("accuracy", "seen"),
-    "final/accuracy/future": ("accuracy", "future"),
-    "final/epsilon": ("epsilon", "spent_max"),
-    "final/delta": ("delta",),
-    "final/uplink/bytes": ("uplink", "total_bytes"),
-    "final/downlink/bytes": ("downlink", "total_bytes"),
-    "final/seconds": ("seconds",),
-}
-"""What it shows of a result, by where it stands there; means of all metrics come besides."""
 LONGEST = 500
 """Letters of a parameter that MLflow takes."""
 
@@ -45,18 +35,20 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def final_scalars(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what is shown of a result, as far as it has it."""
-    found: dict[str, float] = {}
-    for name, path in FINAL.items():
-        value: Any = result
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            found[name] = value
+    """Returns what is shown of a result, as far as it is known: means of all metrics too."""
+    found = {
+        "final/accuracy/seen": result["accuracy"]["seen"],
+        "final/accuracy/future": result["accuracy"]["future"],
+        "final/epsilon": result["epsilon"]["spent_max"],
+        "final/delta": result["delta"],
+        "final/uplink/bytes": result["uplink"]["total_bytes"],
+        "final/downlink/bytes": result["downlink"]["total_bytes"],
+        "final/seconds": result["seconds"],
+    }
     for role in ("seen", "future"):
-        means = result.get("metrics", {}).get(role, {})
-        found |= {f"final/{name}/{role}": value for name, value in means.items() if value is not None}
-    return found
+        means = result["metrics"].get(role, {})
+        found |= {f"final/{name}/{role}": value for name, value in means.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class TensorBoard:
