@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -34,27 +34,6 @@ Role = Literal["linear", "conv", "unshared"]
 log = logging.getLogger(__name__)
 
 
-class Basis(Protocol):
-    """What the rest of the package asks of a basis P ∈ ℝ^{d×k}, whose columns are orthogonal."""
-
-    @property
-    def kind(self) -> BasisKind: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def coefficients(self) -> int: ...
-    def lift(self, a: Tensor) -> Tensor:
-        """P a, from (..., k) to (..., d)."""
-
-    def project(self, g: Tensor) -> Tensor:
-        """Pᵀ g, from (..., d) to (..., k)."""
-
-    def coordinates(self, v: Tensor) -> Tensor:
-        """The a with P a = v, of a v (..., d) that P reaches."""
-
-    def to(self, device: torch.device | str) -> Self: ...
-
-
 @dataclass(frozen=True, eq=False)
 class SignedPartition:
     """P with one signed entry per row: parameter q belongs to group `index[q]` with weight s_q/√|I_j|.
@@ -65,13 +44,10 @@ class SignedPartition:
     True
     """
 
+    kind: ClassVar[BasisKind] = "unstructured"
     coefficients: int
     index: Tensor  # int64 (d,)
     weight: Tensor  # float32 (d,)
-
-    @property
-    def kind(self) -> BasisKind:
-        return "unstructured"
 
     @property
     def size(self) -> int:
@@ -87,7 +63,7 @@ class SignedPartition:
         return out.index_add_(-1, self.index, g * self.weight.to(g.dtype))
 
     def coordinates(self, v: Tensor) -> Tensor:
-        """Pᵀ v, since PᵀP = I."""
+        """The a with P a = v, of a v (..., d) that P reaches: Pᵀ v, since PᵀP = I."""
         return self.project(v)
 
     def to(self, device: torch.device | str) -> Self:
@@ -136,11 +112,8 @@ class StructuredPartition(SignedPartition):
     or two partitions of its input channels; every other parameter is a group by itself.
     """
 
+    kind: ClassVar[BasisKind] = "structured"
     shares: tuple[Share, ...]  # in the order of the parameters
-
-    @property
-    def kind(self) -> BasisKind:
-        return "structured"
 
 
 @dataclass(frozen=True)
@@ -154,13 +127,10 @@ class Identity:
     tensor([1.0000, 1.0000, 0.5000])
     """
 
+    kind: ClassVar[BasisKind] = "identity"
     size: int
     biases: int = 0
     bias_scale: float = 1.0
-
-    @property
-    def kind(self) -> BasisKind:
-        return "identity"
 
     @property
     def coefficients(self) -> int:
@@ -188,7 +158,11 @@ class Identity:
         return torch.cat([values[..., :rest], factor * values[..., rest:]], dim=-1)
 
 
-def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> SignedPartition | Identity:
+Basis = SignedPartition | Identity
+"""P ∈ ℝ^{d×k}, d = `size` and k = `coefficients`, whose columns are orthogonal."""
+
+
+def open_basis(kind: str, module: nn.Module, coefficients: int, seed: int) -> Basis:
     """The basis of `kind` with `coefficients` columns for the parameters of `module`, from a public seed.
 
     The parameters are taken in the order of `torch.nn.utils.parameters_to_vector`. `identity` ignores
@@ -268,13 +242,11 @@ def allocate(module: nn.Module, coefficients: int) -> tuple[Share, ...] | None:
     >>> [share.groups for share in allocate(nn.Linear(8, 3), 13)]
     [10, 3]
     """
-    roles = _roles(module)
-    if roles is None:
+    bare = _bare_shares(module)
+    if bare is None:
         return None
-    bare = [Share(role, shape, 0) for role, shape in roles]
     if not sum(share.rows for share in bare) <= coefficients <= sum(share.size for share in bare):
         return None
-
     least = _least(bare, coefficients)
 
     def groups_at(ratio: float) -> list[int]:
@@ -316,17 +288,18 @@ def _least(shares: list[Share], coefficients: int) -> list[int]:
     return least
 
 
-def _roles(module: nn.Module) -> list[tuple[Role, tuple[int, ...]]] | None:
+def _bare_shares(module: nn.Module) -> list[Share] | None:
+    """The parameters with their roles, and no groups yet; None where a weight has no role."""
     owners = {id(p): m for m in module.modules() for p in m.parameters(recurse=False)}
-    roles: list[tuple[Role, tuple[int, ...]]] = []
+    shares = []
     for parameter in trainable(module):
         owner, shape = owners[id(parameter)], tuple(parameter.shape)
         if isinstance(owner, nn.Linear) and parameter is owner.weight:
-            roles.append(("linear", shape))
+            shares.append(Share("linear", shape, 0))
         elif isinstance(owner, nn.Conv2d) and parameter is owner.weight:
-            roles.append(("conv", shape))
+            shares.append(Share("conv", shape, 0))
         elif parameter.ndim <= 1 or isinstance(owner, nn.LayerNorm | nn.GroupNorm):
-            roles.append(("unshared", shape))
+            shares.append(Share("unshared", shape, 0))
         else:
             return None
-    return roles
+    return shares

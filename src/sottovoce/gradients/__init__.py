@@ -137,7 +137,8 @@ def clipped_means(
             mine = None if known is None else known[clients, records]
             return identity.clipped_sum(parameters, captures, losses, clip, mine, scale)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
-            return sum_squared(*gradients.products(captures, clients), losses, clip)
+            sums, squared = gradients.products(captures, clients)
+            return sum_squared([sums], squared, losses, clip)
         return sum_clipped(gradients(captures, clients), losses, clip)
 
     chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))

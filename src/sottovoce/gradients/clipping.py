@@ -73,7 +73,7 @@ def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:
     [[0.9, 1.2]]
     """
     if gpu.on_gpu(losses):
-        return _together(parts, torch.stack([gpu.squares(part, 1) for part in parts]).sum(0), losses, clip)
+        return sum_squared(parts, torch.stack([gpu.squares(part, 1) for part in parts]).sum(0), losses, clip)
     # In float64 a large part leaves a CPU's caches between two operations.
     blocks = [part[:, i : i + _ROWS] for part in parts for i in range(0, part.shape[1], _ROWS)]
     squares = torch.stack([block.to(torch.float64, copy=True).square_().sum(1) for block in blocks]).sum(0)
@@ -83,20 +83,14 @@ def sum_clipped(parts: Sequence[Tensor], losses: Tensor, clip: float) -> Tensor:
     return torch.cat([torch.bmm(block.double(), scales[:, :, None]) for block in blocks], dim=1).squeeze(2)
 
 
-def sum_squared(gradients: Tensor, squares: Tensor, losses: Tensor, clip: float) -> Tensor:
-    """As `sum_clipped`, for gradients (clients, k, records) whose ‖g‖² (clients, records) is known."""
-    return _together([gradients], squares, losses, clip)
-
-
-def _together(parts: Sequence[Tensor], squares: Tensor, losses: Tensor, clip: float) -> Tensor:
+def sum_squared(parts: Sequence[Tensor], squares: Tensor, losses: Tensor, clip: float) -> Tensor:
+    """As `sum_clipped` on a GPU, for gradients whose ‖g‖² (clients, records) is known."""
     scales = clip_scales(squares.sqrt(), losses, clip)
     return torch.cat([gpu.weighted_sum(part, scales) for part in parts], dim=1)
 
 
 def blank(values: Tensor, scales: Tensor) -> Tensor:
     """`values` with zeros where the scale is zero, so that nothing non-finite meets a product."""
-    if not gpu.on_gpu(scales) and bool((scales > 0).all()):
-        return values  # asking would stall a GPU, and blanking costs a CPU a tenth of the whole
     return torch.where(scales > 0, values, 0.0)
 
 
@@ -174,10 +168,10 @@ def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
 
     tokens = x.dtype == torch.int64
     seen = x.clamp_min(0) if tokens else x  # −1 is outside the vocabulary: its record cannot be used
-    outputs = torch.cat([vmap(alone)(seen[i : i + _CHUNK]) for i in range(0, len(seen), _CHUNK)])
-    return (
-        torch.where((x >= 0).flatten(1).all(dim=1, keepdim=True), outputs, torch.nan) if tokens else outputs
-    )
+    outputs = torch.cat([vmap(alone)(each) for each in torch.split(seen, _CHUNK)])
+    if tokens:
+        outputs = torch.where((x >= 0).flatten(1).all(dim=1, keepdim=True), outputs, torch.nan)
+    return outputs
 
 
 def check_outputs(module: nn.Module, task: Task) -> None:

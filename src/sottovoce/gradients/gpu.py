@@ -32,9 +32,8 @@ class Window:
 
     @classmethod
     def of(cls, layer: nn.Conv2d) -> Window:
-        padding = layer.padding
-        assert not isinstance(padding, str)
-        return cls(_pair(layer.kernel_size), _pair(layer.stride), _pair(padding), _pair(layer.dilation))
+        pairs = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return cls(*cast(tuple[tuple[int, int], ...], pairs))
 
     def places(self, height: int, width: int) -> tuple[int, int]:
         """Returns how many positions it takes in an image, down and across."""
@@ -67,11 +66,6 @@ class Window:
         else:
             found = taps.permute(0, 4, 5, 1, 2, 3).reshape(n, -1, size[0] * size[1])
         return found, (size[0], size[1])
-
-
-def _pair(value: tuple[int, ...]) -> tuple[int, int]:
-    first, second = value
-    return first, second
 
 
 def on_gpu(values: Tensor) -> bool:

@@ -7,6 +7,7 @@ float64, which numbers become as they are read: on a CPU a block of records at a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -48,11 +49,8 @@ def clipped_sum(
             written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
     if scaled in written and bias_scale != 1.0:
         written[scaled] = bias_scale * written[scaled]
-    if gpu.on_gpu(losses):
-        flat = _on_gpu(outer, written, losses, clip)
-    else:
-        first = {} if known is None else {captures[0].layer.weight: known}
-        flat = _in_blocks(outer, written, losses, clip, first)
+    first = {} if known is None else {captures[0].layer.weight: known}
+    flat = _sums(outer, written, losses, clip, first)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
             flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], parameters[seen.layer.weight])
@@ -80,36 +78,27 @@ class _Outer(NamedTuple):
         return {self.layer.weight: outer.flatten(1), **bias}
 
 
-def _on_gpu(
-    outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float
-) -> dict[str, Tensor]:
-    """The sums (clients, size) by name: a GPU takes all records at once, and what it reads for itself."""
-    total = torch.zeros_like(losses, dtype=torch.float64)
-    for gradients in written.values():
-        total = total + gpu.squares(gradients, 2)
-    for one in outer:
-        total = total + one.squares(gpu.squares(one.deltas, 2), gpu.squares(one.inputs, 2))
-    scales = clip_scales(total.sqrt(), losses, clip)
-    sums = {name: gpu.weighted_sum(gradients.mT, scales) for name, gradients in written.items()}
-    scales = scales.unsqueeze(2)
-    for one in outer:
-        rows = gpu.exact(one.deltas, scales) * scales
-        sums |= one.sums(rows, torch.bmm(rows.mT, gpu.exact(one.inputs, scales)))
-    return sums
-
-
-def _in_blocks(
+def _sums(
     outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float, known: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The sums (clients, size) by name, on a CPU; `known` are squares of the norms of inputs."""
+    """The sums (clients, size) by name; `known` are squares of the norms of inputs."""
+    on_gpu = gpu.on_gpu(losses)
+    square = partial(gpu.squares, dim=2) if on_gpu else squares
     total = torch.zeros_like(losses, dtype=torch.float64)
     for gradients in written.values():
-        total = total + squares(gradients)
+        total = total + square(gradients)
     for one in outer:
         of_inputs = known.get(one.layer.weight)
-        of_inputs = squares(one.inputs) if of_inputs is None else of_inputs
-        total = total + one.squares(squares(one.deltas), of_inputs)
-    scales = clip_scales(total.sqrt(), losses, clip).unsqueeze(2)
+        of_inputs = square(one.inputs) if of_inputs is None else of_inputs
+        total = total + one.squares(square(one.deltas), of_inputs)
+    each = clip_scales(total.sqrt(), losses, clip)
+    scales = each.unsqueeze(2)
+    if on_gpu:  # takes all records at once, and what it reads for itself
+        sums = {name: gpu.weighted_sum(gradients.mT, each) for name, gradients in written.items()}
+        for one in outer:
+            rows = gpu.exact(one.deltas, scales) * scales
+            sums |= one.sums(rows, torch.bmm(rows.mT, gpu.exact(one.inputs, scales)))
+        return sums
     if not float(scales.min()) > 0:  # asking costs less than blanking
         written = {name: blank(gradients, scales) for name, gradients in written.items()}
         outer = [_Outer(layer, blank(d, scales), blank(x, scales), c) for layer, d, x, c in outer]

@@ -83,19 +83,15 @@ class Convolution:
         weight = parameters[self.weight]
         bias = None if self.bias is None else parameters[self.bias]
         if len(weight) == 1 and not gpu.on_gpu(h):
-            return self._one_client(h, weight[0], None if bias is None else bias[0])
+            h, own = channels_last(h), None if bias is None else bias[0]
+            steps = self.window.stride, self.window.padding, self.window.dilation
+            return F.conv2d(h, channels_last(weight[0]), own, *steps), h
         taps = weight.movedim(2, -1).flatten(2).unsqueeze(1)
         each = taps.expand(-1, len(h) // len(weight), -1, -1).flatten(0, 1)  # a weight for every record
         out = gpu.convolved(self.window, h, each)
         if bias is not None:
             out = by_client(out, len(weight)) + bias[:, None, :, None, None]
             out = out.flatten(0, 1)
-        return out, h
-
-    def _one_client(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        window = self.window
-        h = channels_last(h)
-        out = F.conv2d(h, channels_last(weight), bias, window.stride, window.padding, window.dilation)
         return out, h
 
     def weight_gradients(self, images: Tensor, deltas: Tensor) -> Tensor:

@@ -37,13 +37,6 @@ _ONE = 0
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """A linear weight: T x for all rows at once."""
-
-    sums: Sums
-
-
-@dataclass(frozen=True, eq=False)
 class _Channels:
     """A convolution: its input channels mixed into fewer, and which of the resulting taps are groups."""
 
@@ -51,14 +44,8 @@ class _Channels:
     taps: Tensor | None  # int64 (groups,) among blocks·taps·filters; None where all are
 
 
-@dataclass(frozen=True, eq=False)
-class _Signs:
-    """A parameter that is not shared."""
-
-    signs: Tensor  # (clients, size)
-
-
-_Sketch = _Rows | _Channels | _Signs
+_Sketch = Sums | _Channels | Tensor
+"""The sums T x of a linear weight's rows, or the signs (clients, size) of a parameter that is not shared."""
 
 
 class Structured:
@@ -78,16 +65,17 @@ class Structured:
             parts[number] = self._weight(self._sketches[number], seen, clients)
             if seen.layer.bias is not None:
                 number = self._numbers[seen.layer.bias]
-                gradients = seen.layer.bias_gradients(seen.deltas)
-                parts[number] = self._direct(self._sketches[number], gradients, clients)
+                signs, gradients = self._sketches[number], seen.layer.bias_gradients(seen.deltas)
+                assert isinstance(signs, Tensor)
+                parts[number] = _signed(signs[clients], gradients)
         return [parts[number] for number in range(len(parts))]
 
     def _weight(self, sketch: _Sketch, seen: Capture, clients: slice) -> Tensor:
         count, layer = clients.stop - clients.start, seen.layer
-        if isinstance(sketch, _Signs):
-            return self._direct(sketch, layer.flat_gradients(seen.inputs, seen.deltas), clients)
-        if isinstance(sketch, _Rows):
-            sketched = sketch.sums(record_last(seen.inputs, count).contiguous(), clients)
+        if isinstance(sketch, Tensor):
+            return _signed(sketch[clients], layer.flat_gradients(seen.inputs, seen.deltas))
+        if isinstance(sketch, Sums):
+            sketched = sketch(record_last(seen.inputs, count).contiguous(), clients)
             _scale_rows(sketched, record_last(seen.deltas, count).contiguous())
             return sketched
         assert isinstance(layer, Convolution)
@@ -97,10 +85,10 @@ class Structured:
         gradients = record_last(by_block.reshape(len(mixed), -1), count)
         return gradients if sketch.taps is None else gradients.index_select(1, sketch.taps)
 
-    def _direct(self, sketch: _Sketch, gradients: Tensor, clients: slice) -> Tensor:
-        assert isinstance(sketch, _Signs)
-        signs = sketch.signs[clients]
-        return record_last(gradients, len(signs)) * signs.unsqueeze(2).to(gradients.dtype)
+
+def _signed(signs: Tensor, gradients: Tensor) -> Tensor:
+    """Gradients (n, size) of a parameter that is not shared to (clients, size, records)."""
+    return record_last(gradients, len(signs)) * signs.unsqueeze(2).to(gradients.dtype)
 
 
 def _mix(images: Tensor, mix: Tensor) -> Tensor:
@@ -124,19 +112,26 @@ def _sketches(bases: tuple[StructuredPartition, ...], device: torch.device) -> t
     start = first = 0
     for share in bases[0].shares:
         span = slice(start, start + share.size)
-        groups = torch.stack([basis.index[span] for basis in bases]).to(device) - first
-        weights = torch.stack([basis.weight[span] for basis in bases]).to(device)
-        found.append(_sketch(share, groups, weights))
+        groups, weights = _stacked(bases, device, span)
+        found.append(_sketch(share, groups - first, weights))
         start, first = start + share.size, first + share.groups
     return tuple(found)
 
 
+def _stacked(
+    bases: tuple[SignedPartition, ...], device: torch.device, span: slice = slice(None)
+) -> tuple[Tensor, Tensor]:
+    """Groups and weights (clients, parameters) of a span of the parameters."""
+    groups = torch.stack([basis.index[span] for basis in bases]).to(device)
+    return groups, torch.stack([basis.weight[span] for basis in bases]).to(device)
+
+
 def _sketch(share: Share, groups: Tensor, weights: Tensor) -> _Sketch:
     if share.role == "unshared":
-        return _Signs(weights)
+        return weights
     if share.role == "linear":
         rows = torch.arange(share.inputs, device=groups.device).repeat(share.rows)
-        return _Rows(Sums.of(groups, weights, rows, share.groups, share.inputs))
+        return Sums.of(groups, weights, rows, share.groups, share.inputs)
     return _channels(share, groups, weights)
 
 
@@ -245,11 +240,7 @@ def _products(
                 first[layer.bias] = height + torch.arange(outputs)
             height += outputs + inputs
             continue
-        own = torch.arange(shape.numel())
-        if isinstance(layer, Convolution):  # written by taps
-            filters, channels, *window = shape
-            own = own.reshape(*window, channels, filters).permute(3, 2, 0, 1).reshape(-1)
-        first[layer.weight] = height + own
+        first[layer.weight] = height + _written_order(shape, by_tap=isinstance(layer, Convolution))
         height += shape.numel()
         if layer.bias is not None:
             rows[layer.bias] = height
@@ -259,8 +250,7 @@ def _products(
     left, right = (
         torch.cat([side[name] for name in names]).to(device) for side in (first, {**one, **second})
     )
-    groups = torch.stack([basis.index for basis in bases]).to(device)
-    weights = torch.stack([basis.weight for basis in bases]).to(device)
+    groups, weights = _stacked(bases, device)
     order = groups.argsort(dim=1, stable=True)
     counts = torch.bincount(groups[0], minlength=bases[0].coefficients)
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
@@ -322,12 +312,16 @@ def _sums(
     """`order` has the shape of every parameter, and whether a convolution writes it, by taps."""
     rows, start = [], 0
     for shape, by_tap in order:
-        row = torch.arange(start, start + shape.numel())
-        if by_tap:
-            filters, channels, *window = shape
-            row = row.reshape(*window, channels, filters).permute(3, 2, 0, 1).reshape(-1)
-        rows.append(row)
+        rows.append(start + _written_order(shape, by_tap=by_tap))
         start += shape.numel()
-    groups = torch.stack([basis.index for basis in bases]).to(device)
-    weights = torch.stack([basis.weight for basis in bases]).to(device)
-    return Sums.of(groups, weights, torch.cat(rows).to(device), bases[0].coefficients, bases[0].size)
+    written = torch.cat(rows).to(device)
+    return Sums.of(*_stacked(bases, device), written, bases[0].coefficients, bases[0].size)
+
+
+def _written_order(shape: torch.Size, *, by_tap: bool) -> Tensor:
+    """Where each entry of a parameter stands among its gradients, which a convolution writes by taps."""
+    order = torch.arange(shape.numel())
+    if by_tap:
+        filters, channels, *window = shape
+        order = order.reshape(*window, channels, filters).permute(3, 2, 0, 1).reshape(-1)
+    return order
