@@ -20,7 +20,7 @@ from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.prior import ClassPriors
 from sottovoce.privacy import accounting
-from sottovoce.release import IMPOSSIBLE, Release, removal_spending, server_randomness, spending
+from sottovoce.release import IMPOSSIBLE, Release, server_randomness, spending
 from sottovoce.shared import Shares
 from tests.small import built, small_plan
 
@@ -321,8 +321,9 @@ def test_a_removed_record_is_charged_with_half_the_gradients_sensitivity_and_its
     context, gradient = releases["context"], releases["gradient"]
     assert context.removal == pytest.approx(context.sensitivity / math.sqrt(2))  # one corner of the simplex
     expected = 3 * gradient.mu_squared / 4 + context.mu_squared / 2
-    assert removal_spending(releases, counts) == pytest.approx(expected, rel=1e-12)
-    assert removal_spending(releases, {"gradient": 2, "context": 0}) == pytest.approx(gradient.mu_squared / 2)
+    assert spending(releases, counts, removal=True) == pytest.approx(expected, rel=1e-12)
+    alone = spending(releases, {"gradient": 2, "context": 0}, removal=True)
+    assert alone == pytest.approx(gradient.mu_squared / 2)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])

@@ -45,16 +45,15 @@ def test_training_starts_at_the_reference_for_everybody() -> None:
 
 def test_contexts_are_due_until_all_are_in_and_never_for_a_public_one() -> None:
     made = server()
-    assert made.contexts_due
+    assert made.owes_context(0)
     made.receive_context(0, contexts(made)[0])
-    assert made.contexts_due
-    assert (made.knows(0), made.knows(1)) == (True, False)
-    assert not with_contexts(made).contexts_due
-    assert not server(context="public").contexts_due
+    assert (made.owes_context(0), made.owes_context(1)) == (False, True)
+    assert not with_contexts(made).owes_context(1)
+    assert not server(context="public").owes_context(0)
     late = server(context="predictions", context_round=2)
-    assert not late.contexts_due
+    assert not late.owes_context(0)
     late.receive_round({})
-    assert late.contexts_due
+    assert late.owes_context(0)
 
 
 def test_a_phase_is_open_until_its_releases_are_in_or_its_round_is_over() -> None:

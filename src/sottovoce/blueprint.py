@@ -31,7 +31,7 @@ from sottovoce.models import ModelError, import_model, model_options, open_model
 from sottovoce.plan import Phase, Plan, phases
 from sottovoce.privacy import accounting, call_counts, open_schedule
 from sottovoce.privacy.ledger import Budget, Kind
-from sottovoce.release import Model, Release, open_future_releases, open_releases, removal_spending, spending
+from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
 from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, Identity, open_basis
 from sottovoce.tasks import open_task
@@ -58,10 +58,7 @@ class Blueprint:
     sizes: tuple[int, ...]
     context_sizes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_opened", {})
-
-    _opened: dict[tuple[int, int], dict[Kind, Release]] = field(init=False, repr=False)
+    _opened: dict[tuple[int, int], dict[Kind, Release]] = field(default_factory=dict, init=False, repr=False)
 
     def context_size(self, participant: int | None) -> int:
         """m_c of a participant, or of a future client (None): as many as the smallest of them has."""
@@ -219,14 +216,12 @@ class Blueprint:
         plan = self.plan
         return Budget(epsilon=plan.budget or plan.epsilon, delta=plan.delta, accounting=plan.accounting)
 
-    def epsilon(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
-        """ε of a client after so many releases of each kind."""
-        spent = spending(self.releases_of(participant), counts)
-        return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
-
-    def epsilon_add_remove(self, counts: Mapping[Kind, int], participant: int | None = None) -> float:
-        """Returns ε of the same releases for one record added or removed, as much other work states it."""
-        spent = removal_spending(self.releases_of(participant), counts)
+    def epsilon(
+        self, counts: Mapping[Kind, int], participant: int | None = None, *, removal: bool = False
+    ) -> float:
+        """ε of a client after so many releases of each kind; for `removal` that of one record added or
+        removed, as much other work states it."""
+        spent = spending(self.releases_of(participant), counts, removal=removal)
         return accounting.epsilon(spent, self.plan.delta, self.plan.accounting)
 
     def participant_counts(self, gradients: int) -> dict[Kind, int]:

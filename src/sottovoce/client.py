@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -107,17 +107,14 @@ class Client:
 
         `coefficients` (k,) of the model behind a statistic that uses one, None for other statistics.
         """
-        if kind == "context":
-            return Asked(self, kind, 0, lambda: self._records.context, coefficients)
-        return Asked(self, kind, 0, partial(self.training_records, 0), coefficients)
+        return Asked(self, kind, 0, coefficients)
 
     def gradient(self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None) -> Asked:
         """The release of the clipped mean gradient at coefficients (k,).
 
         `clipped` is that mean where an engine has computed it for many clients at once.
         """
-        records = partial(self.training_records, round_number)
-        return Asked(self, "gradient", round_number, records, coefficients, clipped)
+        return Asked(self, "gradient", round_number, coefficients, clipped)
 
     def training_records(self, round_number: int) -> Records:
         """The m_g training records of a round, or of a confusion (0), drawn without looking at them."""
@@ -156,7 +153,9 @@ class Client:
         release, u = self._release(asked), asked.given
         try:
             if u is None:
-                u = release.statistic(asked.records(), asked.coefficients)
+                context = asked.kind == "context"
+                records = self._records.context if context else self.training_records(asked.round)
+                u = release.statistic(records, asked.coefficients)
             if u.shape == (release.size,) and bool(u.isfinite().all()):
                 return u.double().cpu()
             fault = "its statistic is not finite"
@@ -200,7 +199,6 @@ class Asked:
     client: Client
     kind: Kind
     round: int
-    records: Callable[[], Records]
     coefficients: Tensor | None
     given: Tensor | None = None
     """The statistic, where it is known already."""

@@ -194,13 +194,11 @@ def open_releases(
     for phase in once:
         if phase.kind == "context":
             releases["context"] = _averaged("context", plan, statistic, model, context_records, sigma_context)
-        elif phase.kind == "confusion":
-            confusion = Confusion(classes)
-            noise = _share(plan, confusion.sensitivity(records), phase.share)
-            releases["confusion"] = _averaged("confusion", plan, confusion, model, records, noise)
-        elif phase.kind == "calibration" and derivatives is not None:
-            noise = _share(plan, derivatives.sensitivity(records), phase.share)
-            releases["calibration"] = _averaged("calibration", plan, derivatives, model, records, noise)
+            continue
+        mean = Confusion(classes) if phase.kind == "confusion" else derivatives
+        assert mean is not None
+        noise = _share(plan, mean.sensitivity(records), phase.share)
+        releases[phase.kind] = _averaged(phase.kind, plan, mean, model, records, noise)
     return releases
 
 
@@ -217,17 +215,15 @@ def server_randomness(plan: Plan, run: str, round_number: int) -> PrivateRandomn
     return _seeded(plan.seed, (run, "server", "update", round_number)) if plan.seeded else SystemRandomness()
 
 
-def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
-    """Σ (Δ/σ)² of so many releases of each kind."""
-    return sum(count * releases[kind].mu_squared for kind, count in counts.items() if count)
-
-
-def removal_spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int]) -> float:
-    """Σ (Δ/σ)² of the same releases with Δ for an added or removed record, kind by kind."""
-    made = ((releases[kind], count) for kind, count in counts.items() if count)
-    return sum(
-        count * release.mu_squared * (release.removal / release.sensitivity) ** 2 for release, count in made
-    )
+def spending(releases: Mapping[Kind, Release], counts: Mapping[Kind, int], *, removal: bool = False) -> float:
+    """Σ (Δ/σ)² of so many releases of each kind; with Δ for an added or removed record if asked for."""
+    total = 0.0
+    for kind, count in counts.items():
+        if count:
+            release = releases[kind]
+            part = (release.removal / release.sensitivity) ** 2 if removal else 1.0
+            total += count * release.mu_squared * part
+    return total
 
 
 def _averaged(

@@ -122,8 +122,9 @@ class Server:
         """Takes one decoded release of those that are made once."""
         if kind == "context":
             self.receive_context(participant, release)
-        elif kind == "confusion":
-            self.receive_confusion(participant, release)
+        elif kind == "confusion":  # counts as much as its client's records
+            self._confusion += self._weights[participant] * self._tensor(release).view_as(self._confusion)
+            self._confused[participant] = True
         elif kind == "calibration":
             self._calibrations[participant] = torch.as_tensor(release, dtype=torch.float32)
             self._calibrated[participant], self._scaled = True, None
@@ -135,15 +136,10 @@ class Server:
 
     # Contexts
 
-    @property
-    def contexts_due(self) -> bool:
-        """Returns whether a participant without a context must release one before anything else."""
+    def owes_context(self, participant: int) -> bool:
+        """Returns whether this participant must release its context before anything else."""
         due = any(phase.kind == "context" and self.round >= phase.after for phase in self.blueprint.once)
-        return due and not bool(self._known.all())
-
-    def knows(self, participant: int) -> bool:
-        """Returns whether this participant's context is cached."""
-        return bool(self._known[participant])
+        return due and not bool(self._known[participant])
 
     def receive_context(self, participant: int, context: np.ndarray) -> None:
         """Caches one decoded context."""
@@ -183,11 +179,6 @@ class Server:
         """Returns the coefficients of an unknown client: behind confusions and predicted shares."""
         coefficients: Tensor = self.generator(self._neutral[None])[0]
         return coefficients
-
-    def receive_confusion(self, participant: int, confusion: np.ndarray) -> None:
-        """Adds one decoded confusion, counting as much as its client's records."""
-        self._confusion += self._weights[participant] * self._tensor(confusion).view_as(self._confusion)
-        self._confused[participant] = True
 
     @property
     def has_confusion(self) -> bool:

@@ -12,9 +12,8 @@ result.json, plan.toml, rounds.jsonl and the ledger are held against one another
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +37,8 @@ FAMILIES = 20
 AGREEMENT = 1e-3
 """Relative: PLD accounting rounds up."""
 _EXACT = 1e-9
+Row = namedtuple("Row", "client run kind round sensitivity sigma place time")
+"""One row of a ledger, as it stands there."""
 
 
 def audit(
@@ -89,20 +90,6 @@ def audit(
     return found
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a ledger, as it stands there."""
-
-    client: str
-    run: str
-    kind: str
-    round: int
-    sensitivity: float
-    sigma: float
-    place: str
-    time: str
-
-
 def recount(run: str | Path) -> dict[str, Any]:
     """ε of every client of a finished run, recomputed, and everything in which its files do not agree."""
     directory = RunDirectory(run)
@@ -151,8 +138,8 @@ def read_ledger(path: Path) -> tuple[list[Row], list[tuple[str, float]]]:
         raise SottovoceError(f"the run's ledger {path} is missing: restore it from a backup")
     try:
         with reading(path) as file:
-            fields = "client, run, kind, round, sensitivity, sigma, place, time"
-            rows = [Row(*row) for row in file.execute(f"SELECT {fields} FROM release ORDER BY id")]
+            found = file.execute(f"SELECT {', '.join(Row._fields)} FROM release ORDER BY id")
+            rows = [Row(*row) for row in found]
             lost = file.execute("SELECT client, SUM(spent) FROM lost GROUP BY client").fetchall()
     except sqlite3.Error as error:
         raise SottovoceError(f"{path} cannot be read as a ledger ({error}): restore it") from None

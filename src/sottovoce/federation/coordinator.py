@@ -367,8 +367,7 @@ class Coordinator:
         return self.server.round + 1 if kind == "gradient" else 0
 
     def _lacks_context(self, participant: int) -> bool:
-        known = self.server.knows(participant) or (participant, "context") in self._decoded
-        return self.server.contexts_due and not known
+        return self.server.owes_context(participant) and (participant, "context") not in self._decoded
 
     def _diagnose(
         self, participant: int, kind: Kind, sealed: bytes, decoded: np.ndarray, answer: Mapping[str, Any]

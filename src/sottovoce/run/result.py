@@ -246,4 +246,4 @@ def epsilon_add_remove(blueprint: Blueprint) -> float:
     kinds = {int(i): blueprint.participant_counts(int(count)) for i, count in enumerate(calls)}
     if blueprint.uniform:
         kinds = {int(calls.argmax()): kinds[int(calls.argmax())]}
-    return max(blueprint.epsilon_add_remove(counts, i) for i, counts in kinds.items())
+    return max(blueprint.epsilon(counts, i, removal=True) for i, counts in kinds.items())
