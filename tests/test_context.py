@@ -10,7 +10,6 @@ from torch import Tensor
 from sottovoce.catalog import CONTEXTS
 from sottovoce.context import (
     Confusion,
-    ContextError,
     LabelHistogram,
     MeanPrediction,
     MeanProbability,
@@ -122,7 +121,7 @@ def test_only_the_label_histogram_uses_labels_and_only_predictions_a_model() -> 
 
 
 def test_a_context_of_the_wrong_number_of_records_is_refused() -> None:
-    with pytest.raises(ContextError, match="exactly 5"):
+    with pytest.raises(SottovoceError, match="exactly 5"):
         LabelHistogram(3).mean(torch.zeros(4, 2), torch.zeros(4).long(), 5)
 
 
@@ -131,9 +130,9 @@ def test_groups_cover_every_coordinate_once() -> None:
     assert len(groups) == 105
     assert groups.unique().tolist() == list(range(12))
     assert block_groups((8,)).tolist() == [0] * 8
-    with pytest.raises(ContextError, match="needs a member"):
+    with pytest.raises(SottovoceError, match="needs a member"):
         Moments(torch.tensor([0, 2]))
-    with pytest.raises(ContextError, match="lower it"):
+    with pytest.raises(SottovoceError, match="lower it"):
         block_groups((1, 4, 4), 5)
 
 
@@ -179,7 +178,7 @@ def test_shares_under_a_model_count_records_whose_outputs_are_finite(broken: flo
     assert torch.allclose(found, torch.stack([p[0], p[1] + p[2], torch.zeros(3).double()]) / 4)
     for statistic in (MeanPrediction(3), MeanProbability(3), confusion):
         assert statistic.sensitivity(4) == pytest.approx(math.sqrt(2) / 4)
-        with pytest.raises(ContextError, match="model"):
+        with pytest.raises(SottovoceError, match="model"):
             statistic.mean(x, y, 4)
 
 
@@ -199,10 +198,10 @@ def test_images_are_cut_into_tiles_row_by_row_and_other_records_into_their_first
     assert block_groups((3, 2)).tolist() == [0, 0, 1, 1, 2, 2]
     assert block_groups((2, 2, 2, 2)).tolist() == [0] * 8 + [1] * 8
     for shape in ((8,), (3, 2)):
-        with pytest.raises(ContextError, match="cuts images into tiles"):
+        with pytest.raises(SottovoceError, match="cuts images into tiles"):
             block_groups(shape, 2)
     for shape in ((1, 3, 2), (1, 2, 3)):
-        with pytest.raises(ContextError, match="more than the image has"):
+        with pytest.raises(SottovoceError, match="more than the image has"):
             block_groups(shape, 3)
     assert open_statistic("moments", SHAPE, CLASSES).size == 6
     assert open_statistic("moments", SHAPE, CLASSES, 2).size == 24

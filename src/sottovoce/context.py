@@ -18,10 +18,6 @@ from sottovoce.catalog import entry
 from sottovoce.errors import SottovoceError
 
 
-class ContextError(SottovoceError):
-    """A context that cannot be computed from these records."""
-
-
 class Statistic(ABC):
     """A bounded per-record map and the sensitivity of its mean."""
 
@@ -31,11 +27,6 @@ class Statistic(ABC):
     """Largest distance between the vectors of any two records (a missing one counts as zero): charged."""
     radius: float = 1.0
     """Largest norm of a record's vector, and so of a mean of them."""
-
-    @property
-    def calibrated_spread(self) -> float:
-        """The distance for which noise is calibrated: never less than `spread`."""
-        return self.spread
 
     @property
     def neutral(self) -> Tensor:
@@ -51,8 +42,8 @@ class Statistic(ABC):
         return self.spread / records
 
     def calibrated_sensitivity(self, records: int) -> float:
-        """The same as the paper bounds it, where its bound is not tight: σ follows from it."""
-        return self.calibrated_spread / records
+        """The same as the paper bounds it, never less: σ follows from it."""
+        return self.sensitivity(records)
 
     def mean(
         self,
@@ -69,7 +60,7 @@ class Statistic(ABC):
         """
         found = len(x) if unit is None else len(torch.unique(unit))
         if found != records:
-            raise ContextError(
+            raise SottovoceError(
                 f"the context needs exactly {records} records, not {found}: set context_records"
             )
         vectors = self.per_record(x, y, logits)
@@ -116,16 +107,18 @@ class Moments(Statistic):
     """
 
     spread = math.sqrt(2.0)
-    calibrated_spread = 2.0
 
     def __init__(self, groups: Tensor) -> None:
         count = int(groups.max()) + 1
         sizes = torch.bincount(groups, minlength=count)
         if bool((sizes == 0).any()):
-            raise ContextError("every group of input coordinates needs a member: number them 0, 1, 2, …")
+            raise SottovoceError("every group of input coordinates needs a member: number them 0, 1, 2, …")
         self.size = 2 * count
         self._average = torch.zeros(len(groups), count, dtype=torch.float64)
         self._average[torch.arange(len(groups)), groups] = 1.0 / sizes[groups].double()
+
+    def calibrated_sensitivity(self, records: int) -> float:
+        return 2.0 / records
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         flat = x.reshape(len(x), -1).double()
@@ -163,7 +156,7 @@ class MeanPrediction(ClassShares):
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         if logits is None:
-            raise ContextError("context=predictions needs the model of its release round")
+            raise SottovoceError("context=predictions needs the model of its release round")
         hot = torch.nn.functional.one_hot(logits.argmax(dim=1), self.size).double()
         return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), hot, 0.0)
 
@@ -195,7 +188,7 @@ class Confusion(Statistic):
 
 def _probabilities(logits: Tensor | None) -> Tensor:
     if logits is None:
-        raise ContextError("class probabilities need the shared model: give its coefficients")
+        raise SottovoceError("class probabilities need the shared model: give its coefficients")
     probabilities = torch.softmax(logits.double(), dim=1)
     return torch.where(torch.isfinite(logits).all(dim=1, keepdim=True), probabilities, torch.nan)
 
@@ -234,14 +227,14 @@ def block_groups(shape: tuple[int, ...], blocks: int = 1) -> Tensor:
     """
     if len(shape) != 3:
         if blocks != 1:
-            raise ContextError(
+            raise SottovoceError(
                 f"context_groups={blocks} cuts images into tiles; records of shape {shape} take 1"
             )
         channels = shape[0] if len(shape) > 1 else 1
         return torch.arange(channels).repeat_interleave(math.prod(shape) // channels)
     channels, height, width = shape
     if blocks > min(height, width):
-        raise ContextError(f"context_groups={blocks} is more than the image has rows or columns: lower it")
+        raise SottovoceError(f"context_groups={blocks} is more than the image has rows or columns: lower it")
     rows = torch.arange(height) * blocks // height
     columns = torch.arange(width) * blocks // width
     tiles = rows[:, None] * blocks + columns[None, :]

@@ -31,6 +31,8 @@ from sottovoce.prior import ClassPriors, LabelShift
 from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger(__name__)
+_KEPT = ("contexts", "known", "center", "scale", "snapshot", "confusion", "confused")
+"""Tensors of a server, each an attribute of its own, that are in its state under these names."""
 
 
 def update_generator(
@@ -371,16 +373,7 @@ class Server:
             state.update({f"average.{name}": value for name, value in self._descent.means.items()})
             counts = [self._descent.rounds[name] for name in sorted(self._descent.means)]
             state["averaged"] = torch.tensor(counts, dtype=torch.int64)
-        state.update(
-            contexts=self._contexts,
-            known=self._known,
-            center=self._center,
-            scale=self._scale,
-            snapshot=self._snapshot,
-            confusion=self._confusion,
-            confused=self._confused,
-            round=torch.tensor(self.round),
-        )
+        state.update({name: getattr(self, f"_{name}") for name in _KEPT}, round=torch.tensor(self.round))
         if self.blueprint.plan.calibration:
             state.update(calibrations=self._calibrations, calibrated=self._calibrated)
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -391,14 +384,11 @@ class Server:
             self.generator.load_state_dict(_under("generator.", state))
             for name, value in _under("momentum.", state).items():
                 self._descent.state[name] = value.to(self._device)
-            self._contexts, self._known = state["contexts"].to(self._device), state["known"].to(self._device)
-            self._center, self._scale = state["center"].to(self._device), state["scale"].to(self._device)
-            self._snapshot = state["snapshot"].to(self._device)
+            for name in _KEPT:
+                if name in state or not name.startswith("confus"):  # files of version 0.1 have no confusions
+                    setattr(self, f"_{name}", state[name].to(self._device))
             self.round = int(state["round"])
             self._load_average(_under("average.", state), state.get("averaged"))
-            if "confusion" in state:  # files of version 0.1 have none
-                self._confusion = state["confusion"].to(self._device)
-                self._confused = state["confused"].to(self._device)
             if self.blueprint.plan.calibration:
                 self._calibrations, self._calibrated = state["calibrations"], state["calibrated"]
                 self._scaled = None

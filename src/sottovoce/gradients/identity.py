@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sottovoce.gradients import gpu
 from sottovoce.gradients.clipping import blank, clip_scales
-from sottovoce.gradients.layers import Capture, Convolution, Linear, Parameters, by_client
+from sottovoce.gradients.layers import Capture, Convolution, Linear, Parameters, by_client, written
 
 _IN_CACHE = 160 * 2**11
 """Numbers of a block: so many in float64 are read again from a CPU's caches."""
@@ -36,21 +36,20 @@ def clipped_sum(
     """
     count, scaled = len(losses), [*parameters][-1]
     outer: list[_Outer] = []
-    written: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
     for seen in captures:
         layer = seen.layer
         if isinstance(layer, Linear):
             constant = bias_scale if layer.bias == scaled else 1.0
-            outer.append(_Outer(layer, _grouped(seen.deltas, count), by_client(seen.inputs, count), constant))
-            continue
-        weight = layer.weight_gradients if isinstance(layer, Convolution) else layer.flat_gradients
-        written[layer.weight] = _grouped(weight(seen.inputs, seen.deltas), count)
-        if layer.bias is not None:
-            written[layer.bias] = _grouped(layer.bias_gradients(seen.deltas), count)
-    if scaled in written and bias_scale != 1.0:
-        written[scaled] = bias_scale * written[scaled]
+            outer.append(
+                _Outer(layer, by_client(seen.deltas, count), by_client(seen.inputs, count), constant)
+            )
+        else:
+            others |= {name: by_client(values, count) for name, values in written(seen)}
+    if scaled in others and bias_scale != 1.0:
+        others[scaled] = bias_scale * others[scaled]
     first = {} if known is None else {captures[0].layer.weight: known}
-    flat = _sums(outer, written, losses, clip, first)
+    flat = _sums(outer, others, losses, clip, first)
     for seen in captures:
         if isinstance(seen.layer, Convolution):
             flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], parameters[seen.layer.weight])
@@ -79,13 +78,13 @@ class _Outer(NamedTuple):
 
 
 def _sums(
-    outer: list[_Outer], written: dict[str, Tensor], losses: Tensor, clip: float, known: dict[str, Tensor]
+    outer: list[_Outer], others: dict[str, Tensor], losses: Tensor, clip: float, known: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The sums (clients, size) by name; `known` are squares of the norms of inputs."""
     on_gpu = gpu.on_gpu(losses)
     square = partial(gpu.squares, dim=2) if on_gpu else squares
     total = torch.zeros_like(losses, dtype=torch.float64)
-    for gradients in written.values():
+    for gradients in others.values():
         total = total + square(gradients)
     for one in outer:
         of_inputs = known.get(one.layer.weight)
@@ -94,15 +93,15 @@ def _sums(
     each = clip_scales(total.sqrt(), losses, clip)
     scales = each.unsqueeze(2)
     if on_gpu:  # takes all records at once, and what it reads for itself
-        sums = {name: gpu.weighted_sum(gradients.mT, each) for name, gradients in written.items()}
+        sums = {name: gpu.weighted_sum(gradients.mT, each) for name, gradients in others.items()}
         for one in outer:
             rows = gpu.exact(one.deltas, scales) * scales
             sums |= one.sums(rows, torch.bmm(rows.mT, gpu.exact(one.inputs, scales)))
         return sums
     if not float(scales.min()) > 0:  # asking costs less than blanking
-        written = {name: blank(gradients, scales) for name, gradients in written.items()}
+        others = {name: blank(gradients, scales) for name, gradients in others.items()}
         outer = [_Outer(layer, blank(d, scales), blank(x, scales), c) for layer, d, x, c in outer]
-    sums = {name: (gradients * scales).sum(1) for name, gradients in written.items()}
+    sums = {name: (gradients * scales).sum(1) for name, gradients in others.items()}
     for one in outer:
         rows = one.deltas * scales
         sums |= one.sums(rows, torch.stack(list(map(_outer_sum, rows, one.inputs))))
@@ -138,8 +137,3 @@ def _by_filter(summed: Tensor, parameter: Tensor) -> Tensor:
     """From the order of `Convolution.weight_gradients` to that of the parameter (clients, *shape)."""
     _, filters, channels, *window = parameter.shape
     return summed.reshape(-1, *window, channels, filters).permute(0, 4, 3, 1, 2).flatten(1)
-
-
-def _grouped(values: Tensor, clients: int) -> Tensor:
-    """(clients·records, ...) to (clients, records, size)."""
-    return by_client(values, clients).flatten(2)

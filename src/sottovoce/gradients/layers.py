@@ -194,6 +194,17 @@ class Capture:
     deltas: Tensor
 
 
+def written(seen: Capture) -> Iterator[tuple[str, Tensor]]:
+    """A layer's gradients (n, size of the parameter) by name; a convolution's weight is written by taps."""
+    layer = seen.layer
+    if isinstance(layer, Convolution):
+        yield layer.weight, layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
+    else:
+        yield layer.weight, layer.flat_gradients(seen.inputs, seen.deltas)
+    if layer.bias is not None:
+        yield layer.bias, layer.bias_gradients(seen.deltas)
+
+
 def capture(
     layers: tuple[Layer, ...], parameters: Parameters, x: Tensor, y: Tensor, loss: Losses
 ) -> tuple[list[Capture], Tensor]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +26,16 @@ from torch import Tensor, nn
 
 from sottovoce.gradients import gpu
 from sottovoce.gradients.clipping import Sums
-from sottovoce.gradients.layers import Capture, Convolution, Linear, Parametric, Plain, record_last, stack
+from sottovoce.gradients.layers import (
+    Capture,
+    Convolution,
+    Linear,
+    Parametric,
+    Plain,
+    record_last,
+    stack,
+    written,
+)
 from sottovoce.models import places, trainable
 from sottovoce.subspace import Share, SignedPartition, StructuredPartition
 
@@ -176,7 +185,7 @@ class Products:
         table = captures[0].deltas.new_empty(count, self.height, stride)
         table[:, _ONE] = 1.0
         for seen in captures:
-            for name, values in _written(seen):
+            for name, values in _rows(seen):
                 start, mine = self.rows[name], record_last(values, count)
                 table[:, start : start + mine.shape[1], :records] = mine
         kernels = gpu.kernels(table.device.type)
@@ -193,19 +202,11 @@ class Products:
         return found
 
 
-def _written(seen: Capture) -> Iterator[tuple[str, Tensor]]:
+def _rows(seen: Capture) -> Iterable[tuple[str, Tensor]]:
     """The rows that a layer adds to the table, (n, rows), by name; the bias of a linear layer has its δ."""
-    layer = seen.layer
-    if isinstance(layer, Linear):
-        yield f"{layer.weight}.x", seen.inputs
-        yield layer.weight, seen.deltas
-        return
-    if isinstance(layer, Convolution):
-        yield layer.weight, layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
-    else:
-        yield layer.weight, layer.flat_gradients(seen.inputs, seen.deltas)
-    if layer.bias is not None:
-        yield layer.bias, layer.bias_gradients(seen.deltas)
+    if isinstance(seen.layer, Linear):
+        return (f"{seen.layer.weight}.x", seen.inputs), (seen.layer.weight, seen.deltas)
+    return written(seen)
 
 
 def products(module: nn.Module, bases: tuple[SignedPartition, ...], device: torch.device) -> Products | None:
@@ -281,28 +282,26 @@ class Unstructured:
         buffer = getattr(self._local, "buffer", None)
         if buffer is None or buffer.numel() < math.prod(shape):
             buffer = self._local.buffer = deltas.new_empty(math.prod(shape))
-        written = buffer[: math.prod(shape)].view(shape)
+        table = buffer[: math.prod(shape)].view(shape)
         for seen in captures:
-            self._write(written, seen)
-        return [self._sums(written, clients)]
+            self._write(table, seen)
+        return [self._sums(table, clients)]
 
-    def _write(self, written: Tensor, seen: Capture) -> None:
-        layer, place, count = seen.layer, self._places[seen.layer.weight], len(written)
-        out = written[:, place.span]
+    def _write(self, table: Tensor, seen: Capture) -> None:
+        layer, count = seen.layer, len(table)
+        rest: Iterable[tuple[str, Tensor]] = written(seen)
         if isinstance(layer, Linear):
+            place = self._places[layer.weight]
             deltas, inputs = (record_last(t, count).contiguous() for t in (seen.deltas, seen.inputs))
-            torch.mul(deltas.unsqueeze(2), inputs.unsqueeze(1), out=out.view(count, *place.shape, -1))
-        elif isinstance(layer, Convolution):
-            gradients = layer.weight_gradients(seen.inputs, seen.deltas).flatten(1)
+            out = table[:, place.span].view(count, *place.shape, -1)
+            torch.mul(deltas.unsqueeze(2), inputs.unsqueeze(1), out=out)
+            rest = [] if layer.bias is None else [(layer.bias, seen.deltas)]
+        for name, gradients in rest:
+            out = table[:, self._places[name].span]
             if count == 1:  # transposing a matrix is twice as fast as permuting a batch of one
                 out[0].copy_(gradients.T)
             else:
                 out.copy_(record_last(gradients, count))
-        else:
-            out.copy_(record_last(layer.flat_gradients(seen.inputs, seen.deltas), count))
-        if layer.bias is not None:
-            bias = written[:, self._places[layer.bias].span]
-            bias.copy_(record_last(layer.bias_gradients(seen.deltas), count))
 
 
 @lru_cache(maxsize=8)
