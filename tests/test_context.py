@@ -149,7 +149,7 @@ def test_two_records_differ_in_their_moments_by_the_charged_spread_and_by_no_mor
     farthest = float(torch.cdist(everything, everything).max())
     assert farthest <= statistic.spread * (1 + 1e-12)
     assert farthest == pytest.approx(math.sqrt(2.0), rel=1e-12)  # tight
-    assert statistic.calibrated_spread == 2.0
+    assert statistic.calibrated_sensitivity(1) == 2.0
 
 
 def test_noise_is_calibrated_for_the_papers_bound_and_charged_by_the_tight_one() -> None:

@@ -56,9 +56,9 @@ class ClassPriors:
 
     def future(self, context: Tensor, shift: LabelShift | None) -> Tensor:
         """Coefficients (k,) for a future client's context (classes,)."""
-        if shift is None:
-            return shares(context[None], self.future_noise)[0].log() @ self.directions
-        estimate, deviation = shift.estimate(context, self.future_noise)
+        estimate, deviation = context, self.future_noise
+        if shift is not None:
+            estimate, deviation = shift.estimate(context, self.future_noise)
         return shares(estimate[None], deviation)[0].log() @ self.directions
 
 

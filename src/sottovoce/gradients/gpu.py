@@ -45,10 +45,8 @@ class Window:
         )
         return down, across
 
-    def patches(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """(n, channels, height, width) to (n, taps·channels, positions), with the positions' height and
-        width.
-        """
+    def patches(self, images: Tensor) -> Tensor:
+        """(n, channels, height, width) to (n, taps·channels, positions)."""
         (vertical, horizontal), (down, across) = self.padding, self.stride
         if vertical or horizontal:
             images = F.pad(images, (horizontal, horizontal, vertical, vertical))
@@ -60,12 +58,10 @@ class Window:
             images.contiguous(memory_format=layout).unfold(2, spans[0], down).unfold(3, spans[1], across)
         )
         taps = windows[..., :: self.dilation[0], :: self.dilation[1]]
-        n, _, *size = taps.shape[:4]
+        n, _, height, width = taps.shape[:4]
         if by_channel:
-            found = taps.permute(0, 2, 3, 4, 5, 1).reshape(n, size[0] * size[1], -1).transpose(1, 2)
-        else:
-            found = taps.permute(0, 4, 5, 1, 2, 3).reshape(n, -1, size[0] * size[1])
-        return found, (size[0], size[1])
+            return taps.permute(0, 2, 3, 4, 5, 1).reshape(n, height * width, -1).transpose(1, 2)
+        return taps.permute(0, 4, 5, 1, 2, 3).reshape(n, -1, height * width)
 
 
 def on_gpu(values: Tensor) -> bool:
@@ -111,15 +107,15 @@ def weighted_sum(values: Tensor, scales: Tensor) -> Tensor:
 def patches(window: Window, images: Tensor) -> Tensor:
     """`Window.patches`, (n, taps·channels, positions); not for images that a gradient is asked of."""
     found = kernels(images.device.type)
-    taken: Tensor = window.patches(images)[0] if found is None else found.patches(window, images)
+    taken: Tensor = window.patches(images) if found is None else found.patches(window, images)
     return taken
 
 
 def convolved(window: Window, images: Tensor, weights: Tensor) -> Tensor:
     """A convolution of each image with weights of its own (n, filters, taps·channels), by patches."""
     if kernels(images.device.type) is None:
-        taken, size = window.patches(images)
-        return torch.bmm(weights, taken).reshape(len(images), -1, *size)
+        size = window.places(*images.shape[2:])
+        return torch.bmm(weights, window.patches(images)).reshape(len(images), -1, *size)
     out: Tensor = _Convolved.apply(images, weights, window)  # type: ignore[no-untyped-call]
     return out
 

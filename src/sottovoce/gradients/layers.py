@@ -104,7 +104,7 @@ class Convolution:
         each = max(1, _IN_CACHE // (out.shape[1] * by_position.shape[1] * images.element_size()))
         for start in range(0, n, each):
             part = slice(start, start + each)
-            torch.bmm(self.window.patches(images[part])[0], by_position[part], out=out[part])
+            torch.bmm(self.window.patches(images[part]), by_position[part], out=out[part])
         return out
 
     def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
