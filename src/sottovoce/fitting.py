@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from sottovoce.data import Records
 from sottovoce.models import logits, places
-from sottovoce.tasks import Losses, Task
+from sottovoce.tasks import Task
 
 BIAS_STRENGTH = 0.01
 """How far the last bias is drawn, against all other parameters: shares of classes are a site's own."""
@@ -78,44 +79,6 @@ class Spanned:
     def layer(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Weight (outputs, d) and bias (outputs,) that a layer gains with coefficients (r + 1, outputs)."""
         return coefficients[:-1].T @ self.directions, coefficients[-1]
-
-
-def fit_linear(
-    spanned: Spanned,
-    offsets: Tensor,
-    y: Tensor,
-    weights: Tensor,
-    strengths: Sequence[float],
-    losses: Losses,
-    curvature: float,
-    tolerance: float,
-) -> Iterator[Tensor]:
-    """Coefficients (problems, r + 1, outputs) at each strength λ/m, decreasing as given.
-
-    `offsets` (problems, m, outputs) are the outputs of each problem's center, `weights` (problems, m) what
-    each record counts there (0: it is left out). `curvature` is the second derivative of a loss in an output,
-    roughly.
-    """
-    z = spanned.coordinates
-    problems, _, outputs = offsets.shape
-    penalty = z.new_ones(z.shape[1])
-    penalty[-1] = BIAS_STRENGTH
-    d = z.new_zeros(problems, z.shape[1], outputs)
-    for strength in strengths:
-        scale = 1.0 / (curvature * spanned.squares + strength * penalty)
-
-        def value_and_gradient(at: Tensor, strength: float = strength) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                out = (offsets + z @ at).requires_grad_()
-                each = losses(out.flatten(0, 1), y.repeat(problems, *(1,) * (y.dim() - 1)))
-                value = (each.reshape(problems, -1) * weights).sum(dim=1)
-                (slope,) = torch.autograd.grad(value.sum(), out)
-            drawn = penalty[:, None] * at
-            total = value.detach() + 0.5 * strength * (drawn * at).sum(dim=(1, 2))
-            return total, z.T @ slope + strength * drawn
-
-        d = _lbfgs(value_and_gradient, d, scale[:, None], tolerance)
-        yield d
 
 
 def _lbfgs(
@@ -182,20 +145,23 @@ def _wide(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *(1,) * (like.dim() - 1))
 
 
+@dataclass(frozen=True, eq=False)
 class Family(ABC):
     """The fits of one model to one site's records, all of them usable."""
 
-    def __init__(self, module: nn.Module, published: Tensor, records: Records, task: Task) -> None:
-        self._module, self._published, self._records, self._task = module, published, records, task
+    module: nn.Module
+    published: Tensor
+    records: Records
+    task: Task
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model at θ."""
         with torch.no_grad():
-            return logits(self._module, theta, x)
+            return logits(self.module, theta, x)
 
-    @abstractmethod
     def on(self, records: Records) -> Self:
         """The same fits, as far as they were chosen, to other records."""
+        return replace(self, records=records)
 
     @abstractmethod
     def out_of_fold(self, folds: Tensor, progress: Callable[[float], None]) -> dict[Choice, Tensor]:
@@ -206,6 +172,7 @@ class Family(ABC):
         """θ (d,) of the fit to all records."""
 
 
+@dataclass(frozen=True, eq=False)
 class LinearFamily(Family):
     """Fits of one linear layer: every share of the published model and a whole path of strengths together."""
 
@@ -216,12 +183,9 @@ class LinearFamily(Family):
     CURVATURE = 0.25
     """Of a cross-entropy in an output, at its most; a scale for steps, not a bound."""
 
-    def __init__(self, module: nn.Module, published: Tensor, records: Records, task: Task) -> None:
-        super().__init__(module, published, records, task)
-        self._spanned = Spanned.of(records.x)
-
-    def on(self, records: Records) -> Self:
-        return type(self)(self._module, self._published, records, self._task)
+    @cached_property
+    def _spanned(self) -> Spanned:
+        return Spanned.of(self.records.x)
 
     def out_of_fold(self, folds: Tensor, progress: Callable[[float], None]) -> dict[Choice, Tensor]:
         count = int(folds.max()) + 1
@@ -238,7 +202,7 @@ class LinearFamily(Family):
             outputs = (offsets + self._spanned.coordinates @ fitted).reshape(-1, count, *offsets.shape[1:])
             for place, (share, each) in enumerate(zip(self.SHARES, outputs, strict=True)):
                 found[Choice(share, strength)] = each[folds, mine]
-                loss = float(self._task.losses(each[folds, mine], self._records.y).mean())
+                loss = float(self.task.losses(each[folds, mine], self.records.y).mean())
                 since[place] = 0 if loss < best[place] else since[place] + 1
                 best[place] = min(best[place], loss)
             progress(done / len(strengths))
@@ -248,28 +212,51 @@ class LinearFamily(Family):
 
     def fit(self, choice: Choice) -> Tensor:
         if math.isinf(choice.strength):
-            return choice.share * self._published
-        m = len(self._records)
-        offsets, weights = self._centers((choice.share,)), self._records.x.new_full((1, m), 1.0 / m)
+            return choice.share * self.published
+        m = len(self.records)
+        offsets, weights = self._centers((choice.share,)), self.records.x.new_full((1, m), 1.0 / m)
         path = [*[one for one in self.STRENGTHS if one > choice.strength][-1:], choice.strength]
         *_, fitted = self._path(offsets, weights, path, FINE)
         weight, bias = self._spanned.layer(fitted[0])
-        return choice.share * self._published + torch.cat([weight.flatten(), bias])
+        return choice.share * self.published + torch.cat([weight.flatten(), bias])
 
     def _centers(self, shares: Sequence[float]) -> Tensor:
         """Returns what records get from shares of the published layer, (shares, m, outputs)."""
-        published = self.outputs(self._published, self._records.x)
+        published = self.outputs(self.published, self.records.x)
         return torch.stack([share * published for share in shares])
 
     def _path(
         self, offsets: Tensor, weights: Tensor, strengths: Sequence[float], tolerance: float
     ) -> Iterator[Tensor]:
-        per_record = [strength / len(self._records) for strength in strengths]
-        curvature = 1.0 if self._task.name == "number" else self.CURVATURE
-        losses, y = self._task.losses, self._records.y
-        return fit_linear(self._spanned, offsets, y, weights, per_record, losses, curvature, tolerance)
+        """Coefficients (problems, r + 1, outputs) at each strength λ, decreasing as given.
+
+        `offsets` (problems, m, outputs) are the outputs of each problem's center, `weights` (problems, m)
+        what each record counts there (0: it is left out).
+        """
+        z, y = self._spanned.coordinates, self.records.y
+        problems, _, outputs = offsets.shape
+        curvature = 1.0 if self.task.name == "number" else self.CURVATURE
+        penalty = z.new_ones(z.shape[1])
+        penalty[-1] = BIAS_STRENGTH
+        d = z.new_zeros(problems, z.shape[1], outputs)
+        for strength in (each / len(y) for each in strengths):
+            scale = 1.0 / (curvature * self._spanned.squares + strength * penalty)
+
+            def value_and_gradient(at: Tensor, strength: float = strength) -> tuple[Tensor, Tensor]:
+                with torch.enable_grad():
+                    out = (offsets + z @ at).requires_grad_()
+                    each = self.task.losses(out.flatten(0, 1), y.repeat(problems, *(1,) * (y.dim() - 1)))
+                    value = (each.reshape(problems, -1) * weights).sum(dim=1)
+                    (slope,) = torch.autograd.grad(value.sum(), out)
+                drawn = penalty[:, None] * at
+                total = value.detach() + 0.5 * strength * (drawn * at).sum(dim=(1, 2))
+                return total, z.T @ slope + strength * drawn
+
+            d = _lbfgs(value_and_gradient, d, scale[:, None], tolerance)
+            yield d
 
 
+@dataclass(frozen=True, eq=False)
 class ModuleFamily(Family):
     """Fits of any module by L-BFGS, stopped when records of the fold that is left out get worse.
 
@@ -281,46 +268,38 @@ class ModuleFamily(Family):
     SPELLS, SPELL = 8, 15
     """How often a fit is looked at, and the steps in between."""
 
-    def __init__(
-        self, module: nn.Module, published: Tensor, records: Records, task: Task, fresh: Tensor
-    ) -> None:
-        super().__init__(module, published, records, task)
-        self._fresh = fresh
-        self._spells: dict[Choice, list[int]] = {}
-
-    def on(self, records: Records) -> Self:
-        other = type(self)(self._module, self._published, records, self._task, self._fresh)
-        other._spells = self._spells
-        return other
+    fresh: Tensor
+    spells: dict[Choice, list[int]] = field(default_factory=dict)
+    """After how many of them the fits to other folds were best."""
 
     def out_of_fold(self, folds: Tensor, progress: Callable[[float], None]) -> dict[Choice, Tensor]:
         count, done = int(folds.max()) + 1, 0
         choices = [Choice(share, strength) for share in (0.0, 1.0) for strength in self.STRENGTHS]
-        published = self.outputs(self._published, self._records.x)
+        published = self.outputs(self.published, self.records.x)
         found = {AS_PUBLISHED: published, **{choice: torch.empty_like(published) for choice in choices}}
         for choice in choices:
             for fold in range(count):
                 out = folds == fold
-                theta, spells = self._fitted(choice, self._records[~out], self._records[out], self.SPELLS)
-                self._spells.setdefault(choice, []).append(spells)
-                found[choice][out] = self.outputs(theta, self._records.x[out])
+                theta, spells = self._fitted(choice, self.records[~out], self.records[out], self.SPELLS)
+                self.spells.setdefault(choice, []).append(spells)
+                found[choice][out] = self.outputs(theta, self.records.x[out])
                 done += 1
                 progress(done / (len(choices) * count))
         return found
 
     def fit(self, choice: Choice) -> Tensor:
         if math.isinf(choice.strength):
-            return self._published
-        spells = sorted(self._spells[choice])[len(self._spells[choice]) // 2]
-        return self._fitted(choice, self._records, None, spells)[0]
+            return self.published
+        spells = sorted(self.spells[choice])[len(self.spells[choice]) // 2]
+        return self._fitted(choice, self.records, None, spells)[0]
 
     def _fitted(
         self, choice: Choice, records: Records, judge: Records | None, spells: int
     ) -> tuple[Tensor, int]:
         """θ, and after how many spells: the best for `judge`, if there is one."""
-        center = self._fresh if choice.share == 0 else self._published
+        center = self.fresh if choice.share == 0 else self.published
         drawn = center.new_ones(len(center))
-        last = list(places(self._module).items())[-1]
+        last = list(places(self.module).items())[-1]
         if last[0].endswith("bias"):
             drawn[last[1].span] = BIAS_STRENGTH
         theta = center.clone().requires_grad_()
@@ -328,7 +307,7 @@ class ModuleFamily(Family):
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = self._task.losses(logits(self._module, theta, records.x), records.y).mean()
+            loss = self.task.losses(logits(self.module, theta, records.x), records.y).mean()
             loss = loss + choice.strength / (2 * len(records)) * (drawn * (theta - center).square()).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
@@ -342,7 +321,7 @@ class ModuleFamily(Family):
             if judge is None:
                 kept, at = now, spell
                 continue
-            loss = float(self._task.losses(self.outputs(now, judge.x), judge.y).mean())
+            loss = float(self.task.losses(self.outputs(now, judge.x), judge.y).mean())
             if loss >= best:
                 break
             kept, best, at = now, loss, spell
