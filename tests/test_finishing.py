@@ -266,6 +266,21 @@ def test_models_are_finished_beside_themselves(run: Path, tmp_path: Path) -> Non
         PersonalModel.read(tmp_path / "east.home.safetensors")
 
 
+def test_which_models_are_published_does_not_follow_from_what_can_be_finished(
+    run: Path, tmp_path: Path
+) -> None:
+    east = run / "sites/east.csv"
+    given = east.read_text()
+    east.write_text(given.replace("no", "yes"))
+    try:
+        with pytest.raises(CannotFinish, match="every record has the same target"):
+            write_models(run / "run", tmp_path, finish=True)
+    finally:
+        east.write_text(given)
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert names == ["east.safetensors", "north.safetensors", "west.safetensors"]
+
+
 def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path) -> None:
     """The default preset of tables has a public context: nothing of the file is released, labels least."""
     published = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from sottovoce import (
     PersonalModel,
@@ -23,9 +24,9 @@ from sottovoce import (
     train,
     write_models,
 )
-from sottovoce.data import DataError, Dataset, Facts, check
+from sottovoce.data import DataError, Dataset, Description, Facts, check
 from sottovoce.errors import SottovoceError
-from sottovoce.given import given
+from sottovoce.given import _columns, given
 from sottovoce.plan import Plan
 from tests.small import ILL
 
@@ -174,6 +175,25 @@ def test_hugging_face_datasets_bring_classes_and_clients() -> None:
         from_huggingface(rows, y="digit")
 
 
+def test_the_time_zone_of_one_record_decides_about_no_day_of_another() -> None:
+    """pyarrow takes the first cell's zone for a whole column of Python's own instants."""
+    pandas = pytest.importorskip("pandas")
+    agreed = Description.parse(
+        'task = "classes"\n[target]\ncolumn = "ill"\nvalues = ["0", "1"]\n[columns.seen]\nkind = "date"\n'
+        'since = 2020-01-01\nuntil = 2020-12-31\nparts = ["days"]\n'
+    )
+    late, found = datetime(2020, 1, 1, 20, tzinfo=UTC), set()
+    for hours in (0, 9, -9):
+        first = datetime(2020, 5, 1, tzinfo=timezone(timedelta(hours=hours)))
+        seen = pandas.Series([first, late, date(2020, 2, 1), None], dtype=object)
+        table = pandas.DataFrame({"seen": seen, "ill": [0, 1, 0, 1]})
+        found.add(tuple(from_clients({"a": table}, records=agreed).x[:, 0].tolist()))
+    [(_, second, third, fourth)] = found
+    assert second < third < fourth
+    ids = pandas.DataFrame({"id": pandas.Series([2**60 + 1, None], dtype=object)})
+    assert _columns("a", ids).texts("id").cells == [str(2**60 + 1), ""]
+
+
 def test_a_table_of_hugging_face_is_read_by_its_agreement(tmp_path: Path, agreed: Path) -> None:
     datasets = pytest.importorskip("datasets")
     table = frame(1)
@@ -184,6 +204,7 @@ def test_a_table_of_hugging_face_is_read_by_its_agreement(tmp_path: Path, agreed
 
 
 X, Y = arrays(1)
+BYTES = torch.ones(9, 3).byte()
 WRONG: dict[str, tuple[Any, str]] = {
     "two ways": ({"dataset": (X, Y), "clients": {"a": (X, Y)}}, "leave one of them out"),
     "nothing": ({"clients": {}}, "give at least one"),
@@ -202,6 +223,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "facts unlike": (
         {"clients": {"a": from_torch(torch_dataset(1)), "b": from_torch(torch_dataset(1), classes=3)}},
         "described otherwise",
+    ),
+    "unlike items": (
+        {"dataset": ConcatDataset([torch_dataset(1), TensorDataset(torch.ones(3, 2), torch.ones(3).long())])},
+        "records of own data differ in shape",
+    ),
+    "bytes beside numbers": (
+        {"dataset": ConcatDataset([TensorDataset(BYTES, torch.ones(9).long()), torch_dataset(1)])},
+        "records of own data are bytes, which count from 0 to 1, and other numbers",
     ),
     "records alone": ({"records": "records.toml"}, "give those too"),
     "no such file": ({"clients": {"a": {"age": [1]}}, "records": "nowhere.toml"}, "no nowhere.toml"),

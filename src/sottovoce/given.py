@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sottovoce.data.columns import ArrowColumns, arrow
 from sottovoce.data.dataset import joined
 from sottovoce.data.description import NAME
 from sottovoce.data.folder import Copies
-from sottovoce.data.own import Array, check_name, from_arrays, items_of
+from sottovoce.data.own import Array, check_name, from_arrays, items_of, stacked
 from sottovoce.data.section import canonical
 from sottovoce.data.tables import known_columns
 
@@ -130,12 +131,12 @@ def from_huggingface(
     records = [np.asarray(one) for one in dataset[x]]
     if len({one.shape for one in records}) != 1:
         raise DataError(f"records of column '{x}' differ in shape, or there are none: bring them to one")
-    stacked = np.stack(records)
-    if type(features[x]).__name__ == "Image" and stacked.ndim == 4:
-        stacked = np.moveaxis(stacked, 3, 1)
+    pictures = stacked(records, f"records of column '{x}'")
+    if type(features[x]).__name__ == "Image" and pictures.ndim == 4:
+        pictures = np.moveaxis(pictures, 3, 1)
     owner = None if client is None else np.asarray([str(one) for one in dataset[client]])
     classes = getattr(features[y], "num_classes", None)
-    found = from_arrays(name, _array(x, stacked), _array(y, dataset[y]), owner, classes=classes)
+    found = from_arrays(name, _array(x, pictures), _array(y, dataset[y]), owner, classes=classes)
     return replace(found, facts=replace(found.facts, class_names=tuple(getattr(features[y], "names", ()))))
 
 
@@ -211,7 +212,7 @@ def _tables(name: str, held: Mapping[str, Held], records: str | Path | Descripti
 def _columns(client: str, table: Any) -> ArrowColumns:
     pa, _ = arrow()
     try:
-        found = pa.table(table.with_format("arrow")[:] if _hugging_face(table) else table)
+        found = pa.table(table.with_format("arrow")[:] if _hugging_face(table) else _days_as_texts(table))
     except (TypeError, ValueError, AttributeError) as error:  # also pyarrow's own
         kind, reason = type(table).__name__, str(error).strip().splitlines()[0][:100]
         raise DataError(
@@ -219,6 +220,22 @@ def _columns(client: str, table: Any) -> ArrowColumns:
         ) from None
     names = found.column_names
     return ArrowColumns(found, known_columns(client, names, names))
+
+
+def _days_as_texts(table: Any) -> Any:
+    """A DataFrame of pandas whose days and instants, where they are objects, are texts.
+
+    Of such a column pyarrow would take the first record's kind and time zone for all.
+    """
+    if not hasattr(table, "select_dtypes"):
+        return table
+    table = table.copy(deep=False)
+    for place, kind in enumerate(table.dtypes):
+        if str(kind) == "object":
+            column = table.iloc[:, place]
+            cells = [str(cell) if isinstance(cell, date | time) else cell for cell in column]
+            table.isetitem(place, type(column)(cells, column.index, dtype=object))
+    return table
 
 
 def _joined(name: str, held: Mapping[str, Held]) -> Dataset:

@@ -62,6 +62,9 @@ _SHORTER = (
     (r"^([0-9]{4}-[0-9]{2}-[0-9]{2}) 00:00:00$", r"\1"),
 )
 """What a column's unit adds to an instant as text: noughts, and the hour of days among instants."""
+_LINE_END = re.compile(r"\r\n*")
+"""One in a text. pyarrow reads \\r\\n as \\r where a block of a file ends between the two, and how long other
+records are decides where that is."""
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
@@ -187,6 +190,8 @@ class ArrowColumns(Columns):
             column, unreadable, commas = _spelled(column, decimal)
         elif not _numeric(column.type):
             raise DataError(f"holds {column.type} where numbers were agreed on: save it as numbers")
+        elif pa.types.is_decimal(column.type):
+            column = column.cast(pa.string())  # a text is rounded alike, however many decimals a column has
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.int8())
         values = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
@@ -256,6 +261,8 @@ def _numeric(kind: Any) -> bool:
 
 def _text(value: object) -> str:
     """A cell as text, of its own value alone: how many decimals a column has, its other cells may decide."""
+    if isinstance(value, str):
+        return _LINE_END.sub("\n", value) if "\r" in value else value
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     if isinstance(value, Decimal):

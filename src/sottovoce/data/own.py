@@ -85,7 +85,16 @@ def items_of(dataset: TorchDataset[Any], name: str) -> tuple[Array, Array]:
         raise DataError(f"{name} has no records: give at least one")
     if len({x.shape for x in xs}) > 1:
         raise DataError(f"records of {name} differ in shape: resize them to one shape in the dataset")
-    return np.stack(xs), np.stack(ys)
+    return stacked(xs, f"records of {name}"), np.stack(ys)
+
+
+def stacked(xs: Sequence[Array], which: str) -> Array:
+    """Records of one shape as one array: none of them decides how others are read."""
+    if len({x.dtype == np.uint8 for x in xs}) > 1:
+        raise DataError(
+            f"{which} are bytes, which count from 0 to 1, and other numbers: bring all to one kind of number"
+        )
+    return np.stack(xs)
 
 
 def from_arrays(

@@ -164,6 +164,7 @@ def _longest(path: Path, delimiter: str) -> int:
     """Bytes of the longest record; refuses a quote that neither opens nor closes a cell and is not doubled.
 
     pyarrow reads on across such quotes: two records would become one, or a cell take the rest of the file.
+    After a NUL it takes an open cell for a closed one where its block ends, in the next record too.
     """
     end = rf"[{delimiter}\r\n]"
     cell = rf'(?:[^"{end[1:]}*+|"(?:[^"]++|"")*+"(?={end}|\Z))'
@@ -172,6 +173,9 @@ def _longest(path: Path, delimiter: str) -> int:
         if not path.stat().st_size:
             return 0
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if (nul := data.find(b"\0")) >= 0:
+                line = data[:nul].count(b"\n") + 1
+                raise DataError(f"{path} holds a NUL byte in line {line}: remove it, and save it as UTF-8")
             place, longest = 3 if data[:3] == b"\xef\xbb\xbf" else 0, 0
             while place < len(data):
                 found = record.match(data, place)

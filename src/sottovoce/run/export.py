@@ -108,10 +108,10 @@ def write_models(
     """Writes the models of a run's participants into the folder `out`, each under its client's name.
 
     `clients` are the names of those that are wanted, by default all. Returns for each of them `client`,
-    `model` (the file), `epsilon` and `delta`. With `finish` each is finished on its client's own file, into
-    NAME.home.safetensors beside it, and `home` says how. `progress` is called with each name and how many
-    there are. Beside each model lies its card; it states held-out metrics where records are public or the run
-    was seeded, and else only with `metrics`, for no ε covers them.
+    `model` (the file), `epsilon` and `delta`. With `finish`, when all are written, each is finished on its
+    client's own file, into NAME.home.safetensors beside it, and `home` says how. `progress` is called with
+    each name and how many there are. Beside each model lies its card; it states held-out metrics where
+    records are public or the run was seeded, and else only with `metrics`, for no ε covers them.
     """
     directory = RunDirectory(run)
     result = directory.result()
@@ -137,7 +137,8 @@ def write_models(
     for participant, name in enumerate(names):
         if clients and name not in clients:
             continue
-        progress(name, len(clients or names))
+        if not finish:
+            progress(name, len(clients or names))
         path = folder / files[participant]
         spent = result["epsilon"]["per_client"].get(name)
         coefficients = server.coefficients([participant])[0]
@@ -152,10 +153,11 @@ def write_models(
         measured = result.get("metrics", {}).get("per_client", {}).get(name) if shown else None
         write_model(path, model, measured)
         row = {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
-        if finish:
-            at_home = home_file(path)
-            row["home"] = finish_at_home(path, sources[name], at_home, module=module, features=features)
         written.append(row)
+    for row in written if finish else []:  # nobody's records decide whether or when another's is published
+        progress(row["client"], len(written))
+        path, source = Path(row["model"]), sources[row["client"]]
+        row["home"] = finish_at_home(path, source, home_file(path), module=module, features=features)
     return written
 
 
