@@ -109,12 +109,6 @@ def test_a_record_with_a_token_outside_the_vocabulary_contributes_zero(statistic
     assert torch.allclose(statistic.mean(x, y, 4, unit=torch.arange(4)), expected)
 
 
-def test_every_context_of_the_catalog_can_be_opened_and_an_unknown_one_is_refused() -> None:
-    assert all(open_statistic(name, SHAPE, CLASSES).size for name in CONTEXTS)
-    with pytest.raises(SottovoceError, match="did you mean 'labels'"):
-        open_statistic("label", SHAPE, CLASSES)
-
-
 def test_only_the_label_histogram_uses_labels_and_only_predictions_a_model() -> None:
     assert {name for name, traits in CONTEXTS.items() if traits.uses_labels} == {"labels", "shares"}
     assert {name for name, traits in CONTEXTS.items() if traits.uses_model} == {"predictions"}

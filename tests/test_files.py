@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,17 +268,6 @@ def test_a_new_database_is_its_owners_from_the_first_moment(tmp_path: Path, no_u
     assert mode(database.path) == 0o600
     database.restrict()  # of files that are not there, nothing is said
     database.close()
-
-
-def test_a_database_waits_as_told_in_pages_as_told_and_belongs_to_one_thread(tmp_path: Path) -> None:
-    usual = Database(tmp_path / "usual.sqlite", explain)
-    large = Database(tmp_path / "large.sqlite", explain, timeout=1.5, page_size=8192, threads=True)
-    assert large.query("PRAGMA busy_timeout") == [(1500,)]
-    assert large.query("PRAGMA page_size") == [(8192,)]
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(large.query, "SELECT 1").result() == [(1,)]
-        with pytest.raises(sqlite3.ProgrammingError, match="thread"):
-            pool.submit(usual.query, "SELECT 1").result()
 
 
 def test_errors_of_the_database_and_of_the_disk_become_ours_and_mistakes_do_not(

@@ -143,11 +143,6 @@ def test_impossible_sizes_are_refused_in_one_line(k: int) -> None:
         open_basis("unstructured", nn.Linear(4, 3), k, seed=0)
 
 
-def test_unknown_kinds_name_the_nearest() -> None:
-    with pytest.raises(SottovoceError, match="did you mean 'structured'"):
-        open_basis("structred", nn.Linear(4, 3), 5, seed=0)  # type: ignore[arg-type]
-
-
 # Groups of a structured basis: exactly k, at least one a row, none across rows.
 
 

@@ -59,7 +59,6 @@ def test_a_statistic_of_another_shape_is_refused(shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     ("name", "arguments", "complaint"),
     [
-        ("polr", {}, "did you mean 'polar'"),
         ("direct", {"size": 0}, "at least one"),
         ("direct", {"sigma": 0.0}, "positive"),
         ("direct", {"sigma": float("nan")}, "positive"),

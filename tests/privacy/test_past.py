@@ -7,8 +7,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +27,6 @@ from sottovoce.privacy.ledger import (
     Total,
     client_scope,
 )
-from sottovoce.privacy.ledger_file import LedgerFile
 from sottovoce.privacy.past import Past, Remembered
 from sottovoce.privacy.rollback import Memory
 
@@ -362,23 +359,6 @@ def test_a_backup_of_version_01_beside_a_witness_is_a_restored_ledger(path: Path
     assert release(path, "b") == pytest.approx(spent)
 
 
-def test_deleted_bytes_are_overwritten_and_commits_synced(path: Path) -> None:
-    release(path, "a", 1)
-    file = LedgerFile.open(path, MINE)
-    assert file.query("PRAGMA secure_delete") == [(1,)]
-    assert file.query("PRAGMA synchronous") == [(2,)]
-    for table in ("lost", "budget"):
-        file.query(
-            "INSERT INTO lost VALUES (9, 'c', 'r', 1, 0.5, '', 0, 0)"
-            if table == "lost"
-            else "INSERT INTO budget VALUES (9, 1.0, 1e-5, 'exact', 0, '')"
-        )
-        for statement in (f"UPDATE {table} SET id = 8", f"DELETE FROM {table}"):
-            with pytest.raises(LedgerError, match="append-only"):
-                file.query(statement)
-    file.close()
-
-
 def test_who_comes_second_when_a_ledger_is_created_takes_the_first(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,21 +372,6 @@ def test_who_comes_second_when_a_ledger_is_created_takes_the_first(
 
     monkeypatch.setattr(os, "link", faster)
     assert release(path, "second") == spent[0] > 0
-
-
-def test_a_lock_is_locked_for_other_processes(tmp_path: Path) -> None:
-    from sottovoce.files import locked
-
-    lock = tmp_path / "lock"
-    attempt = (
-        "from sottovoce.files import locked\nfrom pathlib import Path\n"
-        f"with locked(Path({str(lock)!r}), timeout=0.0, busy='taken'): pass"
-    )
-    with locked(lock):
-        refused = subprocess.run([sys.executable, "-c", attempt], capture_output=True, text=True)
-    assert "taken" in refused.stderr
-    assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
 
 
 def test_releases_of_one_run_under_several_names_are_lost_once(path: Path) -> None:

@@ -100,11 +100,6 @@ def test_both_ends_draw_the_same_schedule_in_every_version(name: str, expected: 
     assert found.tolist() == expected
 
 
-def test_a_schedule_of_an_unknown_name_is_refused() -> None:
-    with pytest.raises(SottovoceError, match="no schedule is called 'balance'"):
-        privacy.open_schedule("balance", clients=7, per_round=3, rounds=5, seed=41)
-
-
 @BOTH
 def test_one_round_is_a_schedule(draw: Draw) -> None:
     assert draw(3, 2, 1, 41).shape == (1, 2)
