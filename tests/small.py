@@ -105,7 +105,7 @@ def noise_draws(patch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
 
 
 def aged(notes: Path) -> None:
-    """Makes a copy of notes an hour old, as backups are; within seconds it could pass for genuine."""
+    """Makes a copy of notes an hour old, as backups are; within seconds it could pass for the original."""
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     old = [{**line, "time": line["time"] - 3600 * 10**9} for line in lines]
     notes.write_text("".join(json.dumps(line) + "\n" for line in old))

@@ -171,7 +171,7 @@ def test_an_older_witness_put_back_beside_its_ledger_takes_nothing_away(
         assert ledger.past.copied == (seconds > 0)
 
 
-def test_an_untouched_ledger_stays_genuine(path: Path) -> None:
+def test_an_untouched_ledger_is_no_copy(path: Path) -> None:
     for number in range(5):
         release(path, "a", number)
     with Ledger.open(path, scope=MINE) as ledger:

@@ -52,7 +52,7 @@ class Seen:
 
 
 def play(pair: Pair, number: int, held: ClientRecords) -> Seen:
-    """Run `number` with this file: seeded where the plan is, else with fresh noise.
+    """Plays run `number` with this file: seeded where the plan is, else with fresh noise.
 
     Its ledger is made for it, and gone afterwards.
     """

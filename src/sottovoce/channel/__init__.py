@@ -140,7 +140,7 @@ class Channel(ABC):
 
 
 def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
-    """Open one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
+    """Opens one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
 
     The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
     """

@@ -115,7 +115,7 @@ def _carry(state: Words, out: Bytes) -> None:
 
 @kernel
 def put(state: Words, out: Bytes, start: int, width: int, bits: int) -> None:
-    """Code the symbol that owns [start, start + width) out of 2^bits; 1 ≤ width, bits ≤ 32."""
+    """Codes the symbol that owns [start, start + width) out of 2^bits; 1 ≤ width, bits ≤ 32."""
     unit = state[1] >> np.uint64(bits)
     state[0] += unit * np.uint64(start)
     state[1] = unit * np.uint64(width)
@@ -152,7 +152,7 @@ def take(state: Words, data: Bytes, start: int, width: int, bits: int) -> None:
 
 @kernel
 def put_bit(state: Words, out: Bytes, bit: int, ones: int, bits: int) -> None:
-    """Code one bit whose probability of being 1 is ones / 2^bits, 0 < ones < 2^bits."""
+    """Codes one bit whose probability of being 1 is ones / 2^bits, 0 < ones < 2^bits."""
     # Zeros, the usual decisions, keep the low end: a message of zeros only ends without a byte.
     if bit:
         put(state, out, (1 << bits) - ones, ones, bits)
@@ -173,7 +173,7 @@ def take_bit(state: Words, data: Bytes, ones: int, bits: int) -> int:
 
 @kernel
 def put_number(state: Words, out: Bytes, value: int, shift: int) -> None:
-    """Code any 0 ≤ value < 2⁶¹ in about 2·log₂(value / 2^shift) + shift bits (Exp-Golomb)."""
+    """Codes any 0 ≤ value < 2⁶¹ in about 2·log₂(value / 2^shift) + shift bits (Exp-Golomb)."""
     head = (value >> shift) + 1
     length = 0
     while head >> (length + 1):

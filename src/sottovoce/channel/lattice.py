@@ -57,7 +57,7 @@ def _nearest_even(x: Reals, shift: float, point: Integers, step: int) -> float:
 
 @kernel
 def nearest(lattice: int, x: Reals, point: Integers, other: Integers) -> None:
-    """Write to `point` the lattice point nearest to x; x is in integer coordinates, `other` is scratch."""
+    """Writes to `point` the lattice point nearest to x; x is in integer coordinates, `other` is scratch."""
     if lattice == Z4:
         for j in range(x.size):
             point[j] = math.floor(x[j] + 0.5)
@@ -77,7 +77,7 @@ def nearest(lattice: int, x: Reals, point: Integers, other: Integers) -> None:
 
 @kernel
 def dither(lattice: int, words: NDArray[np.uint64], v: Reals, p: Integers, q: Integers) -> None:
-    """Write to `v` a point uniform in the cell around 0, in integer coordinates, from words (b,)."""
+    """Writes to `v` a point uniform in the cell around 0, in integer coordinates, from words (b,)."""
     # 2Z^b (4Z^b in doubled coordinates) lies in the lattice, so uniform in its cube is uniform modulo it.
     width = 1.0 if lattice == Z4 else (2.0 if lattice == D4 else 4.0)
     for j in range(v.size):

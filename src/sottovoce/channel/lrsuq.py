@@ -112,7 +112,7 @@ def scale_number(v: Reals) -> int:
 
 @kernel
 def put_point(state: Words, out: Bytes, point: Integers, shift: int) -> None:
-    """Code the coordinates of a lattice point, 0, −1, 1, −2, 2, … as the numbers 0, 1, 2, 3, 4, …"""
+    """Codes the coordinates of a lattice point, 0, −1, 1, −2, 2, … as the numbers 0, 1, 2, 3, 4, …"""
     for j in range(point.size):
         put_number(state, out, 2 * point[j] if point[j] >= 0 else -2 * point[j] - 1, shift)
 
@@ -189,7 +189,7 @@ def _encode_blocks(
     state: Words,
     out: Bytes,
 ) -> None:
-    """Use all `words`, or finish; progress: first unfinished block, dithers already rejected for it.
+    """Uses all `words`, or finishes; progress: first unfinished block, dithers already rejected for it.
 
     `s` is the model's scale of u; 0 stands for Elias gamma codes, which have no model.
     """

@@ -88,7 +88,7 @@ def read_png(data: bytes) -> Bytes:
 
 
 def _undo_paeth(row: Bytes, above: Bytes) -> None:
-    """Add to each byte whichever of left, above, above-left is nearest to left + above − above-left."""
+    """Adds to each byte whichever of left, above, above-left is nearest to left + above − above-left."""
     for channel in range(3):
         left = corner = 0
         for x, up in enumerate(above[:, channel].tolist()):

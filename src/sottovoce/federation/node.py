@@ -147,7 +147,7 @@ class Node:
     def _finish_at_home(self, published: Path, plan: Plan) -> None:
         """Begins to fit the model to the records, in a process of its own.
 
-        The server hears nothing of it, not even how long it takes, which depends on the records.
+        The server learns nothing of it, not even how long it takes, which depends on the records.
         """
         home = published.with_name(published.name.removesuffix("personal.safetensors") + "home.safetensors")
         command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
@@ -355,7 +355,7 @@ class Node:
     def _dry_run(self, participant: int) -> tuple[int, Blueprint]:
         """The training records to declare, and the blueprint they have been tried with; charges nothing.
 
-        Whatever fails is told to their owner alone; the server hears a fixed "not ready".
+        Whatever fails is told to their owner alone; the server gets a fixed "not ready".
         """
         agreement, declared = self.agreement, 0
         if not 0 <= participant < agreement.plan.participants:

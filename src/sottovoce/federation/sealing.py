@@ -3,7 +3,7 @@
 Client and server share a secret: X25519 at enrolment, stretched with HKDF-SHA256. Each end keeps its private
 key, or what came of it, in a file that only its owner can read, and sends its public key. Nobody who only
 sees the messages of an enrolment can compute the secret; that the keys belong to the right ends is what TLS
-and Flower's node keys vouch for.
+and Flower's node keys certify.
 
 The server draws a key pair for each release it asks for and sends the public half with the request. The
 client seals its message to it before the message is stored, with a key of its own that it forgets at once, so

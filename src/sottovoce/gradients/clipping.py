@@ -95,7 +95,7 @@ def blank(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def refuse_unclippable(module: nn.Module) -> None:
-    """Raise where a layer lets one record change another record's gradient, or draws unseeded randomness.
+    """Raises where a layer lets one record change another record's gradient, or draws unseeded randomness.
 
     A batch norm with statistics of its own that is in eval mode is a fixed affine map, and may stay.
     """

@@ -66,7 +66,7 @@ def offsets(v: Reals) -> Integers:
 
 @kernel
 def put_offsets(state: Words, out: Bytes, steps: Integers) -> None:
-    """Code the offsets: one cheap decision when all are zero."""
+    """Codes the offsets: one cheap decision when all are zero."""
     total = 0.0
     count = 0
     for j in range(steps.size):
@@ -119,14 +119,14 @@ def _adapted(zero: int, was_zero: bool) -> int:
 
 
 def rotate(v: Reals, signs: Reals) -> None:
-    """Rotate `v` (length a power of two) in place; `signs` has shape (2, len(v)) and entries ±1."""
+    """Rotates `v` (length a power of two) in place; `signs` has shape (2, len(v)) and entries ±1."""
     for row in signs:
         v *= row
         _hadamard(v)
 
 
 def unrotate(v: Reals, signs: Reals) -> None:
-    """Undo `rotate` in place."""
+    """Undoes `rotate` in place."""
     for row in signs[::-1]:
         _hadamard(v)
         v *= row
@@ -222,7 +222,7 @@ class Polar(Channel):
 
 
 def planes(v: Reals, model: Model, states: States, shared: SharedRandomness) -> list[tuple[Bytes, Reals]]:
-    """Sample the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
+    """Samples the planes, branch bits from coarse to fine and then the sign: surprises and dithers."""
     odds = branch_odds(states.x, v, model.folds, model.s2)
     branch = np.zeros(model.size, np.int64)
     bias, bits = np.empty(model.size), np.empty(model.size, np.uint8)

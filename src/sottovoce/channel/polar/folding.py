@@ -199,7 +199,7 @@ def transform(bits: Bytes) -> None:
 
 @kernel
 def cancel(bias: Reals, dithers: Reals, bits: Bytes, surprises: Bytes) -> None:
-    """Sample bits with P(0) − P(1) = bias: fills `bits` (B) and `surprises` (where U_i defies its dither).
+    """Samples bits with P(0) − P(1) = bias: fills `bits` (B) and `surprises` (where U_i defies its dither).
 
     All arrays have the same length, a power of two.
     """

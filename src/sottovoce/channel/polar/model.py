@@ -180,7 +180,7 @@ def log_ratio(x: float, v: float, folds: int, s2: float) -> float:
 
 @kernel
 def guess(x: Reals, squares: Reals, rows: Reals, value: Reals, error: Reals) -> None:
-    """Fill `value` with ln S of each coordinate and `error` with its bound, infinite where out of reach."""
+    """Fills `value` with ln S of each coordinate and `error` with its bound, infinite where out of reach."""
     if rows.shape[1] // 2 == _FEW:
         for j in range(x.size):
             at = np.int64(x[j] * _BINS)

@@ -73,7 +73,7 @@ def _group(shared: SharedRandomness, model: Model, group: int, wanted: NDArray[n
 
 
 def select(v: Reals, model: Model, shared: SharedRandomness, private: PrivateRandomness) -> States:
-    """Draw states from the target given the rotated statistic v (in units of σ)."""
+    """Draws states from the target given the rotated statistic v (in units of σ)."""
     rows, squares = screen(model.folds, model.s2), reduced_squares(v, model.s2)
     blocks = model.edges.size - 1
     log_c = min(_LARGEST_LOG_C, _DEVIATIONS * math.sqrt(2.0 * model.block_nats))
@@ -137,7 +137,7 @@ def _normals(words: Words) -> Reals:
 
 @kernel
 def _screen_private(screened: Screened, noise: Words, x: Reals, outlier: Bytes, index: Integers) -> None:
-    """Draw x* from the target; mark outliers, and blocks whose remaining product exceeds C."""
+    """Draws x* from the target; marks outliers, and blocks whose remaining product exceeds C."""
     v, squares, edges, folds, s2, log_c, rows = screened
     c = math.sqrt(1.0 + s2)
     sizes = _normals(noise)

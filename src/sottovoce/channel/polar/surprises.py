@@ -50,7 +50,7 @@ def take_raw(state: Words, data: Bytes) -> float:
 def put_states(
     state: Words, out: Bytes, x: Reals, index: Integers, outlier: Bytes, edges: Integers, hazards: Integers
 ) -> None:
-    """Code which candidate won in every block, and the states that go raw."""
+    """Codes which candidate won in every block, and the states that go raw."""
     for block in range(index.size):
         first, last = edges[block], edges[block + 1]
         put_bit(state, out, index[block] == RAW, _RAW_BLOCK, _BITS)
@@ -107,7 +107,7 @@ def take_states(
 
 @kernel
 def put_index(state: Words, out: Bytes, index: int, hazards: Integers) -> None:
-    """Code the number of the winning candidate: stop or go on, then a plain number for the long tail."""
+    """Codes the number of the winning candidate: stop or go on, then a plain number for the long tail."""
     for at in range(hazards.size):
         put_bit(state, out, index == at, hazards[at], _BITS)
         if index == at:
@@ -130,7 +130,7 @@ def take_index(state: Words, data: Bytes, hazards: Integers) -> int:
 def put_plane(
     state: Words, out: Bytes, surprises: Bytes, classes: Bytes, bins: Bytes, weights: Integers
 ) -> None:
-    """Code the surprises of one plane."""
+    """Codes the surprises of one plane."""
     exceptions = 0
     for j in range(surprises.size):
         if surprises[j] and weights[classes[j], bins[j]] == 0:
