@@ -32,7 +32,7 @@ def test_a_person_is_asked_column_by_column(sites: Path, monkeypatch: pytest.Mon
     assert answer.exit_code == 0, answer.output
     assert "choose from number, category, date, text" in answer.stderr  # after "sx"
     agreed = Description.load(sites / "records.toml")
-    assert (agreed.unit, agreed.target.values, agreed.looked_up) == ("id", ("no", "yes"), [])
+    assert (agreed.unit, agreed.target.names.values, agreed.looked_up) == ("id", ("no", "yes"), [])
     assert list(agreed.columns) == ["age", "sex", "seen", "note"]
     assert runner.invoke(app, ["check", str(sites)]).exit_code == 0
 

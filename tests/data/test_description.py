@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sottovoce.data import Description, Facts, description
 from sottovoce.data.description import Array, Target
 from sottovoce.data.kinds import Category, Number
-from sottovoce.data.section import DescriptionError
+from sottovoce.data.section import DescriptionError, Names
 
 from .hospitals import AGREED
 
@@ -56,7 +56,7 @@ def test_missing_names_what_stands_for_nothing(missing: str | None, filler: floa
 
 
 def test_other_may_be_a_value_by_its_own_name() -> None:
-    assert Category(("f", "other", "m")).encoded("sex") == ["sex=f", "sex=other", "sex=m"]
+    assert Category(Names(("f", "other", "m"))).encoded("sex") == ["sex=f", "sex=other", "sex=m"]
 
 
 def test_labels_and_numbers_are_tasks_too() -> None:
@@ -168,7 +168,7 @@ columns = st.dictionaries(names, st.tuples(st.floats(-1e6, 0), st.floats(1, 1e6)
 @given(columns, st.lists(names, min_size=2, max_size=4, unique=True))
 def test_what_is_written_reads_back(columns: dict[str, tuple[float, float]], values: list[str]) -> None:
     numbers = {name: Number(low, high, missing="low") for name, (low, high) in columns.items()}
-    agreed = Description("classes", Target("the target", tuple(values)), numbers)
+    agreed = Description("classes", Target("the target", Names(tuple(values))), numbers)
     assert Description.parse(agreed.to_toml()) == agreed
 
 

@@ -73,7 +73,7 @@ def test_what_was_looked_up_is_marked_line_by_line(tmp_path: Path) -> None:
     assert values == ["values", "kind", "low", "high", "kind", "values", "kind", "values", "kind", "since",
                       "until", "format", "kind", "low", "high"]  # fmt: skip
     agreed = Description.parse(text)
-    assert agreed.target.values == ("no", "yes")
+    assert agreed.target.names.values == ("no", "yes")
     assert agreed.looked_up[0] == "values of ill"
     assert agreed.looked_up[1] == "kind and low and high of age"
     assert [column.fields()["kind"] for column in agreed.columns.values()] == [
@@ -114,7 +114,7 @@ def test_a_dictionary_says_it_all(tmp_path: Path) -> None:
     ]
     draft = from_dictionary(written(tmp_path, "\n".join(lines), "codebook.csv"), None, None)
     agreed = Description.parse(draft.text())
-    assert (draft.blanks, agreed.unit, agreed.task, agreed.target.values) == (
+    assert (draft.blanks, agreed.unit, agreed.task, agreed.target.names.values) == (
         0,
         "id",
         "classes",

@@ -198,4 +198,4 @@ def test_a_column_without_any_day_is_refused(tmp_path: Path) -> None:
 def test_names_are_places_by_value() -> None:
     names = Names(("yes", "no"), (("ja", "yes"),))
     assert [names.place(text) for text in ("yes", "ja", "JA", "")] == [0, 0, -1, -1]
-    assert Category(("other", "x")).names.values == ("other", "x")
+    assert Category(Names(("other", "x"))).names.values == ("other", "x")

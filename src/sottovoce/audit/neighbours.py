@@ -180,8 +180,8 @@ def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Ce
             bounds = (column.low, column.high, column.center)
             cells[name] = _one_of([*bounds, *NUMBERS, None, *odd])
         elif isinstance(column, Category):
-            aliases = [alias for alias, _ in column.aliases]
-            cells[name] = _one_of([*column.values, *aliases, *map(str.upper, column.values), None, *TEXTS])
+            values, aliases = column.agreed.values, [alias for alias, _ in column.agreed.aliases]
+            cells[name] = _one_of([*values, *aliases, *map(str.upper, values), None, *TEXTS])
         elif isinstance(column, Date):
             days = (column.since, column.until, column.since - timedelta(9), column.until + timedelta(9))
             cells[name] = _one_of([*map(str, days), "2024-02-30", None, *TEXTS])
@@ -194,7 +194,7 @@ def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Ce
         elif agreed.task == "labels":
             cells[name] = _one_of([0, 1, 2, None, *odd])
         else:
-            cells[name] = _one_of([*target.values, *target.values, None, *TEXTS])
+            cells[name] = _one_of([*2 * target.names.values, None, *TEXTS])
     return cells
 
 

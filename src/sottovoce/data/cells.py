@@ -104,17 +104,17 @@ def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
 
 def target_hint(findings: Findings, agreed: Description) -> str:
     """Returns what makes every target unusable, where one thing does."""
-    target = agreed.target
+    target, values = agreed.target, agreed.target.names.values
     found = findings.columns.get(target.column, ColumnFindings())
     if found.commas and found.commas == found.unreadable:
         return f" (it has decimal commas: {COMMA})"
-    if not target.values or not found.examples or found.unknown + found.missing < findings.records:
+    if not values or not found.examples or found.unknown + found.missing < findings.records:
         return ""
     numbers = all(text.lstrip("+-").isdecimal() for text in found.examples)
     meant = "…"
     if numbers:
         place = int(found.examples[0])
-        meant = target.values[place if 0 <= place < len(target.values) else 0]
+        meant = values[place if 0 <= place < len(values) else 0]
     holds = "numbers" if numbers else "other words"
     example = f'"{found.examples[0]}" = "{meant}"'
     return f" (it holds {holds} and records.toml names: add aliases = {{ {example}, … }} to [target])"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -54,25 +54,18 @@ class Array:
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted: one of `values` in `column`, a number from `low` to `high`, or labels.
+    """What is to be predicted: one of `names` in `column`, a number from `low` to `high`, or labels.
 
     A number is scaled to (value − center)/reach, from −1 to 1.
     """
 
     column: str = ""
-    values: tuple[str, ...] = ()
+    names: Names = field(default_factory=Names)
     low: float = -1.0
     high: float = 1.0
     columns: tuple[str, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    ignore_case: bool = False
     looked_up: tuple[str, ...] = ()
     """Which of its constants were read from records: no ε covers these."""
-
-    @property
-    def names(self) -> Names:
-        """The classes by name."""
-        return Names(self.values, self.aliases, self.ignore_case)
 
     @property
     def center(self) -> float:
@@ -169,7 +162,7 @@ class Description:
 
     def facts(self) -> Facts:
         """The facts of a run on such records: of the agreement, and of nothing else."""
-        names = self.target.values or self.target.columns
+        names = self.target.names.values or self.target.columns
         outputs = len(names) if names else 1
         named: dict[str, Any] = {"task": self.task, "class_names": names, "columns": self.to_toml()}
         if self.array is None:
@@ -232,8 +225,7 @@ def _target(section: Section, task: str) -> Target:
         name, names = section.text("column"), Names.parse(section, 2**16)
         if len(names.values) < 2:
             raise section.error("values", "names fewer than two classes: name them all")
-        said = looked_up(section, "values")
-        target = Target(name, names.values, -1.0, 1.0, (), names.aliases, names.ignore_case, said)
+        target = Target(name, names, looked_up=looked_up(section, "values"))
     else:
         name, (low, high) = section.text("column"), section.bounds()
         target = Target(name, low=low, high=high, looked_up=looked_up(section, "low", "high"))

@@ -277,12 +277,12 @@ class Reader:
     def _count_targets(self, y: Values) -> None:
         target = self._agreed.target
         if self._agreed.task == "classes":
-            counts = np.bincount(y, minlength=len(target.values))
+            counts = np.bincount(y, minlength=len(target.names.values))
         elif self._agreed.task == "labels":
             counts = y.sum(axis=0).astype(np.int64)
         else:
             return
-        names = target.values or target.columns
+        names = target.names.values or target.columns
         self.findings.targets = dict(zip(names, counts.tolist(), strict=True))
 
 

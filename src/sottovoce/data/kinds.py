@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import ClassVar
 
@@ -109,17 +109,15 @@ class Number(Column):
 class Category(Column):
     """A column of names: one input for each value, and one for anything else."""
 
-    values: tuple[str, ...]
-    aliases: tuple[tuple[str, str], ...] = ()
-    ignore_case: bool = False
+    agreed: Names
     looked_up: tuple[str, ...] = ()
     kind: ClassVar[str] = "category"
 
     @property
     def names(self) -> Names:
         """The values, `other` last unless it is one of them."""
-        values = self.values if OTHER in self.values else (*self.values, OTHER)
-        return Names(values, self.aliases, self.ignore_case)
+        values = self.agreed.values
+        return replace(self.agreed, values=values if OTHER in values else (*values, OTHER))
 
     def encoded(self, name: str) -> list[str]:
         return [f"{name}={value}" for value in self.names.values]
@@ -134,8 +132,7 @@ class Category(Column):
         return found
 
     def fields(self) -> dict[str, object]:
-        names = Names(self.values, self.aliases, self.ignore_case)
-        return {"kind": self.kind, **names.fields(), "looked_up": self.looked_up}
+        return {"kind": self.kind, **self.agreed.fields(), "looked_up": self.looked_up}
 
 
 @dataclass(frozen=True)
@@ -269,8 +266,8 @@ def _missing(section: Section, low: float, high: float) -> str | float | None:
 
 def _category(section: Section) -> Category:
     names = Names.parse(section, MOST_VALUES, more=(OTHER,))
-    values = section.texts("values", MOST_VALUES)
-    return Category(values, names.aliases, names.ignore_case, looked_up(section, "kind", "values"))
+    agreed = replace(names, values=section.texts("values", MOST_VALUES))
+    return Category(agreed, looked_up(section, "kind", "values"))
 
 
 def _date(section: Section) -> Date:

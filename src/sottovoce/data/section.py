@@ -245,7 +245,7 @@ class Names:
     [0, 0, 0, 1, -1]
     """
 
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     ignore_case: bool = False
 
