@@ -203,7 +203,7 @@ def left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
         found = Leaving({}, {}, {})
         found.add(blueprint, "west", divided(future_records(file, blueprint), blueprint), None, at)
         return found
-    node = Mock(_records_file=file, _simulated=False)
+    node = Mock(records=file, simulated=False)
     mine = Node._records(node, 0, blueprint, enrolled=True)
     units = training_size(mine.train.units + mine.held_out.units)
     found = Leaving({}, {}, {"declared": units})
