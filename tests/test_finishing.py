@@ -21,10 +21,11 @@ from sottovoce.finishing import (
     finish,
     finish_records,
     finished_outputs,
+    worth,
 )
 from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors
 from sottovoce.models import flat_parameters, open_model
-from sottovoce.onboarding.future_client import personalize
+from sottovoce.onboarding.future_client import NotFinished, personalize
 from sottovoce.personal import Origin, PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
@@ -100,6 +101,18 @@ def test_a_worth_whose_interval_holds_nothing_says_nothing() -> None:
     assert "nothing" in str(Worth(0.5, -0.2, 1.2))
     assert str(Worth(2.2, 0.9, 3.5)) == "joining is worth 2.2 points to you, 0.9 to 3.5"
     assert str(Worth(-2.2, -3.5, -0.9)) == "joining costs you 2.2 points, 0.9 to 3.5"
+    assert str(Worth(0.0, 0.0, 0.0)).endswith("nothing to you: your own records alone were chosen")
+    assert str(Worth(100.0, None, None)).endswith("there is one record to judge by")
+
+
+def test_an_interval_is_never_narrower_than_what_one_record_is_worth() -> None:
+    task, few = open_task(Facts((4,), 3)), records(16)
+    right = torch.nn.functional.one_hot(few.y, 3).float()
+    agreeing = {"constant": right, "alone": right, "finished": 2 * right}
+    found = worth(task, agreeing, few)
+    assert (found.points, found.low, found.high) == (0.0, -100 / 16, 100 / 16)
+    assert worth(task, agreeing, few[:1]) == Worth(0.0, None, None)
+    assert worth(task, {**agreeing, "finished": right}, few) == Worth(0.0, 0.0, 0.0)
 
 
 def test_units_stay_together_in_folds_and_every_fold_has_its_share_of_classes() -> None:
@@ -126,7 +139,7 @@ def test_a_constant_has_the_sites_shares_with_one_record_more_of_each_class() ->
 
 
 def test_records_that_cannot_say_anything_are_refused() -> None:
-    with pytest.raises(CannotFinish, match="4 records can be used"):
+    with pytest.raises(CannotFinish, match="4 records to choose by are too few, 5 are the fewest"):
         finish_records(model(), records(4))
     with pytest.raises(CannotFinish, match="same target"):
         finish_records(model(), Records(torch.randn(20, 4), torch.zeros(20).long()))
@@ -236,9 +249,22 @@ def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -
     other.write_text("c,ill\n1,yes\n")
     single = tmp_path / "single.csv"
     single.write_text("a,b,ill\n" + "1,2,yes\n" * 30)
-    for source, target in ((without, out), (other, out), (single, out), (data, data)):
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text("a,b,ill\n" + "1,2,perhaps\n" * 30)
+    commas = tmp_path / "commas.csv"
+    commas.write_text("a;b;ill\n" + "1,5;2,5;yes\n1,5;2,5;no\n" * 20)
+    faults = {
+        without: "no column 'ill'",
+        other: "no column 'a'",
+        single: "same target",
+        unknown: "none of 30 records can be used",
+        commas: "column 'a' holds nothing that the model could read",
+        data: "holds the records",
+    }
+    for source, fault in faults.items():
+        target = data if source == data else out
         before = source.read_bytes()
-        with pytest.raises(SottovoceError) as refusal:
+        with pytest.raises(SottovoceError, match=fault) as refusal:
             finish(published, source, target)
         assert "\n" not in str(refusal.value)
         assert source.read_bytes() == before
@@ -258,6 +284,39 @@ def test_a_model_takes_the_place_of_no_file_but_a_model(run: Path, tmp_path: Pat
         finish(published, data, tmp_path / "home.safetensors")
 
 
+def test_a_home_model_takes_the_place_of_no_published_one_and_of_no_generator(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run / "models", tmp_path / "models")
+    shutil.copytree(run / "run", tmp_path / "run")
+    north, data = tmp_path / "models/north.safetensors", run / "sites/north.csv"
+    for place, kind in {
+        tmp_path / "models/east.safetensors": "a published model",
+        tmp_path / "run/model.safetensors": "a run's generator",
+    }.items():
+        before = place.read_bytes()
+        with pytest.raises(SottovoceError, match=f"exists and is {kind}: choose another file"):
+            finish(north, data, place)
+        assert place.read_bytes() == before
+    finish(north, data)
+    home = tmp_path / "models/north.home.safetensors"
+    data = site_file(tmp_path / "south.csv", 50, 1)
+    before = home.read_bytes()
+    with pytest.raises(SottovoceError, match="exists and is a home model: choose another file"):
+        personalize(run / "run", data, home, terms=Terms(client="south"))
+    assert home.read_bytes() == before
+
+
+def test_from_python_a_home_model_lies_beside_its_published_one(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "models/north.safetensors", tmp_path)
+    told = finish(tmp_path / "north.safetensors", run / "sites/north.csv")
+    assert told["model"] == str(tmp_path / "north.home.safetensors")
+    assert PersonalModel.read(told["model"], home=True).home
+    with pytest.raises(CannotFinish, match="say where its home model goes") as refusal:
+        finish(PersonalModel.read(tmp_path / "north.safetensors"), run / "sites/north.csv")
+    assert refusal.value.options == ("out",)
+
+
 def test_models_are_finished_beside_themselves(run: Path, tmp_path: Path) -> None:
     rows = write_models(run / "run", tmp_path, clients=["east"], finish=True)
     assert (tmp_path / "east.home.safetensors").exists()
@@ -273,12 +332,38 @@ def test_which_models_are_published_does_not_follow_from_what_can_be_finished(
     given = east.read_text()
     east.write_text(given.replace("no", "yes"))
     try:
-        with pytest.raises(CannotFinish, match="every record has the same target"):
-            write_models(run / "run", tmp_path, finish=True)
+        rows = write_models(run / "run", tmp_path, finish=True)
     finally:
         east.write_text(given)
-    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-    assert names == ["east.safetensors", "north.safetensors", "west.safetensors"]
+    assert "every record has the same target" in rows[0]["unfinished"]
+    assert ["home" in row for row in rows] == [False, True, True]
+    assert all(Path(row["model"]).exists() for row in rows)
+    assert len(list(tmp_path.glob("*.home.safetensors"))) == 2
+
+
+def test_models_take_the_place_of_no_home_model_and_of_no_generator(run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "models/west.safetensors"
+    home.parent.mkdir()
+    finish(run / "models/west.safetensors", run / "sites/west.csv", home)
+    with pytest.raises(SottovoceError, match="exists and is a home model: choose another file"):
+        write_models(run / "run", home.parent)
+    assert [path.name for path in home.parent.iterdir()] == ["west.safetensors"]
+
+
+def test_a_newcomer_that_cannot_finish_is_told_what_was_released(run: Path, tmp_path: Path) -> None:
+    bare, out = tmp_path / "south.csv", tmp_path / "south.safetensors"
+    bare.write_text("a,b\n" + "1,2\n" * 50)
+    with pytest.raises(NotFinished, match="is written, but was not finished at home: south has no col") as no:
+        personalize(run / "run", bare, out, terms=Terms(client="south"), finish=True)
+    assert no.value.found["model"] == str(out)
+    assert PersonalModel.read(out).origin.client == "south"
+    home = tmp_path / "south.home.safetensors"
+    assert not home.exists()
+    home.write_text("my notes")
+    out.unlink()
+    with pytest.raises(SottovoceError, match=r"south\.home\.safetensors exists and is no model"):
+        personalize(run / "run", bare, out, terms=Terms(client="south"), finish=True)
+    assert not out.exists()
 
 
 def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sottovoce.data import Records, training_size
+from sottovoce.data import Facts, Records, description, read_inputs, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
-from sottovoce.metrics import constant
+from sottovoce.metrics import constant, student
 from sottovoce.modelfile import check_place
 from sottovoce.models import flat_parameters, import_model, logits, model_options
 from sottovoce.personal import PersonalModel, home_model
@@ -31,8 +31,6 @@ from sottovoce.tasks import Task, open_task
 Progress = Callable[[float], None]
 FOLDS, FEW = 5, 200
 """Folds of cross-validation; twice as many for sites of few units, whose fits need every record."""
-Z = 1.96
-"""Standard errors on each side of an interval of 95 %."""
 
 
 class CannotFinish(SottovoceError):
@@ -44,10 +42,15 @@ class Worth:
     """What joining is worth: finished against alone, in points of the task's metric, with its interval."""
 
     points: float
-    low: float
-    high: float
+    low: float | None
+    """None, as `high`: one record (or unit) tells nothing about the next."""
+    high: float | None
 
     def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return "joining is worth nothing that can be told: there is one record to judge by"
+        if self.low == self.high == 0:
+            return "joining is worth nothing to you: your own records alone were chosen"
         if self.low <= 0 <= self.high:
             return f"joining is worth nothing that can be told: {self.low:+.1f} to {self.high:+.1f} points"
         low, high = sorted((abs(self.low), abs(self.high)))
@@ -86,6 +89,7 @@ def finish_records(
     task = open_task(model.facts)
     records = records[records.usable]
     held_out = records[:0] if held_out is None else held_out[held_out.usable]
+    _check(records, held_out.units)
     found = _chosen_fits(model.module, flat_parameters(model.module), records, task, _fresh(model), progress)
     judged, family = records, found.family
     outputs = {name: found.tried[choice] for name, choice in found.choices.items()}
@@ -182,16 +186,23 @@ def joined(one: Records, other: Records) -> Records:
 def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
     """Finished against alone, record by record (unit by unit), in points, with an interval of 95 %.
 
-    For numbers a point is one percent of the constant's squared error.
+    For numbers a point is one percent of the constant's squared error. Decisions that agree by chance are not
+    surer than one record (unit) is worth.
     """
+    if torch.equal(outputs["finished"], outputs["alone"]):
+        return Worth(0.0, 0.0, 0.0)
     gains = _points(task, outputs, "finished", judged.y) - _points(task, outputs, "alone", judged.y)
     if judged.unit is not None:
         _, of = torch.unique(judged.unit, return_inverse=True)
         sums = torch.zeros(int(of.max()) + 1, dtype=gains.dtype).index_add_(0, of, gains)
         gains = sums * len(sums) / len(gains)
     mean = float(gains.mean())
-    error = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else float("inf")
-    return Worth(mean, mean - Z * error, mean + Z * error)
+    if len(gains) < 2:
+        return Worth(mean, None, None)
+    reach = student(len(gains) - 1) * float(gains.std()) / len(gains) ** 0.5
+    if task.name != "number":
+        reach = max(reach, 100.0 / len(gains))
+    return Worth(mean, mean - reach, mean + reach)
 
 
 def _points(task: Task, outputs: Mapping[str, Tensor], row: str, y: Tensor) -> Tensor:
@@ -213,11 +224,12 @@ def _fresh(model: PersonalModel) -> Tensor:
     return flat_parameters(module)
 
 
-def _check(records: Records) -> None:
+def _check(records: Records, held_out: int = 0) -> None:
     if records.units < FOLDS:
-        raise CannotFinish(
-            f"{records.units} records can be used, and {FOLDS} are the fewest to choose by: give more records"
-        )
+        what = "records" if records.unit is None else "units"
+        beside = f" beside {held_out} to judge by" if held_out else ""
+        few = f"{records.units} {what} to choose by{beside} are too few"
+        raise CannotFinish(f"{few}, {FOLDS} are the fewest: give more records")
     if bool((records.y == records.y[0]).all()):
         raise CannotFinish("every record has the same target: give records that differ in what is predicted")
 
@@ -225,7 +237,7 @@ def _check(records: Records) -> None:
 def finish(
     model: PersonalModel | str | Path,
     data: str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     module: nn.Module | str | None = None,
     features: str | None = None,
@@ -233,10 +245,14 @@ def finish(
 ) -> dict[str, Any]:
     """Fits a published model to its client's file, writes the home model to `out`, and returns what it tells.
 
-    `module` and `features` are the run's own, if it has some, by name or as a module. Records without a
-    target are left out and counted; nothing but `out` is written. `progress` is called with the share that is
-    done.
+    `out` is by default NAME.home.safetensors beside the model's file. `module` and `features` are the run's
+    own, if it has some, by name or as a module. Records without a target are left out and counted; nothing
+    but `out` is written. `progress` is called with the share that is done.
     """
+    if out is None:
+        if isinstance(model, PersonalModel):
+            raise CannotFinish("a model in memory has no place: say where its home model goes", "out")
+        out = home_file(Path(model))
     source, target = Path(data), Path(out)
     if target.resolve() == source.resolve():
         raise CannotFinish(f"{out} holds the records: choose another file for the home model")
@@ -244,12 +260,13 @@ def finish(
         if target.resolve() == Path(model).resolve():
             raise CannotFinish(f"{out} is the published model: choose another file for the home model")
         model = PersonalModel.read(Path(model), model=module, features=features)
-    check_place(target)
+    check_place(target, home=True)
     if model.home:
         raise CannotFinish("this model was finished already: give the published one")
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
     try:
+        _check_read(source, model.records, found)
         finished = finish_records(model, trained, held_out, progress)
     except CannotFinish as refused:
         raise CannotFinish(f"{source}: {refused}") from None
@@ -266,6 +283,27 @@ def finish(
     }
     write_atomically(target, home_model(model, finished.theta, told), PRIVATE)
     return {"model": str(target), "client": model.origin.client, **told}
+
+
+def _check_read(source: Path, facts: Facts, records: Records) -> None:
+    """Refuses a file of which a whole column, or every target, says nothing to the model."""
+    if not bool(records.usable.any()):
+        raise CannotFinish(
+            f"none of {len(records)} records can be used: give some with a target that the model knows"
+        )
+    agreed = description.of(facts)
+    if agreed is None or agreed.array is not None:
+        return
+    unreadable = dict.fromkeys(agreed.columns, 0)
+    for part in read_inputs(source, facts):
+        for name, column in part.columns.items():
+            unreadable[name] += column.unreadable
+    for name, cells in unreadable.items():
+        if cells == len(records):
+            raise CannotFinish(
+                f"column '{name}' holds nothing that the model could read: write it as the records that it "
+                "was trained on"
+            )
 
 
 def home_file(published: Path) -> Path:

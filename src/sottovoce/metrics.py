@@ -39,6 +39,20 @@ CURVE_BINS = 10
 """Of a reliability curve."""
 
 
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def student(freedom: int) -> float:
+    """Standard errors on each side of an interval of 95 %, by degrees of freedom (Student's t at 97.5 %).
+
+    >>> student(4), round(student(15), 2), round(student(10_000), 2)
+    (2.78, 2.13, 1.96)
+    """
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    return 1.96 + 2.37 / freedom + 2.82 / freedom**2
+
+
 def check_own(own: Own | None) -> None:
     """Refuses metrics that could not be told, before anything is trained."""
     for name, measure in (own or {}).items():

@@ -29,6 +29,7 @@ from sottovoce.plan import Plan
 FORMAT = "1"
 HOME = "home"
 """The word in a header that no loader passes over."""
+PUBLISHED_KIND, HOME_KIND, NO_KIND = "a published model", "a home model", "no model"
 MOST_RECORDS = 2**31
 _PASSING = ("momentum.", "average")
 """What only training needs."""
@@ -123,16 +124,30 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     write_atomically(path, tensor_bytes(tensors, metadata))
 
 
-def check_place(path: Path) -> None:
-    """Refuses to put a model in the place of a file that is none, such as records or a ledger."""
+def check_place(path: Path, *, home: bool = False) -> None:
+    """Refuses to put a client's model in the place of anything but a model of its kind, `home` or published.
+
+    Records, ledgers and a run's generator are lost for ever; and a home model under the name of a published
+    one would be taken for it.
+    """
     if not path.exists():
         return
-    start = b""
-    if path.is_file():
+    kind = _kind(path)
+    if kind != (HOME_KIND if home else PUBLISHED_KIND):
+        raise ModelFileError(f"{path} exists and is {kind}: choose another file", "out")
+
+
+def _kind(path: Path) -> str:
+    """What a file is, by its header."""
+    try:
         with path.open("rb") as file:
-            start = file.read(9)
-    if len(start) < 9 or start[8:] != b"{" or int.from_bytes(start[:8], "little") > path.stat().st_size:
-        raise ModelFileError(f"{path} exists and is no model: choose another file", "out")
+            length = int.from_bytes(file.read(8), "little")
+            said = json.loads(file.read(length if length <= path.stat().st_size else 0))["__metadata__"]
+        if HOME in said:
+            return HOME_KIND
+        return PUBLISHED_KIND if "origin" in said else "a run's generator" if "plan" in said else NO_KIND
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return NO_KIND
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

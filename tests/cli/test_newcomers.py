@@ -90,6 +90,22 @@ def test_a_map_of_ones_own_is_named_in_every_command_that_needs_it(
     invoked("personalize", run, *mine, "--yes", *own, "--json")
 
 
+def test_a_newcomer_without_labels_gets_its_model_and_one_line_about_the_rest(
+    clinics: Path, tmp_path: Path
+) -> None:
+    sites = Path(shutil.copytree(clinics, tmp_path / "sites"))
+    later = shutil.move(sites / "west.csv", tmp_path / "later.csv")
+    run, out = tmp_path / "run", tmp_path / "later.safetensors"
+    invoked("train", f"dataset={sites}", "rounds=2", "channel=direct", "--out", run, "--json")
+    rows = [line.rpartition(",")[0] for line in Path(later).read_text().splitlines()]
+    Path(later).write_text("\n".join(rows) + "\n")
+    words = ["personalize", str(run), "--data", str(later), "--out", str(out), "--yes", "--finish", "--json"]
+    ended = runner.invoke(app, words)
+    assert ended.exit_code == 1, ended.output
+    assert json.loads(ended.stdout)["model"] == str(out)
+    assert "is written, but was not finished at home: later has no column" in str(ended.exception)
+
+
 def test_tokens_for_a_model_of_numbers_are_refused_in_words(tmp_path: Path, failing: Failing) -> None:
     """M1: `check` said ok, and `train` ended in a raw error about dtypes."""
     (tmp_path / "records.toml").write_text(TOKENS)

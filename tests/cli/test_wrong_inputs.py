@@ -341,7 +341,7 @@ OTHERS: list[tuple[str, list[str], list[str]]] = [
     (
         "a finish of one record",
         ["finish", NORTH, "--data", "one.csv", "--out", "h.safetensors"],
-        ["one.csv: 0 records can be used", "give more"],
+        ["one.csv: 0 records to choose by beside 1 to judge by are too few", "give more"],
     ),
     ("a finish over the model", ["finish", NORTH, "--data", "one.csv", "--out", NORTH], ["choose another"]),
     ("an export over the model", ["export", NORTH, "--onnx", NORTH], ["holds the model itself"]),

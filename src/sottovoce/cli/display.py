@@ -105,26 +105,43 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
     for line in answer["uncovered"]:
         bullet(line)
     if "home" in answer:
-        finished(answer["home"])
+        finished(answer["home"], newcomer=True)
 
 
-def finished(told: Mapping[str, Any]) -> None:
-    """Prints what a finish gives, in words."""
+@contextmanager
+def released_anyway(*, json: bool) -> Iterator[None]:
+    """Tells what was released and written also where finishing it at home fails afterwards."""
+    from sottovoce.onboarding.future_client import NotFinished
+
+    try:
+        yield
+    except NotFinished as refused:
+        personalized(refused.found, json=json)
+        raise
+
+
+def finished(told: Mapping[str, Any], *, newcomer: bool = False) -> None:
+    """Prints what a finish gives, in words; a `newcomer` has not trained."""
     from sottovoce.finishing import Worth
 
     rows = [
-        [name, number(row["loss"], 3), percent(row[told["metric"]], 1)] for name, row in told["rows"].items()
+        [name, number(row["loss"], 3, zeros=True), percent(row[told["metric"]])]
+        for name, row in told["rows"].items()
     ]
     measured = f"on {count(told['held_out'], 'record')} that the run held out"
     if not told["held_out"]:
         measured = "by cross-validation"
     loss = "log loss" if told["task"] != "number" else "loss"
     show_table(Table(["", loss, label(told["metric"])], rows, measured))
-    if not told["held_out"]:
-        say("The published model may have been trained on these records, which flatters it.")
+    if not told["held_out"] and newcomer:
+        say("The finished model was chosen by these records, which flatters it a little.")
+    elif not told["held_out"]:
+        say("The published model may have been trained on these records, which flatters it and finished.")
     share, pull = told["chosen"]["share"], told["chosen"]["pull"]
     chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"
-    say(f"chosen: {chosen}; {told['left_out']} records left out")
+    say(f"chosen: {chosen}")
+    if told["left_out"]:
+        bullet(f"{count(told['left_out'], 'record')} left out: no target that the model knows, or not finite")
     say(str(Worth(**told["worth"])))
     say(f"home model, for this house alone: {told['model']}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from sottovoce.cli import options
-from sottovoce.cli.display import answer, consent, note, personalized
+from sottovoce.cli.display import answer, consent, note, personalized, released_anyway
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.watch import wait_for
 from sottovoce.errors import SottovoceError
@@ -240,15 +240,16 @@ def onboard(
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = onboard_client(
-        url,
-        data,
-        out,
-        token=token,
-        authority=authority,
-        terms=terms,
-        model=model,
-        features=features,
-        finish=finish,
-    )
+    with released_anyway(json=json):
+        found = onboard_client(
+            url,
+            data,
+            out,
+            token=token,
+            authority=authority,
+            terms=terms,
+            model=model,
+            features=features,
+            finish=finish,
+        )
     personalized(found, json=json)

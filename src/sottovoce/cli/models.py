@@ -23,7 +23,10 @@ from sottovoce.cli.display import (
     show_table,
 )
 from sottovoce.errors import SottovoceError
-from sottovoce.report.table import Table, count, percent
+from sottovoce.report.table import UNKNOWN, Table, count, label, percent
+
+AT_HOME = ("constant", "alone", "published", "finished")
+"""Rows of a finish."""
 
 
 def models(
@@ -58,11 +61,17 @@ def models(
         )
     if json:
         as_json({"models": written})
-        return
-    rows = [[row["client"], epsilon(row["epsilon"]), *_home(row)] for row in written]
-    head = ["client", "ε", *(["alone", "published", "finished"] if finish else [])]
-    show_table(Table(head, rows, count(len(rows), "model")))
+        raise typer.Exit(int(any("unfinished" in row for row in written)))
+    rows = [[row["client"], epsilon(row["epsilon"]), *(_home(row) if finish else [])] for row in written]
+    head = ["client", "ε", *([*AT_HOME, "gain", "95 %"] if finish else [])]
+    judged = [label(row["home"]["metric"]) for row in written if "home" in row]
+    show_table(Table(head, rows, ", ".join([count(len(rows), "model"), *judged[:1]])))
     say(f"in {out}, each named after its client")
+    unfinished = [row for row in written if "unfinished" in row]
+    for row in unfinished:
+        bullet(f"{row['client']} is not finished at home: {row['unfinished']}", to=err)
+    if unfinished:
+        raise typer.Exit(1)
 
 
 def predict(
@@ -103,6 +112,7 @@ def predict(
         told = {
             "columns": list(Layout.of(personal, keep).columns),
             "origin": dataclasses.asdict(personal.origin),
+            "home": personal.home,
         }
         as_json({"predictions": str(out), "task": personal.records.task, **vars(summary), **told})
         return
@@ -172,11 +182,13 @@ def export(
 
 
 def _home(row: Mapping[str, Any]) -> list[str]:
-    """Accuracies of a finished model's rows."""
+    """What a finish gives a client, and what joining is worth to it."""
     if "home" not in row:
-        return []
-    home = row["home"]
-    return [percent(home["rows"][name][home["metric"]], 1) for name in ("alone", "published", "finished")]
+        return [UNKNOWN] * (len(AT_HOME) + 2)
+    home, worth = row["home"], row["home"]["worth"]
+    metrics = [percent(home["rows"][name][home["metric"]]) for name in AT_HOME]
+    interval = UNKNOWN if worth["low"] is None else f"{worth['low']:+z.1f} to {worth['high']:+z.1f}"
+    return [*metrics, f"{worth['points']:+z.1f}", interval]
 
 
 def _check_there(model: Path) -> None:

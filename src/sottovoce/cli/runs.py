@@ -19,6 +19,7 @@ from sottovoce.cli.display import (
     facts,
     personalized,
     progress,
+    released_anyway,
     round_progress,
     say,
     show_table,
@@ -178,7 +179,10 @@ def personalize(
     from sottovoce.privacy import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
-    found = personalize_client(run, data, out, terms=terms, module=model, features=features, finish=finish)
+    with released_anyway(json=json):
+        found = personalize_client(
+            run, data, out, terms=terms, module=model, features=features, finish=finish
+        )
     personalized(found, json=json)
 
 

@@ -47,6 +47,14 @@ from sottovoce.run.export import write_model
 from sottovoce.tasks import open_task
 
 
+class NotFinished(SottovoceError):
+    """A model was released for and written, as `found` says, and could not be finished at home."""
+
+    def __init__(self, found: dict[str, Any], why: SottovoceError) -> None:
+        super().__init__(f"{found['model']} is written, but was not finished at home: {why}")
+        self.found = found
+
+
 class Keys:
     """The files of one run's key; used under a lock."""
 
@@ -165,6 +173,8 @@ def obtain_model(
     `finish`, what the model finished at home is comes as `home`.
     """
     check_place(Path(out))
+    if finish:
+        check_place(home_file(Path(out)), home=True)
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
     if plan.seeded or not plan.private:
         raise SottovoceError(
@@ -230,8 +240,10 @@ def obtain_model(
         "uncovered": [] if agreed is None else agreed.uncovered,
     }
     if finish:  # labels enter the home file alone: the context has left, and the published file is written
-        home = home_file(Path(out))
-        found["home"] = finish_at_home(Path(out), source, home, module=module, features=features)
+        try:
+            found["home"] = finish_at_home(Path(out), source, module=module, features=features)
+        except SottovoceError as refused:
+            raise NotFinished(found, refused) from None
     return found
 
 

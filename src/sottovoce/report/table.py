@@ -65,10 +65,10 @@ def out_of(spent: float | None, target: float | None) -> str:
 def percent(value: float | None, digits: int = 1) -> str:
     """A share that is already in percent.
 
-    >>> percent(80.333).replace(THIN, " "), percent(None)
-    ('80.3 %', '–')
+    >>> percent(80.333).replace(THIN, " "), percent(-0.01).replace(THIN, " "), percent(None)
+    ('80.3 %', '0.0 %', '–')
     """
-    return UNKNOWN if value is None else f"{value:.{digits}f}{THIN}%"
+    return UNKNOWN if value is None else f"{value:z.{digits}f}{THIN}%"
 
 
 def number(value: float | None, digits: int = 3, *, zeros: bool = False) -> str:
@@ -190,10 +190,10 @@ class Table:
         from rich.box import SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table as Grid
+        from rich.text import Text
 
-        grid = Grid(
-            title=escape(visible(self.title)), title_justify="left", title_style="bold", box=SIMPLE_HEAD
-        )
+        title = Text(visible(self.title), "bold", no_wrap=True, overflow="ignore")  # it may be wider
+        grid = Grid(title=title if self.title else None, title_justify="left", box=SIMPLE_HEAD)
         grid.pad_edge, grid.padding = False, (0, 1, 0, 0)
         if not self.head:
             grid.show_header, grid.box, grid.padding = False, None, (0, 2)

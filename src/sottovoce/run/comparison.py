@@ -33,7 +33,7 @@ from sottovoce.features.kept import Progress
 from sottovoce.files import PRIVATE, write_atomically
 from sottovoce.finishing import finished_outputs
 from sottovoce.given import Clients, Held, given
-from sottovoce.metrics import Curves, Evaluation, mean_known
+from sottovoce.metrics import Curves, Evaluation, mean_known, student
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run import Updates, make_folder
@@ -57,8 +57,6 @@ ROWS: dict[str, dict[str, Any]] = {
 AT_HOME = ("constant", "home_alone", "finished")
 """Rows that a site makes by itself."""
 REPEATS = 5
-# Student's t at 97.5 %, by degrees of freedom; beyond these it is the normal's, nearly.
-_STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _HELD_OUT = 0.25
 """Held-out records for each that trains: splits overlap, and their mean is less sure than 1/repeats says."""
 
@@ -320,5 +318,5 @@ def _reach(gains: Sequence[float], least: float) -> float | None:
     """
     if len(gains) < 2:
         return None
-    t = _STUDENT.get(len(gains) - 1, 2.0)
+    t = student(len(gains) - 1)
     return max(least, t * float(np.std(gains, ddof=1)) * float(np.sqrt(1 / len(gains) + _HELD_OUT)))

@@ -30,7 +30,7 @@ from sottovoce.files import write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.generator import open_generator
-from sottovoce.modelfile import GeneratorFile
+from sottovoce.modelfile import GeneratorFile, check_place
 from sottovoce.personal import Origin, personal_model
 from sottovoce.plan import Plan
 from sottovoce.run import RunDirectory, make_folder
@@ -109,9 +109,10 @@ def write_models(
 
     `clients` are the names of those that are wanted, by default all. Returns for each of them `client`,
     `model` (the file), `epsilon` and `delta`. With `finish`, when all are written, each is finished on its
-    client's own file, into NAME.home.safetensors beside it, and `home` says how. `progress` is called with
-    each name and how many there are. Beside each model lies its card; it states held-out metrics where
-    records are public or the run was seeded, and else only with `metrics`, for no ε covers them.
+    client's own file, into NAME.home.safetensors beside it, and `home` says how; or `unfinished` why not, and
+    the others are finished all the same. `progress` is called with each name and how many there are. Beside
+    each model lies its card; it states held-out metrics where records are public or the run was seeded, and
+    else only with `metrics`, for no ε covers them.
     """
     directory = RunDirectory(run)
     result = directory.result()
@@ -128,10 +129,15 @@ def write_models(
             raise SottovoceError(
                 f"the home model of '{other}' would be another participant's file: rename one"
             )
-    plan, sources = file.plan, _sources(file.plan, names) if finish else {}
+    plan, sources = file.plan, _sources(file.plan, clients or names) if finish else {}
     server, folder = open_server(file, module), Path(out)
     seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
     shown = metrics or plan.seeded or plan.dataset in NAMES
+    for name in clients or names:
+        path = folder / file_name(name)
+        check_place(path)
+        if finish:
+            check_place(home_file(path), home=True)
     make_folder(folder)
     written = []
     for participant, name in enumerate(names):
@@ -157,7 +163,10 @@ def write_models(
     for row in written if finish else []:  # nobody's records decide whether or when another's is published
         progress(row["client"], len(written))
         path, source = Path(row["model"]), sources[row["client"]]
-        row["home"] = finish_at_home(path, source, home_file(path), module=module, features=features)
+        try:
+            row["home"] = finish_at_home(path, source, module=module, features=features)
+        except SottovoceError as refused:
+            row["unfinished"] = str(refused)
     return written
 
 
