@@ -135,14 +135,14 @@ class Client:
         held_out = held_out[held_out.usable]
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
-            output = logits(self._blueprint.module, theta, held_out.x.to(theta.device))
+            output = logits(self._blueprint.module, theta, held_out.x.to(theta.device)).cpu()
         owned = None
         if TASKS[facts.task].class_shares:
-            owned = torch.zeros(facts.classes, dtype=torch.bool, device=held_out.y.device)
+            owned = torch.zeros(facts.classes, dtype=torch.bool)
             for records in (self._records.train, self._records.context, held_out):
-                owned[records.y[records.usable]] = True
+                owned[records.y[records.usable].cpu()] = True
         told = self._records.train if len(self._records.train) else self._records.context
-        return Evaluation.of(open_task(facts), output, held_out.y, owned, told.y[told.usable])
+        return Evaluation(open_task(facts), output, held_out.y.cpu(), owned, told.y[told.usable].cpu())
 
     def statistic(self, asked: Asked) -> Tensor:
         """Returns what a release is about, before its noise: float64 (size,). It stays here.

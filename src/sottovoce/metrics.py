@@ -198,7 +198,16 @@ def _torchmetrics(name: str, *values: Any, **options: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One client's model on its held-out records: outputs (n, classes) and targets (n, …)."""
+    """One client's model on its held-out records: outputs (n, classes) and targets (n, …), on the CPU.
+
+    >>> from sottovoce.data import Facts
+    >>> from sottovoce.tasks import open_task
+    >>> logits = torch.tensor([[3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
+    >>> has = torch.tensor([False, True, True])
+    >>> result = Evaluation(open_task(Facts((1,), 3)), logits, torch.tensor([1, 2]), has)
+    >>> result.accuracy, result.masked_accuracy
+    (50.0, 100.0)
+    """
 
     task: Task
     outputs: Tensor
@@ -207,23 +216,6 @@ class Evaluation:
     """Which classes the client has, (classes,) bool, where records have one."""
     known: Tensor | None = None
     """Targets of records that are not held out, of which a constant is made."""
-
-    @classmethod
-    def of(
-        cls, task: Task, outputs: Tensor, y: Tensor, owned: Tensor | None = None, known: Tensor | None = None
-    ) -> Evaluation:
-        """From outputs on any device.
-
-        >>> from sottovoce.data import Facts
-        >>> from sottovoce.tasks import open_task
-        >>> logits = torch.tensor([[3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
-        >>> has = torch.tensor([False, True, True])
-        >>> result = Evaluation.of(open_task(Facts((1,), 3)), logits, torch.tensor([1, 2]), has)
-        >>> result.accuracy, result.masked_accuracy
-        (50.0, 100.0)
-        """
-        others = (None if tensor is None else tensor.cpu() for tensor in (owned, known))
-        return cls(task, outputs.cpu(), y.cpu(), *others)
 
     @property
     def accuracy(self) -> float | None:

@@ -112,8 +112,7 @@ class PersonalModel:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
         plan = foreign_plan(values, model=model, features=features)
         facts = Facts.from_metadata(metadata)
-        described = facts.source or facts
-        description.of(described)  # refuses columns that contradict the facts
+        description.of(facts.source or facts)  # refuses columns that contradict the facts
         if (plan.features == "none") != (facts.source is None):
             raise ModelFileError(f"{path} contradicts itself about its features: ask for the file again")
         if plan.features != "none" and metadata.get("map") != weights_digest():

@@ -51,7 +51,7 @@ def test_means_count_clients_alike_and_are_missing_without_clients() -> None:
     def client(correct: int, wrong: int) -> Evaluation:
         said = torch.tensor([0] * correct + [1] * wrong)
         task, y = open_task(Facts((1,), 2)), torch.zeros(len(said)).long()
-        return Evaluation.of(task, torch.eye(2)[said], y, torch.tensor([True, False]))
+        return Evaluation(task, torch.eye(2)[said], y, torch.tensor([True, False]))
 
     said = accuracies({"a": client(9, 1), "b": client(100, 100)}, {})
     assert said["seen"] == pytest.approx(70.0)

@@ -129,14 +129,12 @@ def _compare(
     if plan.partition == "client" and first.federation.future_names:
         again = plan.replace(future_names=",".join(first.federation.future_names))
     make_folder(folder)
-    splits, future, spent, curves = list[Split](), list[dict[str, Any]](), list[dict[str, Any]](), Curves()
-    told: dict[str, Any] = {}
+    splits, spent, curves = list[Split](), dict[str, float | None](), Curves()
+    future: dict[str, list[Mapping[str, float | None]]] = {name: [] for name in ROWS}
     for repeat in range(repeats):
         with TemporaryDirectory() as temporary:
             ledgers = folder if repeat == 0 else Path(temporary)
             trained: Split = {}
-            future.append({})
-            spent.append({})
             for name, changes in ROWS.items():
                 split = again.replace(seed=plan.seed + repeat) if repeat else plan
                 if plan.place.shared and name == "alone":  # nobody is there to share the noise with
@@ -145,15 +143,15 @@ def _compare(
                 run = rehearse(prepared, ledgers / f"{name}.ledger.sqlite", partial(on_round, name))
                 task = open_task(prepared.blueprint.facts)
                 trained[name] = {client: _scored(task, found) for client, found in run.seen.items()}
-                future[-1][name] = {client: found.accuracy for client, found in run.future.items()}
-                spent[-1][name], told = run.spent, run.told
+                future[name].append({client: found.accuracy for client, found in run.future.items()})
+                spent.setdefault(name, run.spent)
             splits.append({**trained, **_at_home(prepared, run, curves)})
     rows = {name: _row(name, splits, task) for name in ("constant", "home_alone", *ROWS, "finished")}
     for name in ROWS:
-        rows[name] |= {"epsilon": spent[0][name], **_future([each[name] for each in future])}
+        rows[name] |= {"epsilon": spent[name], **_future(future[name])}
     result = Result(
         {
-            **told,
+            **run.told,
             "rehearsal": True,
             "warning": WARNING,
             "repeats": repeats,
@@ -226,7 +224,7 @@ def _at_home(prepared: Prepared, run: Rehearsed, curves: Curves) -> Split:
         curves.add("published", task, run.seen[name].outputs, y)
         curves.add("finished", task, found["finished"], y)
         for row, key in zip(AT_HOME, ("constant", "alone", "finished"), strict=True):
-            split[row][name] = _scored(task, Evaluation.of(task, found[key], y))
+            split[row][name] = _scored(task, Evaluation(task, found[key], y))
     return split
 
 
