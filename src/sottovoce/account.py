@@ -34,7 +34,8 @@ from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import PRIVATE, locked
 from sottovoce.plan import Plan
 from sottovoce.privacy import Terms
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, client_scope
+from sottovoce.privacy.accounting import Budget, Charge
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.privacy.past import Remembered
 from sottovoce.privacy.rollback import Memory
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.blending import Blending, blending, counted_sizes, recipe
 from sottovoce.calibration import Derivatives, LastLayer
-from sottovoce.catalog import TASKS
+from sottovoce.catalog import TASKS, Kind
 from sottovoce.central import RoundSum
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.cores import derived_seed
@@ -30,7 +30,7 @@ from sottovoce.gradients import check_outputs, check_recordwise
 from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
 from sottovoce.plan import Phase, Plan, phases
 from sottovoce.privacy import accounting, call_counts, open_schedule
-from sottovoce.privacy.ledger import Budget, Kind
+from sottovoce.privacy.accounting import Budget
 from sottovoce.release import Model, Release, open_future_releases, open_releases, spending
 from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis, Identity, open_basis

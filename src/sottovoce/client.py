@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import TASKS
+from sottovoce.catalog import TASKS, Kind
 from sottovoce.channel.wire import Stream
 from sottovoce.cores import available, derived_seed, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.metrics import Evaluation
 from sottovoce.models import logits
-from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger
+from sottovoce.privacy.accounting import Budget, Charge
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import Release
 from sottovoce.tasks import open_task
 

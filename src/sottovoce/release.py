@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.calibration import Derivatives
-from sottovoce.catalog import CHANNELS
+from sottovoce.catalog import CHANNELS, Kind
 from sottovoce.central import RoundSum
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.direct import Noiseless
@@ -31,7 +31,7 @@ from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
 from sottovoce.models import flat_parameters
 from sottovoce.plan import Phase, Plan
 from sottovoce.privacy import accounting
-from sottovoce.privacy.ledger import Charge, Kind, Place
+from sottovoce.privacy.accounting import Charge, Place
 from sottovoce.shared import Shares, Sharing
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.calibration import LastLayer, Scaling
+from sottovoce.catalog import Kind
 from sottovoce.central import Update, noised_sum
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.cores import derived_seed, one_core
@@ -28,7 +29,6 @@ from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
 from sottovoce.optimizers import Optimizer, open_optimizer
 from sottovoce.plan import Phase
 from sottovoce.prior import ClassPriors, LabelShift
-from sottovoce.privacy.ledger import Kind
 
 log = logging.getLogger(__name__)
 _KEPT = ("contexts", "known", "center", "scale", "snapshot", "confusion", "confused")

@@ -16,7 +16,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.client_directory import ClientLog, Recovery
 from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.store import Store
-from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Total
+from sottovoce.privacy.accounting import Budget, Charge, Total
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
 
 from .test_coordinator import SHARES
 from .world import World, charged, everyone_paid, ledger

@@ -12,7 +12,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,17 +313,17 @@ def test_a_busy_or_silent_service_is_asked_again_after_longer_and_longer_pauses(
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (refusal(503), r"refused \(503\): why"),
-        (refusal(429, b"not JSON"), r"refused \(429\): Reason"),
-        (urllib.error.URLError(OSError("gone")), "cannot reach http://127.0.0.1:9: gone"),
-        (ConnectionResetError("reset"), "connection to http://127.0.0.1:9 broke"),
-        (http.client.BadStatusLine("?"), "connection to http://127.0.0.1:9 broke"),
+        (lambda: refusal(503), r"refused \(503\): why"),
+        (lambda: refusal(429, b"not JSON"), r"refused \(429\): Reason"),
+        (lambda: urllib.error.URLError(OSError("gone")), "cannot reach http://127.0.0.1:9: gone"),
+        (lambda: ConnectionResetError("reset"), "connection to http://127.0.0.1:9 broke"),
+        (lambda: http.client.BadStatusLine("?"), "connection to http://127.0.0.1:9 broke"),
     ],
 )
 def test_after_the_last_try_the_reason_is_told(
-    failure: Exception, said: str, slept: list[float], monkeypatch: pytest.MonkeyPatch
+    failure: Callable[[], Exception], said: str, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opener = Opener(failure, failure, failure, b"too late")
+    opener = Opener(failure(), failure(), failure(), b"too late")
     with pytest.raises(OnboardingError, match=said):
         connected(opener, monkeypatch).get("/v1/x")
     assert len(opener.requests) == 3

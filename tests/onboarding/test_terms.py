@@ -15,7 +15,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.onboarding.future_client import obtain_model
 from sottovoce.onboarding.server import FinishedRun
 from sottovoce.privacy import Price, Terms
-from sottovoce.privacy.ledger import OWN_RECORDS, Copied, Ledger, Overspent, client_scope
+from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent, client_scope
+from sottovoce.privacy.past import Copied
 from sottovoce.privacy.rollback import Memory
 from tests.federation.world import World
 

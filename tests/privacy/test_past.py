@@ -14,20 +14,18 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import past as past_module
-from sottovoce.privacy.accounting import SLACK
+from sottovoce.privacy.accounting import SLACK, Total
 from sottovoce.privacy.ledger import (
     OWN_RECORDS,
     Budget,
     Charge,
-    Copied,
     Ledger,
-    LedgerError,
     Overspent,
     StreamReused,
-    Total,
     client_scope,
 )
-from sottovoce.privacy.past import Past, Remembered
+from sottovoce.privacy.ledger_file import LedgerError
+from sottovoce.privacy.past import Copied, Past, Remembered
 from sottovoce.privacy.rollback import Memory
 
 PLENTY = Budget(epsilon=1e6, delta=1e-5, accounting="exact")

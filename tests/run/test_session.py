@@ -17,7 +17,8 @@ from sottovoce.data import Dataset, Facts, scope
 from sottovoce.errors import SottovoceError
 from sottovoce.files import FileError
 from sottovoce.modelfile import ModelFileError, load_tensors
-from sottovoce.privacy.ledger import Budget, Charge, Copied, Ledger, LedgerError, Overspent
+from sottovoce.privacy.ledger import Budget, Charge, Ledger, LedgerError, Overspent
+from sottovoce.privacy.past import Copied
 from sottovoce.run import RunDirectory, RunError
 from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session

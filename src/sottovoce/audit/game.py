@@ -21,10 +21,11 @@ from torch import Tensor
 
 from sottovoce.audit.pair import Pair, ask
 from sottovoce.blueprint import client_secret, seeded_master
+from sottovoce.catalog import Kind
 from sottovoce.channel.direct import draw
 from sottovoce.client import release_together
 from sottovoce.data import ClientRecords
-from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.release import Release, server_randomness
 from sottovoce.server import Server
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from sottovoce import catalog, data
 from sottovoce.audit.neighbours import Table, array_like, family
 from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import Kind
 from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, Dataset, Description, FederatedDataset
 from sottovoce.data.description import NAME
@@ -32,7 +33,6 @@ from sottovoce.data.folder import described as has_agreement
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress, described
 from sottovoce.plan import Plan
-from sottovoce.privacy.ledger import Kind
 from sottovoce.release import Release
 from sottovoce.run.prepare import Shared, prepare
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, build
+from sottovoce.catalog import Kind
 from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.privacy import call_counts
-from sottovoce.privacy.ledger import Kind, Ledger
+from sottovoce.privacy.ledger import Ledger
 
 CERTAIN = 1e9
 """A logit (or a number) that no training moves to the other side."""

@@ -226,7 +226,7 @@ class Agreement:
     def _facts(self) -> dict[str, Any]:
         facts = {name: getattr(self.facts, name) for name in ("shape", "classes", "mean", "std")}
         frozen = {"sizes": list(self.sizes)} if self.sizes else {}
-        keys = {} if self.parties is None else {"keys": self.parties.values()}
+        keys = {} if self.parties is None else {"keys": dataclasses.asdict(self.parties)}
         return {**self.facts.fields(), **facts, **frozen, **keys}
 
 

@@ -29,11 +29,13 @@ from typing import Any, Self
 
 from sottovoce.account import Account
 from sottovoce.blueprint import Blueprint
+from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.files import write_atomically
 from sottovoce.plan import ONCE
-from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Kind, Ledger, Total
+from sottovoce.privacy.accounting import Total
+from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.rollback import Memory
 
 log = logging.getLogger("sottovoce.federation")

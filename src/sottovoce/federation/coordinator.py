@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce.blueprint import participant_name
+from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement
 from sottovoce.federation.roster import Implausible, Roster
@@ -23,7 +24,6 @@ from sottovoce.federation.sealing import MODEL, SEAL_BYTES, public_key
 from sottovoce.federation.sharing import MASKS, Sums, terms_of
 from sottovoce.federation.store import Store
 from sottovoce.plan import ONCE, Phase
-from sottovoce.privacy.ledger import Kind
 from sottovoce.release import server_randomness
 from sottovoce.run import round_line
 from sottovoce.server import Server

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -177,13 +177,6 @@ class Parties:
         """Helpers that are participating sites as well, by name."""
         sites = {name for name, _ in self.sites}
         return [name for name, _ in self.helpers if name in sites]
-
-    def values(self) -> dict[str, Any]:
-        """Returns what a digest is made of; the order counts."""
-        return {
-            "sites": [list(each) for each in self.sites],
-            "helpers": [list(each) for each in self.helpers],
-        }
 
     def to_toml(self) -> str:
         """The tables of an agreement."""

@@ -22,7 +22,6 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from sottovoce.plan import Plan, phases
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.release import spending
 from sottovoce.run import RunDirectory
-from sottovoce.run.result import description, downlink, protected_unit
+from sottovoce.run.result import of_rounds
 from sottovoce.run.status import Status
 
 EVERY_SECONDS = 2.0
@@ -237,17 +236,11 @@ def _result(coordinator: Coordinator, lines: list[dict[str, Any]]) -> dict[str, 
         spent[name] = blueprint.epsilon(counts.get(participant, {}), participant)
         sigma = blueprint.releases_of(participant)["gradient"].sigma
         clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})
+    given_up = sum("given_up" in line for line in lines)
     return {
-        **description(blueprint),
-        "future_clients": plan.future_clients,
-        "rounds": len(lines),
-        **(
-            {"masks": True, "given_up": sum("given_up" in line for line in lines)}
-            if plan.place.shared
-            else {}
-        ),
+        **of_rounds(blueprint, lines),
+        **({"masks": True, "given_up": given_up} if plan.place.shared else {}),
         "releases": sum(len(line["clients"]) for line in lines),
-        "releases_max": blueprint.releases_max,
         "epsilon": {
             "target": plan.epsilon,
             "spent_max": max(spent.values(), default=0.0),
@@ -255,12 +248,5 @@ def _result(coordinator: Coordinator, lines: list[dict[str, Any]]) -> dict[str, 
             "per_client": spent,
             "future_context": blueprint.epsilon(blueprint.future_counts),
         },
-        "delta": plan.delta,
         "clients": clients,
-        "unit": protected_unit(blueprint.facts),
-        "sigma": blueprint.sigma,
-        "sigma_context": blueprint.sigma_context,
-        "downlink": downlink(blueprint, lines),
-        "seconds": sum(line["seconds"] for line in lines),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -68,7 +68,10 @@ class Connection:
 
     def _open(self, request: urllib.request.Request) -> bytes:
         """The answer; a busy or silent service is asked again a few times."""
+        failure = ""
         for attempt in range(TRIES):
+            if attempt:
+                time.sleep(min(0.125 * 2**attempt, 4.0))
             try:
                 with self._opener.open(request, timeout=TIMEOUT) as answer:
                     body: bytes = answer.read(self.most + 1)
@@ -76,22 +79,17 @@ class Connection:
                     raise OnboardingError(f"the service sends more than {self.most} bytes: check the URL")
                 return body
             except urllib.error.HTTPError as error:
-                if error.code not in BUSY or attempt == TRIES - 1:
-                    raise OnboardingError(f"the service refused ({error.code}): {_reason(error)}") from None
+                failure = f"the service refused ({error.code}): {_reason(error)}"
+                if error.code not in BUSY:
+                    break
             except urllib.error.URLError as error:
+                failure = f"cannot reach {self._url}: {error.reason}"
                 if isinstance(error.reason, ssl.SSLCertVerificationError):
-                    raise OnboardingError(
-                        f"the service's certificate is not trusted: {error.reason.verify_message}"
-                    ) from None
-                if attempt == TRIES - 1:
-                    raise OnboardingError(f"cannot reach {self._url}: {error.reason}") from None
+                    failure = f"the service's certificate is not trusted: {error.reason.verify_message}"
+                    break
             except (OSError, http.client.HTTPException) as error:
-                if attempt == TRIES - 1:
-                    raise OnboardingError(
-                        f"the connection to {self._url} broke: {shown(repr(error))}"
-                    ) from None
-            time.sleep(min(0.25 * 2**attempt, 4.0))
-        raise AssertionError("the last attempt returns or raises")
+                failure = f"the connection to {self._url} broke: {shown(repr(error))}"
+        raise OnboardingError(failure)
 
 
 class Service:

@@ -22,35 +22,11 @@ from typing import Self
 
 from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, Place, Total, epsilon
-from sottovoce.privacy.ledger_file import (
-    CLIENT,
-    OWN_RECORDS,
-    LedgerError,
-    LedgerFile,
-    other_scope,
-    same_scope,
-)
-from sottovoce.privacy.past import Copied, Past, Remembered
+from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, epsilon
+from sottovoce.privacy.ledger_file import CLIENT, LedgerError, LedgerFile, other_scope, same_scope
+from sottovoce.privacy.ledger_file import OWN_RECORDS as OWN_RECORDS
+from sottovoce.privacy.past import Past, Remembered
 from sottovoce.privacy.rollback import Memory
-
-__all__ = [
-    "OWN_RECORDS",
-    "AlreadyDelivered",
-    "Budget",
-    "Charge",
-    "Client",
-    "Copied",
-    "Entry",
-    "Kind",
-    "Ledger",
-    "LedgerError",
-    "Overspent",
-    "Place",
-    "StreamReused",
-    "Total",
-    "client_scope",
-]
 
 UNSAID = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 """What a client is willing to spend if its owner says nothing."""

@@ -61,7 +61,6 @@ def assemble(
     Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time; `own` ones
     of the user's join those of the task.
     """
-    plan = blueprint.plan
     releases = sum(len(line["clients"]) for line in rounds)
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
@@ -69,18 +68,11 @@ def assemble(
     last = {f"{kind}_bytes": count for kind, count in last_bytes.items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
-        **description(blueprint),
-        "future_clients": plan.future_clients,
-        "alpha": plan.alpha,
-        "rounds": len(rounds),
-        "releases_max": blueprint.releases_max,
+        **of_rounds(blueprint, rounds),
+        "alpha": blueprint.plan.alpha,
         "epsilon": _epsilon(blueprint, clients),
-        "delta": plan.delta,
         "clients": list(clients),
-        "unit": protected_unit(blueprint.facts),
         "class_names": list(blueprint.facts.class_names),
-        "sigma": blueprint.sigma,
-        "sigma_context": blueprint.sigma_context,
         "accuracy": accuracies(seen, future),
         "metrics": measured(seen, future, own) if metrics else {},
         "reliability": reliability(seen, future) if metrics else {},
@@ -98,9 +90,6 @@ def assemble(
             "total_bytes": sent + contexts + sum(last.values()),
             "fp32_bytes": dense,
         },
-        "downlink": downlink(blueprint, rounds),
-        "seconds": sum(line["seconds"] for line in rounds),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -182,6 +171,24 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "model_parameters": blueprint.basis.size,
         "coefficients": blueprint.coefficients,
         "participants": plan.participants,
+    }
+
+
+def of_rounds(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what was run, and what every engine knows of its rounds, from the lines of rounds.jsonl."""
+    plan = blueprint.plan
+    return {
+        **description(blueprint),
+        "future_clients": plan.future_clients,
+        "rounds": len(rounds),
+        "releases_max": blueprint.releases_max,
+        "delta": plan.delta,
+        "unit": protected_unit(blueprint.facts),
+        "sigma": blueprint.sigma,
+        "sigma_context": blueprint.sigma_context,
+        "downlink": downlink(blueprint, rounds),
+        "seconds": sum(line["seconds"] for line in rounds),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
