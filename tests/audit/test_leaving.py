@@ -124,4 +124,4 @@ def test_one_changed_cell_moves_one_client_and_nothing_public(tmp_path: Path) ->
     seen = Largest()
     seen.compare([before, left(folder, **SHARES)])
     assert seen.faults == []
-    assert 0 < max(seen.ratios.values()) <= 1
+    assert 0 < max(row["ratio"] for row in seen.releases) <= 1

@@ -48,7 +48,7 @@ def test_files_of_a_family_differ_in_one_unit(tmp_path: Path, task: str, unit: b
             assert len(after) == len(before)
             moved = [u for u in after if u not in before], [u for u in before if u not in after]
             assert max(map(len, moved)) <= 1
-            sizes.add(len(other))
+            sizes.add(len(other.rows))
             names |= set(other.columns["patient"])
             shared = [row for row in table.rows if row in other.rows]
             orders += [row for row in other.rows if row in shared] != shared

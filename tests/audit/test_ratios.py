@@ -41,7 +41,7 @@ def test_a_folder_of_sites(tmp_path: Path, noise: str) -> None:
         ("confusion", "client"),
         ("calibration", "client"),
     }
-    assert 0.3 < max(found.ratios.values()) <= 1 + 1e-9
+    assert 0.3 < max(row["ratio"] for row in found.releases) <= 1 + 1e-9
     assert found.pairs + sum(found.refused.values()) == 40
     assert steps[-1] == (4, 4)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -58,11 +58,8 @@ def of_command(given: tuple[int, int]) -> Largest:
 
 def add(all_seen: Largest, one: Largest) -> None:
     """Adds what one family has shown to what all have."""
-    for kind, ratio in one.ratios.items():
-        if not ratio <= all_seen.ratios.setdefault(kind, 0.0):
-            all_seen.ratios[kind] = ratio
-        all_seen.charged[kind] = max(all_seen.charged.get(kind, 0.0), one.charged[kind])
-        all_seen.counts[kind] = all_seen.counts.get(kind, 0) + one.counts[kind]
+    for kind, row in one.rows.items():
+        all_seen.note(kind, **row)
     for why, count in one.refused.items():
         all_seen.refused[why] = all_seen.refused.get(why, 0) + count
     all_seen.pairs += one.pairs

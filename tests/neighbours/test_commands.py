@@ -51,10 +51,10 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     seen.compare(list(through(world(case, tmp_path), command, tmp_path / "runs", Random(5), 3, here)))
     assert seen.faults == []
     assert seen.pairs > 0
-    kinds = {kind.partition(" ")[0] for kind, _ in seen.ratios}
+    kinds = {kind.partition(" ")[0] for kind, _ in seen.rows}
     later = command in ("personalize", "onboard")
     if not later:
-        assert {place for kind, place in seen.ratios if kind.startswith("gradient")} == {case.noise}
+        assert {place for kind, place in seen.rows if kind.startswith("gradient")} == {case.noise}
     wanted = {"context", "gradient", "confusion"} | (set() if case.array else {"calibration"})
     assert kinds == ({"context"} if later else wanted)
 

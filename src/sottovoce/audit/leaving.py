@@ -89,9 +89,8 @@ class Leaving:
 class Largest:
     """The largest ratio of each kind of release that was seen, how often, and what broke the promise."""
 
-    ratios: dict[tuple[str, str], float] = field(default_factory=dict)
-    charged: dict[tuple[str, str], float] = field(default_factory=dict)
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """By kind of release and place of its noise: the largest Δ and ratio, and how many were compared."""
     pairs: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     """Pairs of which one file was refused, by what its owner was told, numbers left out."""
@@ -116,18 +115,21 @@ class Largest:
             return
         moved = set()
         for what, vector in one.statistics.items():
-            kind = what.kind, what.place
             ratio = float(np.linalg.norm(vector - other.statistics[what]))
             if not (vector == other.statistics[what]).all():
                 moved.add(what.client)
-            self.counts[kind] = self.counts.get(kind, 0) + 1
-            self.charged[kind] = max(self.charged.get(kind, 0.0), one.charged[what])
-            if not ratio <= self.ratios.setdefault(kind, 0.0):
-                self.ratios[kind] = ratio
+            self.note((what.kind, what.place), one.charged[what], ratio)
             if not ratio <= 1 + TOLERANCE:
                 self._fault(f"{what.kind} of {what.client} moves by {ratio:.3f} of what is charged")
         if len(moved) > 1:
             self._fault(f"one unit moves releases of {len(moved)} clients")
+
+    def note(self, kind: tuple[str, str], charged: float, ratio: float, compared: int = 1) -> None:
+        """Adds what was seen of releases of one kind and place."""
+        row = self.rows.setdefault(kind, {"charged": 0.0, "ratio": 0.0, "compared": 0})
+        row["charged"] = max(row["charged"], charged)
+        row["ratio"] = row["ratio"] if ratio <= row["ratio"] else ratio  # what is no number counts as large
+        row["compared"] += compared
 
     def _fault(self, text: str) -> None:
         if text not in self.faults:
@@ -136,16 +138,7 @@ class Largest:
     @property
     def releases(self) -> list[dict[str, Any]]:
         """A row for each kind of release and place of noise."""
-        return [
-            {
-                "kind": kind,
-                "place": place,
-                "charged": self.charged[kind, place],
-                "ratio": ratio,
-                "compared": self.counts[kind, place],
-            }
-            for (kind, place), ratio in sorted(self.ratios.items())
-        ]
+        return [{"kind": kind, "place": place, **self.rows[kind, place]} for kind, place in sorted(self.rows)]
 
 
 def opened(

@@ -90,9 +90,6 @@ class Table:
             table = pa.table({name: pa.array(_plain(cells)) for name, cells in self.columns.items()})
             parquet.write_table(table, path)
 
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
     @property
     def rows(self) -> list[Row]:
         """The records, one by one."""
