@@ -442,7 +442,7 @@ def test_a_given_mean_is_released_in_the_place_of_the_clients_own(ledger: Ledger
     made = blueprint()
     sender = client(ledger, made)
     given = torch.full((made.coefficients,), 0.01)
-    sender.release_gradient(1, torch.zeros(made.coefficients), given)
+    release_together([sender.gradient(1, torch.zeros(made.coefficients), given)])
     assert sender.signal is not None
     assert np.array_equal(sender.signal, given.double().numpy())
 
@@ -454,7 +454,7 @@ def test_seeded_noise_differs_between_clients_and_rounds(tmp_path) -> None:
     with Ledger.open(tmp_path / "all.sqlite", scope="test") as ledger:
         for name, number in (("participant-0", 1), ("participant-0", 2), ("participant-1", 1)):
             sender = Client(name, some_records(100), made, ledger, run="run", secret=SECRET)
-            message = sender.release_gradient(number, given, given)
+            [message] = release_together([sender.gradient(number, given, given)])
             release = made.releases["gradient"]
             stream = release.stream("run", name, number)
             noises.append(release.decode(message, secret=SECRET, stream=stream))

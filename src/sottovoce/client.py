@@ -97,11 +97,9 @@ class Client:
         """A release that is made once in a run, as a channel message."""
         return release_together([self.once(kind, coefficients)])[0]
 
-    def release_gradient(
-        self, round_number: int, coefficients: Tensor, clipped: Tensor | None = None
-    ) -> bytes:
+    def release_gradient(self, round_number: int, coefficients: Tensor) -> bytes:
         """The clipped mean gradient as a channel message for this round."""
-        return release_together([self.gradient(round_number, coefficients, clipped)])[0]
+        return release_together([self.gradient(round_number, coefficients)])[0]
 
     def once(self, kind: Kind, coefficients: Tensor | None = None) -> Asked:
         """A release that is made once: a context of the m_c records for it, others of m_g training records.

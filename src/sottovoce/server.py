@@ -82,9 +82,8 @@ class Server:
         self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
         self._confused = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
-        self._derivatives = blueprint.derivatives
-        size = 0 if self._derivatives is None else self._derivatives.size
-        self._calibrations = torch.zeros(plan.participants, size)
+        derivatives = blueprint.derivatives
+        self._calibrations = torch.zeros(plan.participants, derivatives.size if derivatives else 0)
         self._calibrated = torch.zeros(plan.participants, dtype=torch.bool)
         self._scaled: Scaling | None = None
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
@@ -116,8 +115,7 @@ class Server:
         if phase.after == self.blueprint.plan.rounds:
             return self.shared_coefficients()
         if not bool(self._known.any()):
-            with torch.no_grad():
-                self._snapshot = self.generator(self._neutral[None])[0].clone()
+            self._snapshot = self.shared_coefficients().clone()
         return self._snapshot
 
     def receive(self, kind: Kind, participant: int, release: np.ndarray) -> None:
@@ -191,14 +189,13 @@ class Server:
 
     def scaling(self) -> Scaling | None:
         """Slope and shifts of all outputs, once anybody's calibration was received."""
-        if self._derivatives is not None and self._scaled is None and bool(self._calibrated.any()):
-            blueprint = self.blueprint
+        blueprint = self.blueprint
+        if blueprint.derivatives and self._scaled is None and bool(self._calibrated.any()):
             everyone = range(blueprint.plan.participants)
             sigmas = [blueprint.releases_of(i)["calibration"].sigma for i in everyone]
             counted = torch.tensor(blueprint.counted) * self._calibrated
-            released, noise = self._calibrations, torch.tensor(sigmas)
-            own = blueprint.plan.traits.individual
-            self._scaled = Scaling.of(self._derivatives, released, noise, counted, own=own)
+            released, noise, own = self._calibrations, torch.tensor(sigmas), blueprint.plan.traits.individual
+            self._scaled = Scaling.of(blueprint.derivatives, released, noise, counted, own=own)
         return self._scaled
 
     @cached_property
