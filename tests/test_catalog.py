@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,7 @@ from sottovoce.privacy import open_schedule
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.subspace import open_basis
 from sottovoce.tasks import open_task
+from tests.test_mirror import CLONE
 
 BLENDING = blending(
     Plan.load(overrides={"preset": "tuned", "method": "blend", "context": "public", "learning_rate": 0.1}),
@@ -80,6 +82,26 @@ def test_every_name_that_a_report_puts_in_words_has_words_of_its_own() -> None:
         assert all(phrases)
         assert len(set(phrases)) == len(phrases)
     assert all(catalog.ACCOUNTINGS.values())
+
+
+def asked_of(node: ast.expr) -> str:
+    """The last name in `plan.noise`, `costs["noise"]` or `values.get("noise")`."""
+    if isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    if isinstance(node, ast.Subscript):
+        node = node.slice
+    return str(getattr(node, "attr", getattr(node, "value", "")))
+
+
+def test_code_asks_for_capabilities_and_never_for_names() -> None:
+    registries = {"method": catalog.METHODS, "context": catalog.CONTEXTS, "channel": catalog.CHANNELS}
+    registries |= {"noise": catalog.PLACES, "optimizer": catalog.OPTIMIZERS}
+    for path in sorted((CLONE / "src" / "sottovoce").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                named = texts & registries.get(asked_of(node.left), {}).keys()
+                assert not named, f"{path.name}:{node.lineno} asks for {named}"
 
 
 def test_no_two_formats_share_a_number_on_the_wire() -> None:

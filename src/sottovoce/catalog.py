@@ -133,6 +133,8 @@ class Channel:
     """Needs numba."""
     private_messages: bool = False
     """Its messages are private themselves, against the server that decodes them too."""
+    noiseless: bool = False
+    """Carries a statistic as it is where an ablation has no noise."""
     _: KW_ONLY
     opened: str
     """The class, as 'module:name'."""
@@ -145,6 +147,7 @@ CHANNELS = {
         {"direct": 0},
         opened="sottovoce.channel.direct:Direct",
         phrase="numbers of 32 bits with noise in them",
+        noiseless=True,
     ),
     "direct-q12": Channel(
         {"direct-q12": 1},
@@ -318,12 +321,24 @@ class Place:
     _: KW_ONLY
     phrase: str
     """Where it is added, as a report puts it."""
+    added: str
+    """By whom it was added, and who saw what: the end of a sentence on a model's card."""
 
 
 PLACES = {
-    "client": Place(phrase="noise at the client"),
-    "server": Place(phrase="noise at the server", summed=True, at_server=True),
-    "shared": Place(phrase="noise shared by clients", summed=True, shared=True),
+    "client": Place(phrase="noise at the client", added="at each client: every release is private by itself"),
+    "server": Place(
+        phrase="noise at the server",
+        added="by the server, once a round: the server itself saw releases without it",
+        summed=True,
+        at_server=True,
+    ),
+    "shared": Place(
+        phrase="noise shared by clients",
+        added="by the clients of a round together: nobody saw more than their noised sum",
+        summed=True,
+        shared=True,
+    ),
 }
 
 ACTIVATIONS = ("tanh", "relu")

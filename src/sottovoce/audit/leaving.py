@@ -177,7 +177,8 @@ def coefficients(blueprint: Blueprint, seed: int) -> list[Tensor]:
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
     """Returns the share of a client's statistic in the noised sum: 1 where its own noise protects it."""
-    if release.place not in ("server", "shared") or blueprint.round_sum is None or participant is None:
+    place = catalog.PLACES.get(release.place)
+    if place is None or not place.summed or blueprint.round_sum is None or participant is None:
         return 1.0
     return float(blueprint.round_sum.weights([blueprint.counted[participant]])[0])
 

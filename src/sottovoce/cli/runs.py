@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from sottovoce.catalog import PLACES
 from sottovoce.cli import options
 from sottovoce.cli.display import (
     answer,
@@ -223,7 +224,7 @@ def _show_sharing(shared: dict[str, Any]) -> None:
 
 def _noise(costs: dict[str, Any]) -> str:
     contexts = f"{costs['sigma_context']:.6f} for contexts" if costs["releases_context"] else ""
-    if costs["plan"]["noise"] == "client":
+    if not PLACES[costs["plan"]["noise"]].summed:
         own = sorted({site["sigma"] for site in costs["clients"] if site["sigma"] is not None})
         sigmas = f"{costs['sigma']:.6f}" if len(own) < 2 else _range(number(own[0]), number(own[-1]))
         gain = costs["shared_gain"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sottovoce import catalog
-from sottovoce.catalog import CONTEXTS, METHODS, Kind
+from sottovoce.catalog import CONTEXTS, METHODS, PLACES, Kind
 from sottovoce.errors import nearest
 from sottovoce.plan.keys import FirstKeys, Keys
 from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_values
@@ -129,9 +129,10 @@ class Plan(Keys):
         paid = values.get("context_share") or (context is not None and not context.released)
         if not (whole and paid) and "calibration" not in given:
             values["calibration"] = 0.0  # a last layer has to adapt as a whole, and shares to pay for all
-        if values.get("noise") in ("server", "shared") and "weighting" not in given:
+        place = PLACES.get(str(values.get("noise")), PLACES["client"])
+        if place.summed and "weighting" not in given:
             values["weighting"] = 1.0
-        if values.get("noise") == "shared":
+        if place.shared:
             values |= {name: value for name, value in ALONE.items() if name not in given}
         return cls(**values)._saying(given)
 
@@ -179,7 +180,7 @@ class Plan(Keys):
     @property
     def place(self) -> catalog.Place:
         """Where the noise of gradients is added."""
-        return catalog.PLACES[self.noise]
+        return PLACES[self.noise]
 
     @property
     def in_every_sum(self) -> int:

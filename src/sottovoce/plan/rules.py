@@ -175,7 +175,7 @@ def check(plan: Plan) -> None:
         _check_noise_in_sum(plan)
     if plan.place.shared:
         _check_noise_shared(plan)
-    if not plan.private and plan.channel != "direct":
+    if not plan.private and not catalog.CHANNELS[plan.channel].noiseless:
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
         raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")

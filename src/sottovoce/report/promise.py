@@ -36,14 +36,14 @@ def warning(run: ReportedRun) -> str | None:
 def promise(run: ReportedRun) -> Markup:
     """The promise as paragraphs, in the catalog's words for the names that this version knows."""
     result = run.result
-    accounting = result["epsilon"]["accounting"]
+    accounting, context = result["epsilon"]["accounting"], CONTEXTS.get(str(result["context"]))
     words: Markup = report.macros("report/promise.html").promise(
         result,
         method=METHODS.get(str(result["method"])),
         channel=CHANNELS.get(str(result["channel"])),
         place=place(run),
-        context=CONTEXTS.get(str(result["context"])),
-        releases_context=result["context"] not in (None, "public"),
+        context=context,
+        releases_context=result["context"] is not None if context is None else context.released,
         calibrated=run.plan.get("calibration", "0") not in ("0", "0.0"),
         noisy=not without_noise(run),
         sigma=_sigma(run),

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.blueprint import Blueprint, build, participant_name
+from sottovoce.catalog import PLACES
 from sottovoce.data import NAMES, Facts, client_files, description, split_seeds
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.files import write_atomically
@@ -38,11 +39,6 @@ from sottovoce.run.result import protected_unit
 from sottovoce.server import Server
 
 Progress = Callable[[str, int], None]
-PLACES = {
-    "client": "at each client: every release is private by itself",
-    "server": "by the server, once a round: the server itself saw releases without it",
-    "shared": "by the clients of a round together: nobody saw more than their noised sum",
-}
 UNSTATED = (
     "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
     "the records has them."
@@ -283,7 +279,7 @@ def _seen(origin: Origin, unit: str) -> str:
         )
     return (
         f"Anybody: it is a published model, made of releases alone. Promise: {promise}. Noise was added "
-        f"{PLACES[origin.noise]}."
+        f"{PLACES[origin.noise].added}."
     )
 
 

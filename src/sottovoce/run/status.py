@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sottovoce.catalog import PLACES
 from sottovoce.errors import SottovoceError
 from sottovoce.files import log_of
 from sottovoce.plan import Plan, PlanError
@@ -77,7 +78,7 @@ class Status:
     @property
     def noise_words(self) -> str:
         """The place of the noise, in words."""
-        return "noise shared by clients" if self.noise == "shared" else f"noise at the {self.noise}"
+        return PLACES[self.noise].phrase if self.noise in PLACES else f"noise at the {self.noise}"
 
     @property
     def exit_code(self) -> int:
