@@ -79,8 +79,8 @@ class Block:
     numbers: npt.NDArray[np.float32]
     decisions: npt.NDArray[np.int64]
     usable: npt.NDArray[np.bool_]
-    kept: Mapping[str, list[str]] = field(default_factory=dict)
-    columns: Mapping[str, ColumnFindings] = field(default_factory=dict)
+    kept: Mapping[str, list[str]]
+    columns: Mapping[str, ColumnFindings]
 
 
 @dataclass
@@ -169,10 +169,9 @@ def predictions(
     if threshold is not None:
         _check_threshold(model.records, threshold)
     seen, task = view(model.plan, model.facts, features), open_task(model.facts)
-    for part in read_inputs(records, model.records, keep):
-        found = part.columns
-        for start in range(0, len(part.x), BLOCK):
-            rows = part.x[start : start + BLOCK]
+    for inputs, beside, found in read_inputs(records, model.records, keep):
+        for start in range(0, len(inputs), BLOCK):
+            rows = inputs[start : start + BLOCK]
             x, usable = torch.from_numpy(rows), torch.from_numpy(whole_records(rows))
             if not bool(usable.all()):
                 x[~usable] = 0
@@ -182,7 +181,7 @@ def predictions(
             decided = task.decisions(outputs) if model.records.task != "number" else outputs[:, :0]
             if threshold is not None:
                 decided = (values if model.records.task == "labels" else values[:, 1]) >= threshold
-            kept = {name: cells[start : start + BLOCK] for name, cells in part.kept.items()}
+            kept = {name: cells[start : start + BLOCK] for name, cells in beside.items()}
             decisions = decided.long().reshape(len(x), -1).numpy()
             yield Block(values.numpy(), decisions, usable.numpy(), kept, found)
             found = {}  # counted once

@@ -262,7 +262,7 @@ def test_no_task_needs_a_target_to_predict(tmp_path: Path, task: str) -> None:
     agreed = agreement(task, '[columns.a]\nkind = "number"\nlow = 0\nhigh = 1\n')
     path = written(tmp_path, "a\n1\n\nx\n")
     site = read_site(path, agreed, target=False)
-    assert np.array_equal(np.concatenate([part.x for part in read_inputs(path, agreed.facts())]), site.x)
+    assert np.array_equal(np.concatenate([x for x, _, _ in read_inputs(path, agreed.facts())]), site.x)
     assert (len(site.y), site.findings.targets, site.findings.unusable) == (3, {}, 0)
 
 

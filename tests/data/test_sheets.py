@@ -41,7 +41,7 @@ def test_a_workbook_holds_what_its_csv_does(tmp_path: Path) -> None:
     assert np.array_equal(site.x, plain.x)
     assert np.array_equal(site.y, plain.y)
     assert site.findings == plain.findings
-    assert np.array_equal(np.concatenate([part.x for part in read_inputs(path, AGREEMENT.facts())]), plain.x)
+    assert np.array_equal(np.concatenate([x for x, _, _ in read_inputs(path, AGREEMENT.facts())]), plain.x)
 
 
 def test_a_record_that_loses_all_values_is_still_one(tmp_path: Path) -> None:

@@ -170,13 +170,8 @@ def _findings(name: str, path: Path, agreed: Description, copies: Copies) -> Fin
         return Findings(name, problems=[str(error)])
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some records to predict: `x` as in `Facts`, columns that are kept as they stand, and what was odd."""
-
-    x: Values
-    kept: Mapping[str, list[str]]
-    columns: Mapping[str, ColumnFindings]
+Part = tuple[Values, Mapping[str, list[str]], Mapping[str, ColumnFindings]]
+"""Some records to predict: x as in `Facts`, columns that are kept as they stand, and what was odd."""
 
 
 def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[Part]:
@@ -193,14 +188,14 @@ def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[
         else:
             parts = (Reader(path, agreed).stored(x) for x in read_array_parts(path, "x"))
         for x in parts:
-            yield Part(x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {})
+            yield x, {name: cells[start : start + len(x)] for name, cells in kept.items()}, {}
             start += len(x)
         return
     numbers, texts = kinds_of(agreed, list(keep))
     for columns in read_parts(path, numbers, texts):
         reader = Reader(path, agreed)
         inputs = reader.inputs(columns, keep)
-        yield Part(inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns)
+        yield inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns
 
 
 def _kept(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
