@@ -295,8 +295,8 @@ def _check_read(source: Path, facts: Facts, records: Records) -> None:
     if agreed is None or agreed.array is not None:
         return
     unreadable = dict.fromkeys(agreed.columns, 0)
-    for part in read_inputs(source, facts):
-        for name, column in part.columns.items():
+    for _, _, found in read_inputs(source, facts):
+        for name, column in found.items():
             unreadable[name] += column.unreadable
     for name, cells in unreadable.items():
         if cells == len(records):
