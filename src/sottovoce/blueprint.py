@@ -70,22 +70,13 @@ class Blueprint:
         None stands for a future client, whose one release is a context; where contexts of participants get
         a share of their budget, it has all of ε for its own.
         """
-        plan, opened = self.plan, self._opened
-        if participant is None and plan.releases_context and plan.context_share:
-            if (0, 0) not in opened:
-                predicted = MeanProbability(self.facts.classes)
-                opened[0, 0] = open_future_releases(
-                    plan,
-                    predicted if plan.context_traits.predicted_for_future else self.statistic,
-                    self.model,
-                    context_records=self.context_size(None),
-                )
-            return opened[0, 0]
+        if participant is None and self.plan.releases_context and self.plan.context_share:
+            return self._future_releases
         records = max(self.sizes) if participant is None else self.sizes[participant]
         sizes = records, self.context_size(participant)
-        if sizes not in opened:
-            opened[sizes] = open_releases(
-                plan,
+        if sizes not in self._opened:
+            self._opened[sizes] = open_releases(
+                self.plan,
                 self.statistic,
                 self.facts.classes,
                 self.model,
@@ -98,7 +89,13 @@ class Blueprint:
                 counted=self.counted[self.sizes.index(records)],
                 largest=max(self.sizes),
             )
-        return opened[sizes]
+        return self._opened[sizes]
+
+    @cached_property
+    def _future_releases(self) -> dict[Kind, Release]:
+        predicted = self.plan.context_traits.predicted_for_future
+        statistic = MeanProbability(self.facts.classes) if predicted else self.statistic
+        return open_future_releases(self.plan, statistic, self.model, context_records=self.context_size(None))
 
     @property
     def releases(self) -> dict[Kind, Release]:
