@@ -154,15 +154,14 @@ class Agreement:
         plan = self.plan.to_toml()
         if self.open and "delta" not in self.plan.given:
             plan = "".join(line for line in plan.splitlines(True) if not line.startswith("delta ="))
-        fields = self.facts.fields()
-        source = fields.pop("source", None)
-        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-        if source is not None:
-            lines += ["", "[records.source]"]
-            lines += [f"{name} = {json.dumps(value)}" for name, value in source.items()]
-        sizes = f"sizes = {list(self.sizes)}\n" if self.sizes else ""
-        keys = "" if self.parties is None else self.parties.to_toml()
-        return plan + sizes + "\n[records]\n" + "\n".join(lines) + "\n" + keys
+        text = plan + (f"sizes = {list(self.sizes)}\n" if self.sizes else "")
+        facts = self.facts.fields()
+        source = facts.pop("source", {})
+        for table, fields in (("records", facts), ("records.source", source)):
+            if fields:
+                lines = [f"{name} = {json.dumps(value)}\n" for name, value in fields.items()]
+                text += f"\n[{table}]\n" + "".join(lines)
+        return text + ("" if self.parties is None else self.parties.to_toml())
 
     @property
     def open(self) -> bool:
