@@ -10,7 +10,15 @@ import pytest
 from studies.tables import markdown_table
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report.comparison import clients_table, read_comparison, rows_table, summary, write_comparison
+from sottovoce.report.comparison import (
+    charts,
+    clients_table,
+    read_comparison,
+    render,
+    rows_table,
+    summary,
+    write_comparison,
+)
 
 
 def found(clients: int = 3) -> dict[str, Any]:
@@ -58,7 +66,10 @@ def found(clients: int = 3) -> dict[str, Any]:
 def test_the_summary_says_how_many_gain_and_lose() -> None:
     said = summary(found())
     assert "surely gain by joining: 2, that surely lose: 1, that cannot tell: 0" in said
-    assert "median +1.5" in said
+    assert "median +1.5 points, worst tenth -7.7 or less" in said
+    gain = {"median_interval": [-0.01, 3.0], "worst_decile_interval": [-9.0, -6.4]}
+    said = summary({**found(), "gain": {**found()["gain"], **gain}})
+    assert said.endswith("median +1.5 points (+0.0 to +3.0), worst tenth -7.7 or less (-9.0 to -6.4)")
 
 
 def test_the_table_has_every_site_the_largest_first_with_its_interval() -> None:
@@ -79,7 +90,27 @@ def test_page_and_picture_are_written(tmp_path: Path, clients: int) -> None:
     assert "not covered by ε" in page
     assert "site-2" in page
     assert "<script src" not in page
+    assert f'<p class="lead">S{summary(found(clients))[1:]}.</p>' in page
+    order = [page.index(f"<h3>{title}") for title in ("What joining gives", "Gains over size")]
+    assert (order == sorted(order)) is (clients == 3)  # a tall picture stands by itself, at the end
     assert (tmp_path / "compare.svg").read_text().startswith("<svg")
+
+
+def test_a_rehearsal_of_numbers_says_what_its_metric_is_and_nothing_of_probabilities(tmp_path: Path) -> None:
+    numbers = {**found(), "metric": "r2", "reliability": {"published": [], "finished": []}}
+    (tmp_path / "compare.json").write_text(json.dumps(numbers))
+    page = write_comparison(tmp_path).read_text()
+    assert "Do probabilities mean something?" not in page
+    assert "Do probabilities mean something?" in render(found(), charts(found()))
+    assert "R² against its own mean; loss" in page
+    assert "R² against its own mean" in markdown_table(rows_table(numbers))
+
+
+def test_intervals_are_drawn_to_their_ends_on_the_axis_of_each_site() -> None:
+    moves, *_ = charts(found())
+    assert moves.x is not None
+    assert moves.x.low <= 60 - 14.0
+    assert moves.x.high <= 100
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"rows": {"alone": {}}}', "[]"])

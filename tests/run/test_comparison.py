@@ -12,7 +12,7 @@ import pytest
 from sottovoce import data
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
-from sottovoce.run.comparison import AT_HOME, ROWS, compare
+from sottovoce.run.comparison import AT_HOME, ROWS, STATISTICS, _interval, _reach, compare
 from sottovoce.run.training import train
 from tests.data.hospitals import AGREED, HEADER, folder
 
@@ -129,6 +129,9 @@ def test_what_a_site_makes_at_home_carries_no_noise_and_gains_are_against_it(
         assert gain["per_client"][name]["points"] == pytest.approx(points)
         assert gain["per_client"][name]["low"] <= points <= gain["per_client"][name]["high"]
     assert gain["sites_gaining"] + gain["sites_losing"] + gain["sites_undecided"] == 2
+    for name in ("mean", "median", "worst_decile"):
+        low, high = gain[f"{name}_interval"]
+        assert low <= gain[name] <= high
     assert {"published", "finished"} == set(found["reliability"])
     assert sum(bin["records"] for bin in found["reliability"]["finished"]) == 2 * (40 + 16)
 
@@ -148,7 +151,15 @@ def test_numbers_are_judged_by_skill_over_all_records_and_not_by_a_mean_of_r2(tm
     at = folder(tmp_path / "sites", agreed, flat=numbers(60, 0.0), steep=numbers(200, 30.0))
     plan = Plan.load(overrides={"rounds": 4, "epsilon": 4.0, "dataset": str(at)})
     found = compare(plan, tmp_path / "c", repeats=1)
+    assert found["gain"]["median_interval"] is None  # one split says nothing about itself
     rows = found["rows"]
     assert rows["constant"]["participants"] == pytest.approx(0.0, abs=1e-6)
     assert rows["home_alone"]["participants"] > 95
     assert rows["shared"]["per_client"]["flat"] < -100 < rows["shared"]["participants"]
+
+
+def test_the_interval_of_a_mean_over_sites_is_that_of_the_mean_of_each_split() -> None:
+    gains = np.random.default_rng(0).normal(size=(7, 5))
+    low, high = _interval(1.0, gains.tolist(), STATISTICS["mean"]) or (0.0, 0.0)
+    assert (high - low) / 2 == pytest.approx(_reach(gains.mean(axis=0).tolist(), 0.0))
+    assert (high + low) / 2 == pytest.approx(1.0)

@@ -61,19 +61,27 @@ def summary(found: Mapping[str, Any]) -> str:
     return (
         f"sites that surely gain by joining: {gain['sites_gaining']}, "
         f"that surely lose: {gain['sites_losing']}, that cannot tell: {gain['sites_undecided']}; "
-        f"median {gain['median']:+.1f} points, "
-        f"worst tenth {gain['worst_decile']:+.1f} or less"
+        f"median {gain['median']:+z.1f} points{_within(gain, 'median')}, "
+        f"worst tenth {gain['worst_decile']:+z.1f} or less{_within(gain, 'worst_decile')}"
     )
+
+
+def _within(gain: Mapping[str, Any], name: str) -> str:
+    """The interval of 95 % behind a figure, if there is one."""
+    interval = gain.get(f"{name}_interval")
+    return "" if interval is None else " ({:+z.1f} to {:+z.1f})".format(*interval)
 
 
 def rows_table(found: Mapping[str, Any]) -> Table:
     """A line for each row: metric and loss, means over participants."""
-    lines = [
-        [word, percent(found["rows"][row]["participants"]), number(found["rows"][row]["log_loss"]), explained]
-        for row, (word, explained) in ROWS.items()
-    ]
-    head = ["", label(found["metric"]), _loss(found), ""]
-    return Table(head, lines, f"Why join? {count(found['repeats'], 'split')} at {_promise(found)}")
+    lines = []
+    for row, (word, explained) in ROWS.items():
+        told = found["rows"][row]
+        figures = percent(told["participants"]), number(told["log_loss"], zeros=True)
+        lines.append([word, *figures, explained])
+    head = ["", _metric(found), _loss(found), ""]
+    title = f"Why join? {count(found['repeats'], 'split')} at {_promise(found)}"
+    return Table(head, lines, title, remarks=True)
 
 
 def clients_table(found: Mapping[str, Any]) -> Table:
@@ -108,7 +116,8 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
             sites.append({**site, **gain, "alone": alone, "finished": finished})
     curves = reliability(found["reliability"], {"published": "orange", "finished": "blue"})
     unit = counted(found.get("unit", "record"))
-    return [_moves(sites, label(found["metric"])), _gains(sites, f"{unit} of a site"), curves]
+    pictures = [_moves(sites, _metric(found)), _gains(sites, f"{unit} of a site"), curves]
+    return pictures if any(found["reliability"].values()) else pictures[:2]  # numbers have no probabilities
 
 
 def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
@@ -117,7 +126,9 @@ def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
     note = f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first. {note}"
     if not sites:
         return Chart(title, note)
-    x = linear(site[end] for site in sites for end in ("alone", "finished"))
+    known = [site[end] for site in sites for end in ("alone", "finished")]
+    low = min(0.0, *known)  # no interval leads to where no figure can be
+    x = linear([*known, *(min(max(end, low), 100.0) for end in _ends(sites, "alone"))])
     row, named = 100 / len(sites), len(sites) <= NAMED
     marks, texts, labels = upright(x), [], []
     for i, site in enumerate(sites):
@@ -128,7 +139,7 @@ def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
             marks.append(stroke("reach blue", low, up, high, up))
         marks += [stroke("span blue", a, up, b, up), dot("gray", a, up), dot("blue", b, up)]
         start, end = percent_tick(site["alone"]), percent_tick(site["finished"])
-        words = f"alone at home {start}, finished at home {end} ({site['finished'] - site['alone']:+.1f})"
+        words = f"alone at home {start}, finished at home {end} ({site['finished'] - site['alone']:+z.1f})"
         texts.append((b, f"{site['name']}: {words}"))
         if named:
             labels.append((100 - (i + 0.4) * row, site["name"]))
@@ -143,12 +154,9 @@ def _gains(sites: Sequence[Mapping[str, Any]], size: str) -> Chart:
     title, note = "Gains over size", "Points of finished against alone at home, with intervals of 95 %."
     if not sites:
         return Chart(title, note)
-    points = [site["points"] for site in sites]
-    reach = 2 * max(map(abs, points)) + 1  # wider intervals are cut: they only say that nothing is known
-    known = [site[end] for site in sites for end in ("low", "high") if site[end] is not None]
     x = logarithmic(site["size"] for site in sites)
-    y = linear([0.0, *points, *(min(max(end, -reach), reach) for end in known)])
-    marks, texts, show = [*grid(y), stroke("target", 0, y.at(0.0), 100, y.at(0.0))], [], "{:+g}".format
+    y = linear([0.0, *(site["points"] for site in sites), *_ends(sites)])
+    marks, texts, show = [*grid(y), stroke("target", 0, y.at(0.0), 100, y.at(0.0))], [], _signed
     for site in sites:
         a, words = x.at(site["size"]), show(site["points"])
         if site["low"] is not None:
@@ -169,13 +177,30 @@ def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
         "report/comparison.html",
         found=found,
         title=_title(found),
-        facts=[summary(found), *_facts(found)],
+        facts=_facts(found),
+        lead=summary(found),
+        metric=_metric(found),
         rows=ROWS,
         loss=_loss(found),
-        charts=pictures,
+        charts=[pictures] if len(_participants(found)) <= NAMED else [pictures[1:], pictures[:1]],
         clients=clients_table(found),
         future=future_table(found),
     )
+
+
+def _ends(sites: Sequence[Mapping[str, Any]], above: str = "") -> list[float]:
+    """Ends of intervals, as far as an axis shows them: wider ones only say that nothing is known."""
+    reach = 2 * max(abs(site["points"]) for site in sites) + 1
+    known = [(site.get(above, 0.0), site[end]) for site in sites for end in ("low", "high")]
+    return [start + min(max(end, -reach), reach) for start, end in known if end is not None]
+
+
+def _signed(points: float) -> str:
+    """
+    >>> _signed(2.5), _signed(-1.0), _signed(0.0)
+    ('+2.5', '-1', '0')
+    """
+    return f"{points:+g}" if points else "0"
 
 
 def _participants(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -187,15 +212,19 @@ def _gained(gain: Mapping[str, Any] | None) -> tuple[TableEntry, str]:
     if gain is None:
         return TableEntry(UNKNOWN), UNKNOWN
     if gain["low"] is None:
-        return TableEntry(f"{gain['points']:+.1f}", value=gain["points"]), UNKNOWN
+        return TableEntry(f"{gain['points']:+z.1f}", value=gain["points"]), UNKNOWN
     sure = gain["low"] > 0 or gain["high"] < 0
     entry = TableEntry(
-        f"{gain['points']:+.1f}",
+        f"{gain['points']:+z.1f}",
         better=gain["points"] > 0 if sure and abs(gain["points"]) >= NOTICED else None,
         share=min(1.0, abs(gain["points"]) / 10),
         value=gain["points"],
     )
-    return entry, f"{gain['low']:+.1f} to {gain['high']:+.1f}"
+    return entry, f"{gain['low']:+z.1f} to {gain['high']:+z.1f}"
+
+
+def _metric(found: Mapping[str, Any]) -> str:
+    return "R² against its own mean" if found["metric"] == "r2" else label(found["metric"])
 
 
 def _loss(found: Mapping[str, Any]) -> str:

@@ -179,6 +179,8 @@ class Table:
     rows: Sequence[Sequence[str | TableEntry]]
     title: str = ""
     words: int = 1
+    remarks: bool = False
+    """The last column is text, too."""
 
     @property
     def entries(self) -> list[list[TableEntry]]:
@@ -202,7 +204,8 @@ class Table:
         for i, name in enumerate(self.head):
             # Words break, so that figures need not.
             width = None if i >= self.words else 10 if i else 20
-            grid.add_column(escape(visible(name)), justify="left" if width else "right", max_width=width)
+            text = bool(width) or (self.remarks and i == len(self.head) - 1)
+            grid.add_column(escape(visible(name)), justify="left" if text else "right", max_width=width)
         for entries in self.entries:
             first = "[dim]{}[/]" if not self.head else "{}"
             texts = [escape(visible(plain(entry.bracketed("\n")))) for entry in entries]

@@ -60,6 +60,13 @@ REPEATS = 5
 _HELD_OUT = 0.25
 """Held-out records for each that trains: splits overlap, and their mean is less sure than 1/repeats says."""
 
+STATISTICS: dict[str, Callable[[Any], Any]] = {
+    "mean": np.mean,
+    "median": np.median,
+    "worst_decile": partial(np.quantile, q=0.1),
+}
+"""What a summary says of the gains of all sites."""
+
 OnRound = Callable[[str, dict[str, Any]], None]
 
 
@@ -282,6 +289,7 @@ def _future(splits: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
 def _gain(splits: Sequence[Split], task: Task) -> dict[str, Any]:
     """Finished against alone at home, in points, for each site with an interval of 95 % over the splits."""
     sites: dict[str, dict[str, Any]] = {}
+    each: list[list[float]] = []
     for client in _row("finished", splits, task)["per_client"]:
         pairs = [
             (_points(split, "finished", client, task), _points(split, "home_alone", client, task))
@@ -290,22 +298,41 @@ def _gain(splits: Sequence[Split], task: Task) -> dict[str, Any]:
         gains = [one - other for one, other in pairs if one is not None and other is not None]
         if not gains:
             continue
-        mean, reach = float(np.mean(gains)), _reach(gains, 100 / splits[0]["finished"][client].records)
+        if len(gains) == len(splits):
+            each.append(gains)
+        records = max(split["finished"][client].records for split in splits)
+        mean, reach = float(np.mean(gains)), _reach(gains, 100 / records)
         losses = [split["finished"][client].loss - split["home_alone"][client].loss for split in splits]
         low, high = (None, None) if reach is None else (mean - reach, mean + reach)
         sites[client] = {"points": mean, "low": low, "high": high, "log_loss": float(np.nanmean(losses))}
     points = [site["points"] for site in sites.values()]
+    told: dict[str, Any] = {}
+    for name, statistic in STATISTICS.items():
+        told[name] = float(statistic(points)) if points else None
+        told[f"{name}_interval"] = _interval(told[name], each, statistic)
     gaining = sum(site["low"] is not None and site["low"] > 0 for site in sites.values())
     losing = sum(site["high"] is not None and site["high"] < 0 for site in sites.values())
     return {
         "per_client": sites,
-        "mean": float(np.mean(points)) if points else None,
-        "median": float(np.median(points)) if points else None,
-        "worst_decile": float(np.quantile(points, 0.1)) if points else None,
+        **told,
         "sites_gaining": gaining,
         "sites_losing": losing,
         "sites_undecided": len(sites) - gaining - losing,
     }
+
+
+def _interval(
+    value: float | None, gains: Sequence[Sequence[float]], statistic: Callable[[Any], Any]
+) -> list[float] | None:
+    """An interval of 95 % around a statistic of the sites' mean gains, from what it is without each split."""
+    by_split = np.array(gains, ndmin=2).T
+    many = len(by_split)
+    if value is None or not gains or many < 2:
+        return None
+    whole = statistic(by_split.mean(axis=0))
+    without = [statistic(np.delete(by_split, split, axis=0).mean(axis=0)) for split in range(many)]
+    reach = _reach([many * whole - (many - 1) * left for left in without], 0.0)
+    return None if reach is None else [value - reach, value + reach]
 
 
 def _reach(gains: Sequence[float], least: float) -> float | None:
