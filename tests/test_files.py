@@ -183,8 +183,8 @@ def test_who_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> None:
     order, taken = [], threading.Event()
 
     def other() -> None:
-        taken.wait(5)
-        with locked(tmp_path / "lock", timeout=5.0, busy="never"):
+        taken.wait(1200)
+        with locked(tmp_path / "lock", timeout=1200.0, busy="never"):
             order.append("second")
 
     thread = threading.Thread(target=other)

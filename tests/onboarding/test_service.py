@@ -131,7 +131,7 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
     release, honest = threading.Event(), Onboarding.answer
 
     def slowly(onboarding: Onboarding, requests: Sequence[Request]) -> object:
-        release.wait(60)
+        release.wait(1200)
         return honest(onboarding, requests)
 
     monkeypatch.setattr(Onboarding, "answer", slowly)
@@ -148,7 +148,8 @@ def test_more_requests_than_can_wait_are_shed_and_the_service_recovers(
         release.set()
         for thread in threads:
             thread.join()
-        assert statuses == {503: 4, 422: 2}
+        # Three connections are served at once: two of these, or one while an earlier one is still open.
+        assert statuses in ({503: 4, 422: 2}, {503: 5, 422: 1})
         onboard(url, records, records.with_name("one"))
 
 
@@ -225,7 +226,7 @@ def test_who_waits_while_others_are_answered_shares_the_next_turn_and_gets_an_ow
     sizes, go = list[int](), threading.Event()
 
     def work(requests: Sequence[Request]) -> list[Answer]:
-        go.wait(60)
+        go.wait(1200)
         sizes.append(len(requests))
         return [Answer(request.client.encode(), False) for request in requests]
 
@@ -239,7 +240,7 @@ def test_a_refusal_reaches_only_its_own_request_and_a_failure_all_of_its_turn() 
     go = threading.Event()
 
     def work(requests: Sequence[Request]) -> list[Answer | Exception]:
-        go.wait(60)
+        go.wait(1200)
         if any(request.client == "7" for request in requests):
             raise OSError("the disk is gone")
         odd = ValueError("odd")
@@ -255,7 +256,7 @@ def test_who_has_gone_disturbs_nobody() -> None:
     go = threading.Event()
 
     def work(requests: Sequence[Request]) -> list[Answer]:
-        go.wait(60)
+        go.wait(1200)
         return [Answer(request.client.encode(), False) for request in requests]
 
     async def ask() -> list[bytes]:

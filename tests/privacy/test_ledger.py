@@ -59,7 +59,7 @@ def together(work: Callable[[int], None], processes: int) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(1200)
     assert [child.exitcode for child in children] == [0] * processes
 
 

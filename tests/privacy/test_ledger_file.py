@@ -128,7 +128,7 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
     start = multiprocessing.get_context("fork").Barrier(8)
 
     def enter(number: int) -> None:
-        start.wait(30)
+        start.wait(1200)
         with Ledger.open(path, scope="records") as ledger:
             ledger.commit(Charge("run", number, "context", 0, sensitivity=0.1, sigma=1.0), b"m", PLENTY)
 
@@ -136,7 +136,7 @@ def test_processes_that_create_a_ledger_together_share_it(tmp_path: Path) -> Non
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(1200)
     assert [child.exitcode for child in children] == [0] * 8
     with Ledger.open(path, scope="records") as ledger:
         assert ledger.clients() == [str(number) for number in range(8)]

@@ -76,9 +76,9 @@ def test_counts_include_clients_that_are_never_called() -> None:
 
 @BOTH
 def test_many_clients_cost_a_round_no_more_than_few(draw: Draw) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     draw(100_000, 10, 5_000, 41)
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 15  # 0.03 s when measured; quadratic work would take minutes
 
 
 @BOTH

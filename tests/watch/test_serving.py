@@ -30,7 +30,7 @@ def asked(url: str, path: str, host: str, authorization: str = "") -> tuple[int,
     headers = {"Host": host, **({"Authorization": authorization} if authorization else {})}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url + path, headers=headers), timeout=60
+            urllib.request.Request(url + path, headers=headers), timeout=1200
         ) as answer:
             return answer.status, "", answer.readline().decode()
     except urllib.error.HTTPError as error:
@@ -62,7 +62,7 @@ def test_a_page_that_is_open_ends_when_its_token_is_revoked(run: Path) -> None:
     with watched(run, behind_proxy=True) as url:
         headers = {"Host": PROXY, "Authorization": basic(token)}
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/events", headers=headers), timeout=60
+            urllib.request.Request(f"{url}/events", headers=headers), timeout=1200
         ) as stream:
             assert stream.readline()
             revoke_token(run, "carol", TOKENS_FILE)
