@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import stat
 from collections.abc import Callable
@@ -24,12 +25,13 @@ from sottovoce.finishing import (
     worth,
 )
 from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors
-from sottovoce.models import flat_parameters, open_model
+from sottovoce.models import ModelError, flat_parameters, open_model
 from sottovoce.onboarding.future_client import NotFinished, personalize
 from sottovoce.personal import Origin, PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.prediction import predict
 from sottovoce.privacy import Terms
+from sottovoce.run.comparison import compare
 from sottovoce.run.export import write_models
 from sottovoce.run.training import evaluate, train
 from sottovoce.tasks import open_task
@@ -237,6 +239,23 @@ def test_a_run_does_not_start_from_or_end_with_a_home_model(run: Path, tmp_path:
     finally:
         model_file.write_bytes(kept)
     assert not (tmp_path / "out").exists()
+
+
+def test_no_run_starts_warm_from_a_home_models_module(run: Path, tmp_path: Path) -> None:
+    """Gradients at a model that saw a record without noise would move by more than is charged."""
+    home = tmp_path / "north.home.safetensors"
+    finish(run / "models/north.safetensors", run / "sites/north.csv", home)
+    mine = PersonalModel.read(home, home=True).module
+    plan = Plan.load(overrides={"dataset": str(run / "sites"), "rounds": 1, "channel": "direct"})
+    for module in (mine, copy.deepcopy(mine), torch.nn.Sequential(mine, torch.nn.Identity())):
+        with pytest.raises(ModelError, match="finished at home, on records without noise, and no run starts"):
+            train(plan, tmp_path / "again", module=module)
+        with pytest.raises(ModelError, match="finished at home"):
+            compare(plan, tmp_path / "compared", module=module)
+    assert not (tmp_path / "again").exists()
+    published = PersonalModel.read(run / "models/north.safetensors").module
+    seeded = plan.replace(seeded=True)
+    assert train(seeded, tmp_path / "again", module=published)["rounds"] == 1
 
 
 def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:

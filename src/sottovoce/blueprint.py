@@ -27,7 +27,7 @@ from sottovoce.data import Facts
 from sottovoce.downlink import FLOAT_BITS, Downlink
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise
-from sottovoce.models import ModelError, import_model, model_options, open_model, trainable
+from sottovoce.models import ModelError, import_model, made_at_home, model_options, open_model, trainable
 from sottovoce.plan import Phase, Plan, phases
 from sottovoce.privacy import accounting, call_counts, open_schedule
 from sottovoce.privacy.accounting import Budget
@@ -254,6 +254,11 @@ def build(
     if not plan.clip or not plan.bias_scale:
         raise SottovoceError("clip=0 and bias_scale=0 leave them to a recipe: complete the plan first")
     if isinstance(module, nn.Module):
+        if made_at_home(module):
+            raise ModelError(
+                "this module was finished at home, on records without noise, and no run starts from it: give "
+                "it as it was before"
+            )
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     else:
         if module is not None and module != plan.model:

@@ -304,6 +304,17 @@ class _Copies(threading.local):
 _copies = _Copies()
 
 
+def keep_at_home(module: nn.Module) -> None:
+    """Marks a module whose parameters are made of records without noise."""
+    for part in module.modules():
+        part.made_at_home = True  # type: ignore[assignment]
+
+
+def made_at_home(module: nn.Module) -> bool:
+    """Whether any part of a module is made of records without noise: no run may begin with it."""
+    return any(getattr(part, "made_at_home", False) for part in module.modules())
+
+
 def imported(what: str, name: str) -> Any:
     """Returns what 'package.module:function' names, for a plan key `what`, by this machine's owner."""
     module_name, _, attribute = name.partition(":")

@@ -28,7 +28,7 @@ from sottovoce.errors import shown
 from sottovoce.features.kept import weights_digest
 from sottovoce.foreign import MOST_LETTERS, check_model, foreign_name, foreign_plan
 from sottovoce.modelfile import HOME, ModelFileError, load_tensors, tensor_bytes
-from sottovoce.models import MODELS, import_model, model_options, state_dict_at
+from sottovoce.models import MODELS, import_model, keep_at_home, model_options, state_dict_at
 from sottovoce.plan import Plan
 
 
@@ -82,6 +82,10 @@ class PersonalModel:
     None: none of them trained, or there is no such file."""
     home: bool = False
     """Finished on its client's records without noise: it is not private, and never leaves."""
+
+    def __post_init__(self) -> None:
+        if self.home:
+            keep_at_home(self.module)
 
     @classmethod
     def read(
