@@ -28,7 +28,7 @@ from sottovoce.data.dataset import Facts
 from sottovoce.data.description import random_records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import gpu
-from sottovoce.gradients.layers import stack
+from sottovoce.gradients.layers import linear_layers, stack, stack_outputs
 from sottovoce.models import flat_parameters, logits, output_at, parameters_at, reason
 from sottovoce.tasks import Task
 
@@ -159,6 +159,8 @@ class Sums:
 
 def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     """The outputs (m, classes) on records x (m, …) at `theta`, each a function of its own record alone."""
+    if (layers := linear_layers(module)) is not None and x.ndim == 2 and len(x):
+        return stack_outputs(layers, parameters_at(module, theta[None]), x)
     if stack(module) is not None:
         return logits(module, theta, x)
     parameters = parameters_at(module, theta)

@@ -48,6 +48,12 @@ class Plain:
         return self.module(h) if out is None else out
 
 
+WHOLE = 16
+"""Outputs that a CPU computes in one way, wherever a record lies in its batch. Where there are fewer, its
+place decides how sums are rounded: replacing one record would move others, and at weights that a server
+chose so, their gradients."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """z = W x + b for inputs (n, inputs)."""
@@ -56,8 +62,10 @@ class Linear:
     bias: str | None
 
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        weight = parameters[self.weight].transpose(1, 2)
-        out = product(by_client(h, len(weight)), weight)
+        weight = parameters[self.weight]
+        outputs = weight.shape[1]
+        padded = weight if gpu.on_gpu(h) else F.pad(weight, (0, 0, 0, -outputs % WHOLE))
+        out = product(by_client(h, len(weight)), padded.transpose(1, 2))[..., :outputs]
         if self.bias is not None:
             out = out + parameters[self.bias].unsqueeze(1)
         return out.flatten(0, 1), h
@@ -203,6 +211,20 @@ def written(seen: Capture) -> Iterator[tuple[str, Tensor]]:
         yield layer.weight, layer.flat_gradients(seen.inputs, seen.deltas)
     if layer.bias is not None:
         yield layer.bias, layer.bias_gradients(seen.deltas)
+
+
+def stack_outputs(layers: tuple[Layer, ...], parameters: Parameters, x: Tensor) -> Tensor:
+    """The outputs of a stack for records x (n, …), with parameters (1, *shape)."""
+    for layer in layers:
+        x = layer.forward(x) if isinstance(layer, Plain) else layer.forward(x, parameters)[0]
+    return x
+
+
+def linear_layers(module: nn.Module) -> tuple[Layer, ...] | None:
+    """The layers of a stack whose parameters are those of linear ones; None where it is another module."""
+    layers = stack(module) or ()
+    linear = bool(layers) and all(isinstance(layer, Plain | Linear) for layer in layers)
+    return layers if linear else None
 
 
 def capture(

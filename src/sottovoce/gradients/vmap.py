@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from sottovoce.gradients.clipping import sum_clipped
+from sottovoce.gradients.layers import Layer, linear_layers, stack_outputs
 from sottovoce.models import output_at, parameters_at
 from sottovoce.subspace import Basis
 from sottovoce.tasks import Losses, cross_entropy
@@ -36,11 +37,18 @@ def record_gradients(
     *,
     loss: Losses = cross_entropy,
     chunk: int = 32,
+    layers: tuple[Layer, ...] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
+    """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order.
+
+    `layers` are those of the module where it is to be computed by them.
+    """
 
     def alone(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
-        outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
+        if layers is None:
+            outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
+        else:
+            outputs = stack_outputs(layers, parameters_at(module, flat[None]), xi.unsqueeze(0))
         return loss(outputs, yi.unsqueeze(0))[0]
 
     each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))
@@ -94,7 +102,9 @@ def clipped_unit_sum(
     chunk = max(1, _NUMBERS // max(basis.coefficients, basis.size))
     open_sum, open_count, last = torch.zeros_like(total), total.new_zeros(()), None
     start = 0
-    for gradients, losses in record_gradients(module, theta, basis, x, y, loss=loss, chunk=chunk):
+    layers = linear_layers(module) if x.ndim == 2 else None
+    each = record_gradients(module, theta, basis, x, y, loss=loss, chunk=chunk, layers=layers)
+    for gradients, losses in each:
         mine = unit[start : start + len(losses)]
         start += len(losses)
         finite = losses.isfinite() & gradients.isfinite().all(dim=1)
