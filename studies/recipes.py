@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sottovoce import catalog
+from sottovoce.blending import kept_parts
 from sottovoce.calibration import Scaling
 from sottovoce.metrics import constant
 from sottovoce.run.prepare import Prepared, prepare
@@ -69,7 +70,8 @@ class Draws:
         noise, of_own = (torch.Generator().manual_seed(self._seed + more) for more in (0, 5000))
         shared = torch.zeros(draws, 1, columns, self._outputs)
         part = torch.zeros(draws, plan.participants, columns, self._outputs)
-        moving, moved, mean = torch.zeros_like(shared), torch.zeros_like(part), torch.zeros_like(part)
+        moving, moved = torch.zeros_like(shared), torch.zeros_like(part)
+        means_of = [torch.zeros_like(shared), torch.zeros_like(part)]
         for number in range(plan.rounds):
             means = self._means(root * shared + part)
             released = means + sigmas * torch.randn(means.shape, generator=noise)
@@ -86,8 +88,21 @@ class Draws:
                 moved = plan.momentum * moved + released
                 part = part - steps * moved
             if number >= plan.rounds - averaged:
-                mean += (root * shared + part) / averaged
-        return with_constant(mean.mT, plan.bias_scale).mT
+                means_of = [mean + of / averaged for mean, of in zip(means_of, (shared, part), strict=True)]
+        if own.any() and bool((blending.least_kept < 1).any()):
+            flat = [self._flat(drawn) for drawn in means_of[1].double()]
+            kept = [kept_parts(blending, each.numpy(), everyone, self._outputs) for each in flat]
+            means_of[1] = torch.stack([self._table(torch.from_numpy(each)) for each in kept]).float()
+        return with_constant((root * means_of[0] + means_of[1]).mT, plan.bias_scale).mT
+
+    def _flat(self, parts: Tensor) -> Tensor:
+        """Coefficients (sites, k) as a generator has them, of parameters (sites, columns, outputs)."""
+        return torch.cat([parts[:, :-1].mT.flatten(1), parts[:, -1]], dim=1)
+
+    def _table(self, flat: Tensor) -> Tensor:
+        """Parameters (sites, columns, outputs) of coefficients (sites, k)."""
+        weights = flat[:, : -self._outputs].view(len(flat), self._outputs, -1).mT
+        return torch.cat([weights, flat[:, None, -self._outputs :]], dim=1)
 
     def calibrated(self, theta: Tensor) -> Tensor:
         """Parameters with slope and shifts, each draw's by releases of its own."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.blending import FEATURES, SUMMED_STEP, blending, clip_bound, recipe
+from sottovoce.blending import FEATURES, SUMMED_STEP, Blending, blending, clip_bound, kept_parts, recipe
 from sottovoce.catalog import TASKS
 from sottovoce.data import Dataset, Facts
 from sottovoce.data.description import Description
@@ -282,6 +282,74 @@ def test_a_bias_is_scaled_on_tables_whose_linear_model_adapts_as_a_whole_and_now
     for bad in (1.5, -0.5, float("nan")):
         with pytest.raises(PlanError, match="bias_scale"):
             table_plan(bias_scale=bad)
+
+
+def test_a_bias_counts_in_full_where_columns_state_how_far_they_spread() -> None:
+    text = TABLE.format("classes", TARGETS["classes"])
+    stated, some = (
+        f"{text}mean = 50\nstd = 20\n",
+        f'{text}[columns.b]\nkind = "number"\nlow = 0\nhigh = 9\nstd = 2\n',
+    )
+    found = [resolve(table_plan(), [400] * 3, Description.parse(each).facts()) for each in (stated, some)]
+    assert [plan.bias_scale for plan in found] == [1.0, 0.5]
+
+
+def parts(signal: float, seed: int = 0) -> tuple[Blending, np.ndarray]:
+    """A blend of forty sites, and own parts of noise with something common and biases that differ."""
+    rng, sizes = np.random.default_rng(seed), [400] * 40
+    plan = table_plan(participants=40)
+    found = blending(plan, sizes, [0.02] * 40, 40, recipe=recipe(plan, table()))
+    drawn = rng.normal(size=(40, 42)) * found.own_noise[:, None]
+    sign = rng.choice([-1.0, 1.0], size=40) * signal
+    drawn[:, -2:] += np.stack([sign, -sign], axis=1)
+    return found, drawn + np.linspace(-1, 1, 42)
+
+
+def test_own_parts_that_noise_alone_explains_keep_no_more_than_luck_allows() -> None:
+    found, drawn = parts(signal=0.0)
+    kept = kept_parts(found, drawn, range(40), classes=2)
+    common = drawn.mean(axis=0)
+    assert np.allclose(kept.mean(axis=0), common)
+    share = np.linalg.norm(kept - common) / np.linalg.norm(drawn - common)
+    assert share == pytest.approx(found.least_kept[0], abs=0.05)
+    assert found.least_kept[0] < 0.5
+
+
+def test_own_biases_that_differ_are_kept_though_weights_are_noise() -> None:
+    found, drawn = parts(signal=5.0 * float(parts(0.0)[0].own_noise[0]))
+    kept, common = kept_parts(found, drawn, range(40), classes=2), drawn.mean(axis=0)
+    biases, weights = slice(-2, None), slice(None, -2)
+    shares = [
+        float(np.linalg.norm((kept - common)[:, block]) / np.linalg.norm((drawn - common)[:, block]))
+        for block in (biases, weights)
+    ]
+    assert shares[0] > 0.9
+    assert shares[1] < 0.5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_noise_alone_moves_is_what_torchs_descent_makes_of_it(momentum: float) -> None:
+    plan = table_plan(momentum=momentum)
+    found = blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, table()))
+    rng, moving = torch.Generator().manual_seed(0), torch.zeros(20_000, requires_grad=True)
+    step = float(found.own_steps[0] * found.individual[0])
+    descent, mean = torch.optim.SGD([moving], lr=step, momentum=momentum), torch.zeros(20_000)
+    for number in range(40):
+        moving.grad = SIGMAS[0] * torch.randn(20_000, generator=rng)
+        descent.step()
+        mean += moving.detach() / 12 if number >= 28 else 0.0
+    # 20,000 draws: a standard error of half a percent.
+    assert float(mean.std()) == pytest.approx(found.own_noise[0], rel=0.025)
+
+
+def test_own_parts_are_shrunk_by_the_recipe_of_tables_of_classes_alone() -> None:
+    def least(facts: Facts, **changes: object) -> float:
+        plan = table_plan(**changes)
+        return float(blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, facts)).least_kept.min())
+
+    assert least(table()) < 1
+    assert least(table("number")) == least(Facts((20,), 2)) == least(table(), individual=0.1) == 1
+    assert least(table(), averaging=0.0) == least(table(), coefficients=2) == 1
 
 
 def test_keys_that_somebody_sets_win_over_the_recipe() -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from sottovoce.channel.wire import SeededRandomness
-from sottovoce.data import Facts
+from sottovoce.data import Facts, load
 from sottovoce.errors import SottovoceError
 from sottovoce.generator import SharedCoefficients
 from sottovoce.optimizers import Descent
+from sottovoce.plan import Plan
+from sottovoce.run.prepare import prepare
 from sottovoce.server import Server, update_generator
 from tests.small import built, small_plan
 
@@ -159,6 +161,25 @@ def test_averaging_ends_at_the_mean_of_the_last_generators() -> None:
         seen.append(made.generator.weight.detach().clone())
     made.finish()
     assert torch.allclose(made.generator.weight.detach(), (seen[2] + seen[3]) / 2, atol=1e-6)
+
+
+def test_own_parts_of_a_table_are_shrunk_once_after_the_last_round() -> None:
+    """Releases of noise alone: what the recipe keeps of own parts in any case is all that stays."""
+    records = load("heart")
+    plan = Plan.load(overrides={"preset": "best", "dataset": "heart", "seeded": True, "rounds": 10})
+    blueprint, noise = prepare(plan, records).blueprint, np.random.default_rng(3)
+    made, again = Server(blueprint), Server(blueprint)
+    for _ in range(10):
+        sigmas = [blueprint.releases_of(i)["gradient"].sigma for i in range(4)]
+        made.receive_round({i: s * noise.normal(size=blueprint.coefficients) for i, s in enumerate(sigmas)})
+    means = made._descent.final_means()
+    before = [float(means[f"own.{i}"].norm()) for i in range(4)]
+    made.finish()
+    after = [float(made.generator.own[str(i)].detach().norm()) for i in range(4)]
+    assert all(now < 0.9 * then for now, then in zip(after, before, strict=True))
+    again.load_state(made.state())
+    again.finish()
+    assert torch.equal(made.coefficients(range(4)), again.coefficients(range(4)))
 
 
 SHARED = {

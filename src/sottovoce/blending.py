@@ -7,7 +7,8 @@ noise: N_i = σ_i/√T is the noise of client i's mean release over the whole ru
 There are two recipes. Features say much, and a clip keeps them from diverging. On tables (`records.toml` with
 columns, a linear model) the clip bound follows the noise: where there is much, gradients are cut short, and a
 calibration mends what that does to probabilities; where there is little, none is cut, and no step is longer
-than the curvature of the loss allows.
+than the curvature of the loss allows. Own parts of classes go far, and after the last round keep of how they
+differ what noise alone does not explain (`kept_parts`): sites that are alike have none then.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Recipe:
     luck: float = 0.0
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
+    shrinks: bool = False
+    """Own parts move as far as their noise allows, without a word of luck, and are shrunk at the end."""
 
 
 def recipe(plan: Plan, facts: Facts) -> Recipe:
@@ -89,8 +92,11 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     if task.class_shares and not plan.calibration:
         least = UNCUT
     whole = plan.traits.whole_model or not plan.coefficients
-    scale = task.bias_scale if whole else 1.0
-    return Recipe(*drifts, step, step, 0.15, (0.0, 0.2), (least, most), task.clip_noise, scale, task.luck)
+    # Values spread less than bounds say, and the constant input is the longest, unless spreads are stated.
+    scale = task.bias_scale if whole and not agreed.spreads_stated else 1.0
+    shrinks = whole and task.class_shares
+    shares = (0.5 if shrinks else 0.15), (0.0, 0.2)
+    return Recipe(*drifts, step, step, *shares, (least, most), task.clip_noise, scale, task.luck, shrinks)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -132,6 +138,10 @@ class Blending:
     """g."""
     attraction: float
     """λ, the proximal strength of method `mean-regularized`, which shares the step."""
+    own_noise: Reals
+    """How far noise alone moves each coefficient of an own part √v_i·own_i in a run, as a deviation."""
+    least_kept: Reals
+    """The share of an own part that is kept at the end, whatever noise explains; 1: it stays as it is."""
 
     @property
     def shared(self) -> Reals:
@@ -163,7 +173,8 @@ def blending(
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
     d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. On tables the
-    luck of which records a site has counts in N_i², too.
+    luck of which records a site has counts in N_i², too; where own parts are shrunk at the end it decides
+    about what is kept in any case.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
     see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
     parts get shorter steps.
@@ -185,22 +196,70 @@ def blending(
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
     far = _bounded(recipe.drift, releases * shared_noise, largest)
     step = plan.learning_rate or slower * far
-    if plan.individual >= 0:
-        individual = np.full(len(counts), plan.individual)
-    elif summed is not None:
-        least, most = recipe.summed_shares
-        individual = np.full(len(counts), max(least, most * far / largest) * (1 - plan.generated))
-    else:
-        wanted = recipe.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
-        individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)
-    own = np.full(len(counts), step)
-    if plan.individual == 1 and not plan.learning_rate:
-        alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]
-        own = slower * np.array(alone)
-    elif summed is not None:
-        seen = releases * np.sqrt(individual) * np.hypot(noise, np.sqrt(individual) * luck)
-        own = np.minimum(step, [slower * _bounded(recipe.summed_drift, value, largest) for value in seen])
-    return Blending(weights, step, own, individual, plan.generated, plan.attraction)
+
+    def own_parts(luck: Reals) -> tuple[Reals, Reals]:
+        """Returns v_i, and the steps of own parts."""
+        if plan.individual >= 0:
+            individual = np.full(len(counts), plan.individual)
+        elif summed is not None:
+            least, most = recipe.summed_shares
+            individual = np.full(len(counts), max(least, most * far / largest) * (1 - plan.generated))
+        else:
+            wanted = recipe.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
+            individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)
+        own = np.full(len(counts), step)
+        if plan.individual == 1 and not plan.learning_rate:
+            alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]
+            own = slower * np.array(alone)
+        elif summed is not None:
+            seen = releases * np.sqrt(individual) * np.hypot(noise, np.sqrt(individual) * luck)
+            own = np.minimum(step, [slower * _bounded(recipe.summed_drift, value, largest) for value in seen])
+        return individual, own
+
+    individual, own = own_parts(luck)
+    kept = np.ones(len(counts))
+    if recipe.shrinks and plan.individual < 0 and plan.averaging > 0 and OPTIMIZERS[plan.optimizer].linear:
+        cautious = individual * own
+        individual, own = own_parts(np.zeros(len(counts)))
+        kept = np.divide(cautious, individual * own, out=kept, where=individual > 0)
+    seen = individual if summed is None else np.sqrt(individual)
+    moved = own * seen * np.asarray(sigmas) * _accumulated(releases, 1.0 - slower, plan.averaging)
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction, moved, kept)
+
+
+def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], classes: int) -> Reals:
+    """What is kept of own parts √v_i·own_i (n, k) of a linear model, by James and Stein's rule.
+
+    How parts differ from their weighted mean has a mean square e over sites and coefficients, of which noise
+    alone explains n: they keep 1 − n/e of it, or `least_kept` if that is more. Weights have a share of their
+    own and so have biases, the last coefficients, one for each class. All of it is post-processing.
+
+    >>> two = Blending(*map(np.array, ([0.5, 0.5], 1, 1, [0.1, 0.1], 0, 0, [3.0, 3.0], [0.0, 0.0])))
+    >>> weights_and_biases = np.array([[4.0, -4.0, 9.0, -9.0], [-4.0, 4.0, -9.0, 9.0]])
+    >>> kept_parts(two, weights_and_biases, [0, 1], classes=2)[0].round(2).tolist()
+    [2.88, -2.88, 8.5, -8.5]
+    """
+    chosen = list(participants)
+    weights, noise = found.weights[chosen], float(np.sum(found.own_noise[chosen] ** 2))
+    common = weights @ parts / weights.sum()
+    apart = parts - common
+    for block in (slice(None, -classes), slice(-classes, None)):
+        differing = apart[:, block].reshape(len(parts), classes, -1)
+        # A softmax does not see what all classes have in common, and no signal lies there.
+        differing = differing - differing.mean(axis=1, keepdims=True)
+        energy = float(np.sum(np.mean(differing**2, axis=(1, 2)))) * classes / (classes - 1)
+        kept = max(0.0, 1.0 - noise / energy) if energy > 0 else 0.0
+        apart[:, block] *= np.maximum(found.least_kept[chosen], kept)[:, None]
+    result: Reals = common + apart
+    return result
+
+
+def _accumulated(releases: int, momentum: float, averaging: float) -> float:
+    """Returns how far noise of 1 in every release moves the mean over the last rounds, at a step of 1."""
+    last = max(1, round(averaging * releases))
+    reached = np.cumsum((1.0 - momentum ** np.arange(1, releases + 1)) / (1.0 - momentum))[::-1]
+    before = np.append(reached[last:], np.zeros(last))
+    return float(np.linalg.norm((reached - before) / last))
 
 
 def _bounded(drift: float, noise: float, largest: float) -> float:

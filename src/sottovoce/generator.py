@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blending import Blending
+from sottovoce.blending import Blending, kept_parts
 from sottovoce.catalog import entry
 from sottovoce.cores import seeded
 
@@ -187,6 +187,19 @@ class Blend(OwnParts):
             if blending.individual[participant] > 0:
                 scale = blending.own_steps[participant] / blending.step / weight
                 self.admitted(str(participant), self.reference).grad = next(rest) * float(scale)
+
+    @torch.no_grad()
+    def shrink_own(self, classes: int) -> None:
+        """Keeps of own parts what noise alone does not explain (`blending.kept_parts`)."""
+        names = [name for name in self.own if self._blending.individual[int(name)] > 0]
+        if not names:
+            return
+        participants = [int(name) for name in names]
+        roots = np.sqrt(self._blending.individual[participants])[:, None]
+        parts = torch.stack([self.own[name] for name in names]).double().cpu().numpy()
+        kept = kept_parts(self._blending, roots * parts, participants, classes) / roots
+        for name, part in zip(names, kept, strict=True):
+            self.own[name].copy_(torch.from_numpy(part))
 
     def _mean(self) -> Tensor:
         """Returns what participants have in the mean, by their weights, but for what is generated."""

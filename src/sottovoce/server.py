@@ -25,7 +25,7 @@ from sottovoce.central import Update, noised_sum
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.cores import derived_seed, one_core
 from sottovoce.errors import SottovoceError
-from sottovoce.generator import AnyGenerator, BoundedGenerator, open_generator
+from sottovoce.generator import AnyGenerator, Blend, BoundedGenerator, open_generator
 from sottovoce.optimizers import Optimizer, open_optimizer
 from sottovoce.plan import Phase
 from sottovoce.prior import ClassPriors, LabelShift
@@ -355,9 +355,14 @@ class Server:
         return max(0, self.round - (plan.rounds - round(plan.averaging * plan.rounds)))
 
     def finish(self) -> None:
-        """After the last round: takes the average over the last rounds, if the plan says so."""
+        """After the last round: takes the average over the last rounds, if the plan says so.
+
+        Where the recipe says so, own parts keep what noise alone does not explain.
+        """
         if self.blueprint.plan.averaging > 0 and not self._finished:
             self.generator.load_state_dict(self._descent.final_means(), strict=False)
+            if isinstance(self.generator, Blend) and bool((self.blueprint.blending.least_kept < 1).any()):
+                self.generator.shrink_own(self.blueprint.facts.classes)
         self._finished = True
 
     # State

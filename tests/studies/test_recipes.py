@@ -14,7 +14,7 @@ from sottovoce.tasks import open_task
 @pytest.mark.parametrize("preset", ["best", "central"])
 def test_draws_train_and_calibrate_as_the_server_does(preset: str) -> None:
     records = data.load("heart")
-    prepared = prepare(prepared_plan("heart", preset, 1e5, 3, rounds=10), records)
+    prepared = prepare(prepared_plan("heart", preset, 1e7, 3, rounds=10), records)
     assert prepared.blueprint.blending.individual.all()
     server, task, found = trained(prepared), open_task(records.facts), []
     for i, mine in enumerate(prepared.federation.participants):

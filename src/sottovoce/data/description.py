@@ -19,7 +19,7 @@ import torch
 
 from sottovoce.catalog import TASKS
 from sottovoce.data.dataset import Facts
-from sottovoce.data.kinds import Column, Date, column, looked_up
+from sottovoce.data.kinds import Column, Date, Number, column, looked_up
 from sottovoce.data.section import DescriptionError, Names, Section, document, text_of
 
 NAME = "records.toml"
@@ -145,6 +145,12 @@ class Description:
         """
         widths = [len(one.parts) if isinstance(one, Date) else 1 for one in self.columns.values()]
         return math.sqrt(max(1, sum(widths)))
+
+    @property
+    def spreads_stated(self) -> bool:
+        """Whether a table says of every column of numbers how far it spreads, and not its bounds alone."""
+        numbers = [column for column in self.columns.values() if isinstance(column, Number)]
+        return bool(numbers) and all(column.std is not None for column in numbers)
 
     @property
     def uncovered(self) -> list[str]:
