@@ -1,10 +1,12 @@
 """What joining is worth against a site alone at home, without noise: published and finished models.
 
 `python -m studies.home [--parts hospitals pictures] [--seeds 5] [--jobs 2]` writes `results/home.json`, from
-which the tables of docs/why-join.md are made. *hospitals*: twelve synthetic sites, every model judged on
-10,000 fresh records of its site. *pictures*: CIFAR-10, forty clients of 800 (or 200) records, judged on what
-each holds out, and future clients of the same runs with 20 to 200 labels, which enter their home models
-only. Runs are seeded simulations of the package's own; `--device cuda` computes features faster.
+which the tables of docs/why-join.md are made; parts that are not measured stay as they were. *hospitals*:
+twelve synthetic sites whose `records.toml` states mean 0 and spread 1 of every column, by `preset=best` as
+it is; every model is judged on 10,000 fresh records of its site. *pictures*: CIFAR-10, forty clients of 800
+(or 200) records, judged on what each holds out, and future clients of the same runs with 20 to 200 labels,
+which enter their home models only. Runs are seeded simulations of the package's own; `--device cuda` computes
+features faster.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import json
 import multiprocessing
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.hospitals import SIZES, hospitals, trained
+from benchmarks.hospitals import CLASSES, COLUMNS, SIZES, hospitals
 from torch import Tensor
 
 from sottovoce.data import Records
+from sottovoce.data.description import Description
 from sottovoce.finishing import finished_outputs, joined
 from sottovoce.modelfile import load_tensors
 from sottovoce.plan import Plan
@@ -31,9 +35,19 @@ from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.run.rounds import Simulation
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
+from studies.real_tables import trained
 from studies.sweep import Job, run_batch
+from studies.table_grid import prepared_plan
 
 RESULTS = Path(__file__).parents[1] / "results" / "home.json"
+AGREEMENT = "\n".join(
+    [
+        'task = "classes"',
+        f'[target]\ncolumn = "outcome"\nvalues = {json.dumps([str(each) for each in range(CLASSES)])}',
+        *(f'[columns.c{i}]\nkind = "number"\nlow = -6\nhigh = 6\nmean = 0\nstd = 1' for i in range(COLUMNS)),
+    ]
+)
+"""What the hospitals agreed on."""
 PICTURES: dict[str, dict[str, Any]] = {
     "best, ε = 4, 800 records": {"preset": "best", "epsilon": 4.0},
     "central, ε = 4, 800 records": {"preset": "central", "epsilon": 4.0},
@@ -50,7 +64,9 @@ def at_hospitals(epsilon: float, seed: int) -> Figures:
     """Rows of one data seed, site by site, on fresh records."""
     torch.set_num_threads(1)
     sites = hospitals(seed)
-    prepared, server = trained(sites, {"epsilon": epsilon}, seed)
+    records = replace(sites.records, facts=Description.parse(AGREEMENT).facts())
+    prepared = prepare(prepared_plan(records.name, "best", epsilon, seed), records)
+    server = trained(prepared)
     task, found = open_task(prepared.blueprint.facts), []
     for i, fresh in enumerate(sites.fresh):
         mine = prepared.federation.participants[i]
@@ -192,11 +208,14 @@ def measure(jobs: Sequence[tuple[Any, ...]], processes: int, out: Path) -> list[
     """Does all jobs, some at a time, and keeps what is known so far in a file."""
     figures: list[Figures] = []
     told: list[Figures] = []
+    before: list[Figures] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         for found in pool.imap_unordered(_do, jobs, chunksize=1):
             figures += found
             print(table(summed_up(found)).splitlines()[-1], found[0]["seed"], flush=True)
             told = summed_up(sorted(figures, key=lambda one: (one["part"], one["setting"], one["seed"])))
+            parts = {one["part"] for one in told}
+            told += [one for one in before if one["part"] not in parts]
             out.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return told
 
