@@ -47,18 +47,19 @@ class Cluster:
         self._root = root.resolve()
         self._jobs = jobs
         cores = [int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]]
-        cards = self._ray.cluster_resources().get("GPU", 0)
-        if device != "cpu" and not cards:
+        gpus = self._ray.cluster_resources().get("GPU", 0)
+        if device != "cpu" and not gpus:
             self.close()
             raise SottovoceError(
-                "no machine of the cluster has a GPU: start one with a GPU, or use --device cpu"
+                "no machine of the cluster has a GPU: start one with a GPU, or choose the device cpu",
+                "device",
             )
         workers = jobs or max(1, sum(cores))
         threads = 1 if device != "cpu" else max(1, min(max(cores), sum(cores) // workers))
         self._setting = Setting(device, threads, law)
         self._task = self._ray.remote(_serve).options(
             num_cpus=threads,
-            num_gpus=0 if device == "cpu" else 1 / math.ceil(max(1, workers / cards)),
+            num_gpus=0 if device == "cpu" else 1 / math.ceil(max(1, workers / gpus)),
             num_returns="streaming",
             max_retries=0,
         )

@@ -138,7 +138,7 @@ def check_place(path: Path, *, home: bool = False) -> None:
 
 
 def _kind(path: Path) -> str:
-    """What a file is, by its header."""
+    """Returns what a file is, by its header."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -311,7 +311,7 @@ def keep_at_home(module: nn.Module) -> None:
 
 
 def made_at_home(module: nn.Module) -> bool:
-    """Whether any part of a module is made of records without noise: no run may begin with it."""
+    """Returns whether any part of a module is made of records without noise: no run may begin with it."""
     return any(getattr(part, "made_at_home", False) for part in module.modules())
 
 

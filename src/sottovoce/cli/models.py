@@ -182,7 +182,7 @@ def export(
 
 
 def _home(row: Mapping[str, Any]) -> list[str]:
-    """What a finish gives a client, and what joining is worth to it."""
+    """Returns what a finish gives a client, and what joining is worth to it."""
     if "home" not in row:
         return [UNKNOWN] * (len(AT_HOME) + 2)
     home, worth = row["home"], row["home"]["worth"]

@@ -318,7 +318,7 @@ def _sums(
 
 
 def _written_order(shape: torch.Size, *, by_tap: bool) -> Tensor:
-    """Where each entry of a parameter stands among its gradients, which a convolution writes by taps."""
+    """Returns where entries of a parameter stand among its gradients; a convolution writes them by taps."""
     order = torch.arange(shape.numel())
     if by_tap:
         filters, channels, *window = shape

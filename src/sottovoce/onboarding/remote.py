@@ -170,7 +170,7 @@ use https://host:port
 
 
 def this_machine(host: str) -> bool:
-    """Whether a host is this machine, as nobody else can be under that name."""
+    """Returns whether a host is this machine, as nobody else can be under that name."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
