@@ -393,6 +393,7 @@ def test_a_newcomers_labels_enter_its_home_file_alone(run: Path, tmp_path: Path)
         out = tmp_path / f"south-{missing}.safetensors"
         found = personalize(run / "run", data, out, terms=Terms(client="south"), finish=True)
         assert found["home"]["left_out"] == missing
+        assert found["accuracy"] > 0  # the few judge the published model, too
         published.append(out.read_bytes())
         assert (tmp_path / f"south-{missing}.home.safetensors").exists()
     assert published[0] == published[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,9 +26,13 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.rollback import Memory
+from sottovoce.run.export import write_models
+from sottovoce.run.training import train
+from tests.run.test_folder import sites
 
 from .world import QUICK, World, charged, ledger
 
@@ -140,6 +145,23 @@ def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
         Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", Plan(model="linear"))
     homes = [Path(command[-1]).name for command in begun]
     assert homes == [f"{client}home.safetensors" for client in ("", "north.", "personal.", "home.")]
+
+
+def test_a_node_finishes_its_model_in_a_process_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    at = sites(tmp_path / "sites")
+    plan = Plan.load(overrides={"dataset": str(at), "rounds": 2, "seeded": True, "channel": "direct"})
+    train(plan, tmp_path / "run")
+    write_models(tmp_path / "run", tmp_path, clients=["north"])
+    published = (tmp_path / "north.safetensors").rename(tmp_path / "personal.safetensors")
+    before, home = published.read_bytes(), tmp_path / "home.safetensors"
+    node: Any = SimpleNamespace(records=at / "north.csv", _client_log=Mock())
+    Node._finish_at_home(node, published, plan)
+    until = time.monotonic() + 120
+    while not home.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert PersonalModel.read(home, home=True).home
+    assert stat.S_IMODE(home.stat().st_mode) == stat.S_IMODE(home.with_suffix(".log").stat().st_mode) == 0o600
+    assert published.read_bytes() == before
 
 
 def test_a_client_is_due_in_the_rounds_of_the_schedule_and_in_no_other() -> None:

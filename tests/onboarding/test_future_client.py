@@ -285,8 +285,7 @@ def test_one_missing_label_more_switches_no_other_record_on_or_off(
     assert np.linalg.norm(Watched.seen[0] - Watched.seen[1]) <= charged
     # Its labels are not asked for, so that even these statistics are equal, and lacking ones count as all.
     assert (Watched.seen[0] == Watched.seen[1]).all()
-    assert answers[0]["accuracy"] is not None
-    assert answers[1]["accuracy"] is None
+    assert all(answer["accuracy"] is not None for answer in answers)  # at home any number of labels judges
 
 
 def test_a_context_without_labels_never_reads_them_and_one_of_labels_refuses(tmp_path: Path) -> None:

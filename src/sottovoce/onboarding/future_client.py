@@ -275,7 +275,7 @@ def _with_targets(records: Records, source: Path, facts: Facts) -> Records | Non
     try:
         if not has_target(source, facts):
             return None
-        told = read_client(source, facts=facts, needed=0, raw=True)
+        told = read_client(source, facts=facts, needed=0, raw=True, limited=False)  # few labels serve, too
     except SottovoceError as error:
         logging.getLogger(__name__).warning("the model was not judged: %s", error)
         return None
