@@ -20,7 +20,7 @@ from sottovoce import PrivateClassifier, PrivateRegressor
 from sottovoce.errors import SottovoceError
 from sottovoce.estimators import EstimatorError
 
-SITES = ["north", ("south", 2), None]
+SITES = [None, "north", ("south", 2)]
 FEW = {"rounds": 3}
 """Enough where only the outside of an estimator matters."""
 
@@ -97,6 +97,18 @@ def test_it_is_copied_kept_and_cloned(fitted: PrivateClassifier) -> None:
     again = pickle.loads(pickle.dumps(fitted))
     assert (again.predict_proba(X, groups=site) == fitted.predict_proba(X, groups=site)).all()
     assert not hasattr(clone(fitted), "epsilon_")
+
+
+def test_the_order_of_records_decides_nothing() -> None:
+    """Which group came first decided who trained on what, in all groups."""
+    X, y, site = records(60)
+    fits = [
+        PrivateClassifier(plan=FEW, random_state=0).fit(X[rows], y[rows], [site[row] for row in rows])
+        for rows in (range(60), [1, 0, *range(2, 60)])
+    ]
+    assert fits[0].groups_ == fits[1].groups_
+    one, other = (fit.predict_proba(X, groups=site) for fit in fits)
+    assert one == pytest.approx(other)
 
 
 def test_x_is_clamped_and_never_scaled_by_itself() -> None:

@@ -221,7 +221,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
 
 def _groups(groups: Groups, records: int) -> tuple[npt.NDArray[np.int64], list[Any]]:
-    """For each record its group's place, and the groups in the order in which they come."""
+    """For each record its group's place, and the groups in an order that no record's place decides."""
     if groups is None:
         warnings.warn(
             "all records are one client's, for nothing says whose they are: pass groups=…, a value a record",
@@ -242,7 +242,13 @@ def _groups(groups: Groups, records: int) -> tuple[npt.NDArray[np.int64], list[A
             raise EstimatorError(
                 f"group {value!r} of record {row} is not hashable: use texts or numbers"
             ) from None
-    return owner, list(places)
+    try:
+        names = sorted(places)
+    except TypeError:  # of unlike kinds
+        names = sorted(places, key=lambda name: (type(name).__name__, repr(name)))
+    rank = np.empty(len(names), np.int64)
+    rank[[places[name] for name in names]] = np.arange(len(names))
+    return rank[owner], names
 
 
 def _bounds(bounds: Any, columns: int) -> tuple[Values, Values]:
