@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from sottovoce.cli import main
 from sottovoce.cli.application import app
 from sottovoce.data import Description
 from sottovoce.modelfile import load_tensors, save_tensors
@@ -120,6 +121,21 @@ def test_a_home_model_predicts_and_is_not_finished_again(
     assert "published model" in failing("finish", str(model), *data, "--out", str(model))
     assert "records" in failing("finish", str(model), *data, "--out", str(tmp_path / "own.npz"))
     assert "does not exist" in failing("finish", str(tmp_path / "no"), *data, "--out", home)
+
+
+def test_a_refused_finish_says_one_line_and_nothing_else(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "own.npz", x=np.zeros((9, 3)), kind=np.full(9, "plain"))
+    home = str(tmp_path / "home.safetensors")
+    words = ["finish", str(model), "--data", str(tmp_path / "own.npz"), "--out", home]
+    monkeypatch.setattr("sys.argv", ["sottovoce", *words])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "every record has the same target" in said.err
 
 
 def test_no_epsilon_is_stated_for_a_home_model(model: Path, tmp_path: Path) -> None:

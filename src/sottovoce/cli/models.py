@@ -146,7 +146,6 @@ def finish(
 
     _check_there(model_file)
     with progress("finishing") as advance:
-        advance(0, 100)
         told = finish_model(
             model_file,
             data,
