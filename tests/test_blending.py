@@ -299,7 +299,8 @@ def parts(signal: float, seed: int = 0) -> tuple[Blending, np.ndarray]:
     rng, sizes = np.random.default_rng(seed), [400] * 40
     plan = table_plan(participants=40)
     found = blending(plan, sizes, [0.02] * 40, 40, recipe=recipe(plan, table()))
-    drawn = rng.normal(size=(40, 42)) * found.own_noise[:, None]
+    drawn = rng.normal(size=(40, 42)) * found.own_noise[:, :1]
+    drawn[:, -2:] *= found.own_noise[:, 1:] / found.own_noise[:, :1]
     sign = rng.choice([-1.0, 1.0], size=40) * signal
     drawn[:, -2:] += np.stack([sign, -sign], axis=1)
     return found, drawn + np.linspace(-1, 1, 42)
@@ -316,7 +317,7 @@ def test_own_parts_that_noise_alone_explains_keep_no_more_than_luck_allows() -> 
 
 
 def test_own_biases_that_differ_are_kept_though_weights_are_noise() -> None:
-    found, drawn = parts(signal=5.0 * float(parts(0.0)[0].own_noise[0]))
+    found, drawn = parts(signal=5.0 * float(parts(0.0)[0].own_noise[0, 1]))
     kept, common = kept_parts(found, drawn, range(40), classes=2), drawn.mean(axis=0)
     biases, weights = slice(-2, None), slice(None, -2)
     shares = [
@@ -330,7 +331,8 @@ def test_own_biases_that_differ_are_kept_though_weights_are_noise() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_what_noise_alone_moves_is_what_torchs_descent_makes_of_it(momentum: float) -> None:
     plan = table_plan(momentum=momentum)
-    found = blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, table()))
+    without_luck = replace(recipe(plan, table()), curvatures=(1e9, 1e9))
+    found = blending(plan, SIZES, SIGMAS, 40, recipe=without_luck)
     rng, moving = torch.Generator().manual_seed(0), torch.zeros(20_000, requires_grad=True)
     step = float(found.own_steps[0] * found.individual[0])
     descent, mean = torch.optim.SGD([moving], lr=step, momentum=momentum), torch.zeros(20_000)
@@ -339,7 +341,19 @@ def test_what_noise_alone_moves_is_what_torchs_descent_makes_of_it(momentum: flo
         descent.step()
         mean += moving.detach() / 12 if number >= 28 else 0.0
     # 20,000 draws: a standard error of half a percent.
-    assert float(mean.std()) == pytest.approx(found.own_noise[0], rel=0.025)
+    assert float(mean.std()) == pytest.approx(found.own_noise[0, 0], rel=0.025)
+
+
+def test_luck_leads_an_own_part_no_further_than_the_best_fit_of_its_records_lies() -> None:
+    """Of m records the mean that fits best lies 1/√(curvature · m) from the true one; without noise."""
+    plan, sizes = table_plan(), (4000, 400, 40)
+    steep = replace(recipe(plan, table()), curvatures=(0.5, 2.0))
+    found = blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, recipe=steep)
+    assert found.own_noise == pytest.approx(
+        np.array([[(h * m) ** -0.5 for h in (0.5, 2.0)] for m in sizes]), rel=1e-6
+    )
+    flat = replace(recipe(plan, table()), curvatures=(1e-9, 1e-9))
+    assert (blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, recipe=flat).own_noise < found.own_noise).all()
 
 
 def test_own_parts_are_shrunk_by_the_recipe_of_tables_of_classes_alone() -> None:

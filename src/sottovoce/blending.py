@@ -8,7 +8,7 @@ There are two recipes. Features say much, and a clip keeps them from diverging. 
 columns, a linear model) the clip bound follows the noise: where there is much, gradients are cut short, and a
 calibration mends what that does to probabilities; where there is little, none is cut, and no step is longer
 than the curvature of the loss allows. Own parts of classes go far, and after the last round keep of how they
-differ what noise alone does not explain (`kept_parts`): sites that are alike have none then.
+differ what chance alone does not explain (`kept_parts`): sites that are alike have hardly any then.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ LARGEST_COUNT = 10
 UNCUT = 1.0
 """On tables of classes: about as long as a gradient is before training. Without a calibration nothing mends
 what a shorter clip bound does to probabilities."""
+CURVATURE = 0.2
+"""Of a record's log loss in an output, p(1 − p) for a class that is neither sure nor excluded; inputs of a
+table have squares of 1 over their number in the mean."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
@@ -67,8 +70,9 @@ class Recipe:
     luck: float = 0.0
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
-    shrinks: bool = False
-    """Own parts move as far as their noise allows, without a word of luck, and are shrunk at the end."""
+    curvatures: tuple[float, float] | None = None
+    """How far the loss typically curves in a weight and in a bias. Where it is given own parts move as far as
+    their noise allows, whatever luck is, and are shrunk at the end (`kept_parts`)."""
 
 
 def recipe(plan: Plan, facts: Facts) -> Recipe:
@@ -94,9 +98,11 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     whole = plan.traits.whole_model or not plan.coefficients
     # Values spread less than bounds say, and the constant input is the longest, unless spreads are stated.
     scale = task.bias_scale if whole and not agreed.spreads_stated else 1.0
-    shrinks = whole and task.class_shares
-    shares = (0.5 if shrinks else 0.15), (0.0, 0.2)
-    return Recipe(*drifts, step, step, *shares, (least, most), task.clip_noise, scale, task.luck, shrinks)
+    share, curvatures = 0.15, None
+    if whole and task.class_shares:
+        share, curvatures = 0.5, (CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2)
+    rest = (least, most), task.clip_noise, scale, task.luck, curvatures
+    return Recipe(*drifts, step, step, share, (0.0, 0.2), *rest)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -139,9 +145,9 @@ class Blending:
     attraction: float
     """λ, the proximal strength of method `mean-regularized`, which shares the step."""
     own_noise: Reals
-    """How far noise alone moves each coefficient of an own part √v_i·own_i in a run, as a deviation."""
+    """How far chance, noise and luck, moves a weight and a bias of each √v_i·own_i in a run, (n, 2)."""
     least_kept: Reals
-    """The share of an own part that is kept at the end, whatever noise explains; 1: it stays as it is."""
+    """The share of an own part that is kept at the end, whatever chance explains; 1: it stays as it is."""
 
     @property
     def shared(self) -> Reals:
@@ -217,49 +223,57 @@ def blending(
         return individual, own
 
     individual, own = own_parts(luck)
-    kept = np.ones(len(counts))
-    if recipe.shrinks and plan.individual < 0 and plan.averaging > 0 and OPTIMIZERS[plan.optimizer].linear:
+    kept, by_chance = np.ones(len(counts)), np.zeros((len(counts), 2))
+    left_open = plan.individual < 0 and plan.averaging > 0 and OPTIMIZERS[plan.optimizer].linear
+    if recipe.curvatures and left_open:
         cautious = individual * own
         individual, own = own_parts(np.zeros(len(counts)))
         kept = np.divide(cautious, individual * own, out=kept, where=individual > 0)
-    seen = individual if summed is None else np.sqrt(individual)
-    moved = own * seen * np.asarray(sigmas) * _accumulated(releases, 1.0 - slower, plan.averaging)
-    return Blending(weights, step, own, individual, plan.generated, plan.attraction, moved, kept)
+        far_noise, far_mean = _reach(releases, 1.0 - slower, plan.averaging)
+        seen = own * (individual if summed is None else np.sqrt(individual)) * np.asarray(sigmas) * far_noise
+        # The records that a site happens to have lead it as far as its steps go, or as their best fit lies.
+        curved = np.array(recipe.curvatures)
+        gains = np.minimum((own * individual * far_mean)[:, None], 1.0 / curved)
+        by_chance = np.hypot(seen[:, None], np.sqrt(curved / counts[:, None]) * gains)
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction, by_chance, kept)
 
 
 def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], classes: int) -> Reals:
     """What is kept of own parts √v_i·own_i (n, k) of a linear model, by James and Stein's rule.
 
-    How parts differ from their weighted mean has a mean square e over sites and coefficients, of which noise
+    How parts differ from their weighted mean has a mean square e over sites and coefficients, of which chance
     alone explains n: they keep 1 − n/e of it, or `least_kept` if that is more. Weights have a share of their
     own and so have biases, the last coefficients, one for each class. All of it is post-processing.
 
-    >>> two = Blending(*map(np.array, ([0.5, 0.5], 1, 1, [0.1, 0.1], 0, 0, [3.0, 3.0], [0.0, 0.0])))
+    >>> chance, least = np.full((2, 2), 3.0), np.zeros(2)
+    >>> two = Blending(np.full(2, 0.5), 1.0, np.ones(2), np.full(2, 0.1), 0.0, 0.0, chance, least)
     >>> weights_and_biases = np.array([[4.0, -4.0, 9.0, -9.0], [-4.0, 4.0, -9.0, 9.0]])
     >>> kept_parts(two, weights_and_biases, [0, 1], classes=2)[0].round(2).tolist()
     [2.88, -2.88, 8.5, -8.5]
     """
     chosen = list(participants)
-    weights, noise = found.weights[chosen], float(np.sum(found.own_noise[chosen] ** 2))
+    weights, chance = found.weights[chosen], np.sum(found.own_noise[chosen] ** 2, axis=0)
     common = weights @ parts / weights.sum()
     apart = parts - common
-    for block in (slice(None, -classes), slice(-classes, None)):
+    for block, explained in zip((slice(None, -classes), slice(-classes, None)), chance, strict=True):
         differing = apart[:, block].reshape(len(parts), classes, -1)
         # A softmax does not see what all classes have in common, and no signal lies there.
         differing = differing - differing.mean(axis=1, keepdims=True)
         energy = float(np.sum(np.mean(differing**2, axis=(1, 2)))) * classes / (classes - 1)
-        kept = max(0.0, 1.0 - noise / energy) if energy > 0 else 0.0
+        kept = max(0.0, 1.0 - float(explained) / energy) if energy > 0 else 0.0
         apart[:, block] *= np.maximum(found.least_kept[chosen], kept)[:, None]
     result: Reals = common + apart
     return result
 
 
-def _accumulated(releases: int, momentum: float, averaging: float) -> float:
-    """Returns how far noise of 1 in every release moves the mean over the last rounds, at a step of 1."""
+def _reach(releases: int, momentum: float, averaging: float) -> tuple[float, float]:
+    """Returns how far a mean over the last rounds is moved at a step of 1: by noise of 1 in every release, as
+    a deviation, and by releases of 1."""
     last = max(1, round(averaging * releases))
     reached = np.cumsum((1.0 - momentum ** np.arange(1, releases + 1)) / (1.0 - momentum))[::-1]
     before = np.append(reached[last:], np.zeros(last))
-    return float(np.linalg.norm((reached - before) / last))
+    moved = (reached - before) / last
+    return float(np.linalg.norm(moved)), float(moved.sum())
 
 
 def _bounded(drift: float, noise: float, largest: float) -> float:

@@ -190,7 +190,7 @@ class Blend(OwnParts):
 
     @torch.no_grad()
     def shrink_own(self, classes: int) -> None:
-        """Keeps of own parts what noise alone does not explain (`blending.kept_parts`)."""
+        """Keeps of own parts what chance alone does not explain (`blending.kept_parts`)."""
         names = [name for name in self.own if self._blending.individual[int(name)] > 0]
         if not names:
             return

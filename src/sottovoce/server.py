@@ -357,7 +357,7 @@ class Server:
     def finish(self) -> None:
         """After the last round: takes the average over the last rounds, if the plan says so.
 
-        Where the recipe says so, own parts keep what noise alone does not explain.
+        Where the recipe says so, own parts keep what chance alone does not explain.
         """
         if self.blueprint.plan.averaging > 0 and not self._finished:
             self.generator.load_state_dict(self._descent.final_means(), strict=False)
