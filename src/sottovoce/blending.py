@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,11 +98,11 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     whole = plan.traits.whole_model or not plan.coefficients
     # Values spread less than bounds say, and the constant input is the longest, unless spreads are stated.
     scale = task.bias_scale if whole and not agreed.spreads_stated else 1.0
-    share, curvatures = 0.15, None
-    if whole and task.class_shares:
-        share, curvatures = 0.5, (CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2)
-    rest = (least, most), task.clip_noise, scale, task.luck, curvatures
-    return Recipe(*drifts, step, step, share, (0.0, 0.2), *rest)
+    found = Recipe(*drifts, step, step, 0.15, (0.0, 0.2), (least, most), task.clip_noise, scale, task.luck)
+    if not whole or not task.class_shares:
+        return found
+    curvatures = CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2
+    return replace(found, own_share=0.5, curvatures=curvatures)
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
