@@ -193,8 +193,8 @@ def test_no_cell_changes_how_another_is_read(tmp_path: Path, cell: str, decimal:
 
 def test_columns_that_are_kept_stand_as_they_are_whatever_they_are_read_as(tmp_path: Path) -> None:
     path = written(tmp_path, "age,pressure,sex\n050,1.50,f\nNA,2,m\n")
-    (part,) = read_inputs(path, AGREEMENT.facts(), keep=["age", "pressure"])
-    assert part.kept == {"age": ["050", "NA"], "pressure": ["1.50", "2"]}
+    [(_, kept, _)] = read_inputs(path, AGREEMENT.facts(), keep=["age", "pressure"])
+    assert kept == {"age": ["050", "NA"], "pressure": ["1.50", "2"]}
 
 
 def test_without_pyarrow_the_error_says_what_to_install(
@@ -211,7 +211,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
     rows[row] = "old,?,f,benign\n"
     path = written(tmp_path, HEADER + "".join(rows))
     whole = read_site(path, AGREEMENT).x
-    parts = [part.x for part in read_inputs(path, AGREEMENT.facts())]
+    parts = [x for x, _, _ in read_inputs(path, AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
     columns = {
@@ -219,7 +219,7 @@ def test_parts_of_a_file_are_the_whole_file(tmp_path: Path, row: int) -> None:
         for i, name in enumerate(("age", "pressure", "sex"))
     }
     pq.write_table(pa.table(columns), tmp_path / "north.parquet")
-    parts = [part.x for part in read_inputs(tmp_path / "north.parquet", AGREEMENT.facts())]
+    parts = [x for x, _, _ in read_inputs(tmp_path / "north.parquet", AGREEMENT.facts())]
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)
 
