@@ -41,7 +41,7 @@ from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings, w
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_tables.json"
 PRESETS = {"client": "best", "server": "central"}
-EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(111, 118)), 40
+EPSILONS, SEEDS, FINISHED = (1.0, 2.0, 8.0, 32.0), tuple(range(701, 708)), 40
 CHOOSING = (51, 52, 53)
 """Seeds on which `picked` is picked."""
 DRAWS = 4
@@ -53,9 +53,15 @@ Figures = dict[str, Any]
 
 
 def clipped_means(prepared: Prepared, held: Sequence[Tensor], coefficients: Tensor) -> np.ndarray:
-    """Clipped mean gradients (n, k) of linear models with bias at (W, b/c) of each site, reference 0."""
+    """Clipped mean gradients (n, k) of linear models with bias at (W, b/c) of each site, reference 0.
+
+    Behind the coefficients is the centre that inputs are measured from, if there is one.
+    """
     x, (_, y, used) = with_constant(held[0], prepared.plan.bias_scale), held
-    outputs = prepared.blueprint.facts.classes
+    outputs, size = prepared.blueprint.facts.classes, prepared.blueprint.coefficients
+    if coefficients.shape[1] > size:
+        x = torch.cat([x[..., :-1] - coefficients[0, size:], x[..., -1:]], dim=-1)
+        coefficients = coefficients[:, :size]
     weight = coefficients[:, :-outputs].view(len(coefficients), outputs, -1)
     deltas = x @ torch.cat([weight, coefficients[:, -outputs:, None]], dim=2).transpose(1, 2)
     if prepared.blueprint.facts.task == "number":
@@ -87,8 +93,17 @@ def trained(prepared: Prepared, draw: int = 0) -> Server:
     server, held = Server(blueprint), padded([mine.train for mine in prepared.federation.participants])
     sigmas = np.array([blueprint.releases_of(i)["gradient"].channel.sigma for i in everyone])
     noise = np.random.default_rng([plan.seed, draw] if draw else plan.seed)
+
+    def once(after: int) -> None:
+        for phase in (phase for phase in blueprint.once if phase.after == after):
+            for i, mine in enumerate(prepared.federation.participants):
+                release = blueprint.releases_of(i)[phase.kind]
+                exact = release.statistic(mine.train, server.model_of(phase, i)).numpy()
+                server.receive(phase.kind, i, exact + release.sigma * noise.standard_normal(exact.shape))
+
+    once(0)
     for number in range(plan.rounds):
-        means = clipped_means(prepared, held, server.coefficients(everyone))
+        means = clipped_means(prepared, held, server.sent(everyone))
         released = dict(enumerate(means + sigmas[:, None] * noise.standard_normal(means.shape)))
         if plan.place.summed:
             randomness = ByColumn(f"{plan.seed}:{number}:{draw}".encode(), means.shape[1])
@@ -96,11 +111,7 @@ def trained(prepared: Prepared, draw: int = 0) -> Server:
         else:
             server.receive_round(released)
     server.finish()
-    for phase in blueprint.once:
-        for i, mine in enumerate(prepared.federation.participants):
-            release = blueprint.releases_of(i)[phase.kind]
-            exact = release.statistic(mine.train, server.model_of(phase, i)).numpy()
-            server.receive(phase.kind, i, exact + release.sigma * noise.standard_normal(exact.shape))
+    once(plan.rounds)
     return server
 
 

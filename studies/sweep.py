@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sottovoce.centring import measured_from
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_means
@@ -132,11 +133,14 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
     thetas, bases, xs, ys = [], [], [], []
     for session, opened in zip(sessions, rounds, strict=True):
         blueprint = session.simulation.blueprint
-        thetas.append(blueprint.theta(opened.coefficients))
+        sent, size = opened.coefficients, blueprint.coefficients
+        thetas.append(blueprint.theta(sent[:, :size]))
         for client in opened.clients:
             records = client.training_records(opened.number)
             if records.unit is not None:
                 raise SottovoceError("units of several records are not trained in batches: train runs singly")
+            if blueprint.inputs is not None:
+                records = measured_from(records, sent[0, size:])
             bases.append(blueprint.basis)
             xs.append(records.x)
             ys.append(records.y)

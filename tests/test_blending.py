@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -276,7 +277,7 @@ def test_a_bias_is_scaled_on_tables_whose_linear_model_adapts_as_a_whole_and_now
     def scale(facts: Facts, **changes: object) -> float:
         return resolve(table_plan(**changes), [400] * 3, facts).bias_scale
 
-    assert (scale(table()), scale(table("number")), scale(table(), bias_scale=0.9)) == (0.5, 0.7, 0.9)
+    assert (scale(table()), scale(table("number")), scale(table(), bias_scale=0.9)) == (0.4, 0.7, 0.9)
     assert scale(table("labels")) == scale(Facts((20,), 2)) == scale(table(), model="mlp") == 1.0
     assert scale(table(), coefficients=2) == scale(table(), preset="tuned", context="public") == 1.0
     for bad in (1.5, -0.5, float("nan")):
@@ -291,7 +292,39 @@ def test_a_bias_counts_in_full_where_columns_state_how_far_they_spread() -> None
         f'{text}[columns.b]\nkind = "number"\nlow = 0\nhigh = 9\nstd = 2\n',
     )
     found = [resolve(table_plan(), [400] * 3, Description.parse(each).facts()) for each in (stated, some)]
-    assert [plan.bias_scale for plan in found] == [1.0, 0.5]
+    assert [plan.bias_scale for plan in found] == [1.0, 0.4]
+
+
+def test_a_table_of_categories_goes_half_as_far_and_a_number_task_does_not_care() -> None:
+    names = '[columns.{}]\nkind = "category"\nvalues = ["a", "b"]\n'
+    for task, half in (("classes", 0.5), ("number", 1.0)):
+        numbers = TABLE.format(task, TARGETS[task])
+        categories = numbers.partition("[columns.age]")[0] + names.format("sex") + names.format("side")
+        mixed = numbers + names.format("sex")
+        found = [
+            recipe(table_plan(), Description.parse(text).facts()).drift
+            for text in (numbers, mixed, categories)
+        ]
+        assert found == pytest.approx([found[0], found[0] * (1 + half) / 2, found[0] * half])
+
+
+def test_drift_grows_as_the_cube_root_of_noise_that_the_least_clip_bound_cannot_take_away() -> None:
+    plan, far = table_plan(rounds=100), []
+    for noise in (0.0005, 0.001, 0.008, 0.064):
+        sigmas = [noise * math.sqrt(3 * 100)] * 3
+        found = blending(plan, [400] * 3, sigmas, 100, recipe=recipe(plan, table()))
+        far.append(found.step * 100 / (1 - plan.momentum) * noise)
+    assert far[1:] == pytest.approx([1.2, 2.4, 4.8])
+    assert far[0] == pytest.approx(min(1.2, 1900 * 0.0005))
+
+
+def test_in_a_sum_half_of_what_luck_allows_is_kept_of_own_parts() -> None:
+    plan, sizes = table_plan(noise="server", weighting=1.0), [4] * 3
+    sigmas = [1e-9 * 3] * 3
+    found = blending(plan, sizes, sigmas, 40, 1e-9, recipe(plan, table()))
+    free = blending(plan, [10**12] * 3, sigmas, 40, 1e-9, recipe(plan, table()))
+    assert free.least_kept == pytest.approx([0.5] * 3)
+    assert (found.least_kept < 0.5).all()
 
 
 def parts(signal: float, seed: int = 0) -> tuple[Blending, np.ndarray]:

@@ -155,7 +155,7 @@ def test_participants_that_differ_get_shifts_of_their_own_and_those_that_do_not_
 @pytest.mark.parametrize(("model", "scale"), [("linear", 1.0), ("linear", 0.5), ("mlp", 0.5)])
 def test_slope_and_shift_in_the_last_layer_are_slope_and_shift_of_outputs(model: str, scale: float) -> None:
     given = {"preset": "best", "dataset": "mine.npz", "model": model, "participants": 2, "calibration": 0.1}
-    given["bias_scale"] = scale
+    given |= {"bias_scale": scale, "centring": 0.0}
     plan = Plan.load(
         overrides={**given, "features": "none", "context_records": 8, "gradient_records": 8, "clip": 1.0}
     )

@@ -37,6 +37,12 @@ what a shorter clip bound does to probabilities."""
 CURVATURE = 0.2
 """Of a record's log loss in an output, p(1 − p) for a class that is neither sure nor excluded; inputs of a
 table have squares of 1 over their number in the mean."""
+SOON = 0.5
+"""How much of the way a model of categories alone need not go: a category spreads as far as inputs can and is
+learned soon, where numbers use a part of their bounds; what follows is luck."""
+CAUTION = 1.25
+"""Own parts are shrunk as if chance explained so many times as much of how they differ: what lowers a log
+loss a little may cost accuracy."""
 SUMMED_STEP = 300.0
 """With noise at the server the step is bounded by what training bears, and own parts by their steps."""
 
@@ -70,6 +76,10 @@ class Recipe:
     luck: float = 0.0
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
+    centred: bool = False
+    """Where inputs are measured from depends on records, and their mean is worth a release."""
+    rounds: int = 0
+    """How many there are at least."""
     curvatures: tuple[float, float] | None = None
     """How far the loss typically curves in a weight and in a bias. Where it is given own parts move as far as
     their noise allows, whatever luck is, and are shrunk at the end (`kept_parts`)."""
@@ -102,7 +112,11 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     if not whole or not task.class_shares:
         return found
     curvatures = CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2
-    return replace(found, own_share=0.5, curvatures=curvatures)
+    centred = not agreed.spreads_stated
+    drift = task.drift * (1.0 - SOON * agreed.categorical)
+    return replace(
+        found, drift=drift, own_share=0.25, curvatures=curvatures, centred=centred, rounds=task.rounds
+    )
 
 
 FEATURES = recipe(Plan(), Facts((1,), 2))
@@ -200,7 +214,10 @@ def blending(
         shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    far = _bounded(recipe.drift, releases * shared_noise, largest)
+    # Noise that the least clip bound leaves above what it is meant to: some more drift is borne for a signal.
+    least = recipe.clip_noise if recipe.curvatures else 0.0
+    drift = recipe.drift * max(1.0, shared_noise / least) ** (1 / 3) if least else recipe.drift
+    far = _bounded(drift, releases * shared_noise, largest)
     step = plan.learning_rate or slower * far
 
     def own_parts(luck: Reals) -> tuple[Reals, Reals]:
@@ -226,7 +243,8 @@ def blending(
     kept, by_chance = np.ones(len(counts)), np.zeros((len(counts), 2))
     left_open = plan.individual < 0 and plan.averaging > 0 and OPTIMIZERS[plan.optimizer].linear
     if recipe.curvatures and left_open:
-        cautious = individual * own
+        # In a sum noise is small, and what luck allows is too much for sites of some thirty records.
+        cautious = individual * own * (1.0 if summed is None else 0.5)
         individual, own = own_parts(np.zeros(len(counts)))
         kept = np.divide(cautious, individual * own, out=kept, where=individual > 0)
         far_noise, far_mean = _reach(releases, 1.0 - slower, plan.averaging)
@@ -242,14 +260,14 @@ def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], class
     """What is kept of own parts √v_i·own_i (n, k) of a linear model, by James and Stein's rule.
 
     How parts differ from their weighted mean has a mean square e over sites and coefficients, of which chance
-    alone explains n: they keep 1 − n/e of it, or `least_kept` if that is more. Weights have a share of their
-    own and so have biases, the last coefficients, one for each class. All of it is post-processing.
+    alone explains n: they keep 1 − 1.25·n/e of it, or `least_kept` if that is more. Weights have a share of
+    their own and so have biases, the last coefficients, one for each class. All of it is post-processing.
 
     >>> chance, least = np.full((2, 2), 3.0), np.zeros(2)
     >>> two = Blending(np.full(2, 0.5), 1.0, np.ones(2), np.full(2, 0.1), 0.0, 0.0, chance, least)
     >>> weights_and_biases = np.array([[4.0, -4.0, 9.0, -9.0], [-4.0, 4.0, -9.0, 9.0]])
     >>> kept_parts(two, weights_and_biases, [0, 1], classes=2)[0].round(2).tolist()
-    [2.88, -2.88, 8.5, -8.5]
+    [2.59, -2.59, 8.38, -8.38]
     """
     chosen = list(participants)
     weights, chance = found.weights[chosen], np.sum(found.own_noise[chosen] ** 2, axis=0)
@@ -260,7 +278,7 @@ def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], class
         # A softmax does not see what all classes have in common, and no signal lies there.
         differing = differing - differing.mean(axis=1, keepdims=True)
         energy = float(np.sum(np.mean(differing**2, axis=(1, 2)))) * classes / (classes - 1)
-        kept = max(0.0, 1.0 - float(explained) / energy) if energy > 0 else 0.0
+        kept = max(0.0, 1.0 - CAUTION * float(explained) / energy) if energy > 0 else 0.0
         apart[:, block] *= np.maximum(found.least_kept[chosen], kept)[:, None]
     result: Reals = common + apart
     return result

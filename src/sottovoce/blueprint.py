@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from sottovoce.blending import Blending, blending, counted_sizes, recipe
 from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS, Kind
 from sottovoce.central import RoundSum
+from sottovoce.centring import Inputs
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.cores import derived_seed
 from sottovoce.data import Facts
@@ -81,6 +83,7 @@ class Blueprint:
                 self.facts.classes,
                 self.model,
                 derivatives=self.derivatives,
+                inputs=self.inputs,
                 records=records,
                 gradients=self.releases_max,
                 context_records=sizes[1],
@@ -122,6 +125,11 @@ class Blueprint:
     def derivatives(self) -> Derivatives | None:
         """What a calibration is a mean of; None where there is none."""
         return Derivatives(open_task(self.facts)) if self.plan.calibration else None
+
+    @cached_property
+    def inputs(self) -> Inputs | None:
+        """What a centre is a mean of; None where there is none."""
+        return Inputs(math.prod(self.facts.shape)) if self.plan.centring else None
 
     @cached_property
     def round_sum(self) -> RoundSum | None:
@@ -181,8 +189,13 @@ class Blueprint:
         return self.basis.coefficients
 
     def downlink(self, kind: Kind) -> Downlink:
-        """Returns how coefficients travel with the request for a release: coded in rounds, if planned."""
-        return Downlink(self.coefficients, self.plan.downlink_bits if kind == "gradient" else FLOAT_BITS)
+        """Returns how coefficients travel with the request for a release: coded in rounds, if planned.
+
+        In rounds the centre of inputs is behind them, where there is one.
+        """
+        if kind != "gradient":
+            return Downlink(self.coefficients)
+        return Downlink(self.coefficients + (self.inputs.size if self.inputs else 0), self.plan.downlink_bits)
 
     @property
     def once_downlink_bytes(self) -> int:
@@ -283,6 +296,8 @@ def build(
         Derivatives(task)
     if plan.calibration or plan.bias_scale != 1:
         LastLayer.of(module, basis, facts)
+    if plan.centring and size != facts.classes * (math.prod(facts.shape) + 1):
+        raise SottovoceError("centring is of the inputs of a linear model: set model=linear, or centring=0")
     if isinstance(basis, Identity):
         basis = replace(basis, biases=facts.classes, bias_scale=plan.bias_scale)
     order = open_schedule(

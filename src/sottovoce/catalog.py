@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from sottovoce.errors import SottovoceError, nearest
 
 Capabilities = TypeVar("Capabilities")
-Kind = Literal["context", "gradient", "confusion", "calibration"]
+Kind = Literal["context", "gradient", "confusion", "calibration", "centre"]
 """What a client releases: gradients in rounds, and all else once."""
 
 
@@ -231,6 +231,8 @@ class Task:
     """On tables: how far a coefficient of a bias moves it."""
     clip_noise: float = 0.0015
     """On tables: the noise in the mean of all releases that a clip bound between the two leaves."""
+    rounds: int = 0
+    """On tables: how many there are at least, where nobody has said; 0: as many as the preset has."""
 
 
 TASKS = {
@@ -238,10 +240,12 @@ TASKS = {
         "accuracy",
         class_shares=True,
         curvature=1.0,
-        drift=1.8,
+        drift=1.2,
         luck=0.6,
         clips=(0.15, 2.0),
-        bias_scale=0.5,
+        bias_scale=0.4,
+        clip_noise=0.001,
+        rounds=100,
     ),
     "labels": Task("accuracy"),
     "number": Task(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sottovoce.calibration import Derivatives
 from sottovoce.catalog import CHANNELS, Kind
 from sottovoce.central import RoundSum
+from sottovoce.centring import Inputs, measured_from
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.direct import Noiseless
 from sottovoce.channel.wire import PrivateRandomness, SeededRandomness, Stream, SystemRandomness
@@ -159,6 +160,7 @@ def open_releases(
     model: Model,
     *,
     derivatives: Derivatives | None = None,
+    inputs: Inputs | None = None,
     records: int,
     gradients: int,
     context_records: int,
@@ -195,7 +197,8 @@ def open_releases(
         if phase.kind == "context":
             releases["context"] = _averaged("context", plan, statistic, model, context_records, sigma_context)
             continue
-        mean = Confusion(classes) if phase.kind == "confusion" else derivatives
+        once_only = {"confusion": Confusion(classes), "calibration": derivatives, "centre": inputs}
+        mean = once_only[phase.kind]
         assert mean is not None
         noise = _share(plan, mean.sensitivity(records), phase.share)
         releases[phase.kind] = _averaged(phase.kind, plan, mean, model, records, noise)
@@ -249,11 +252,17 @@ def _averaged(
 def _gradient(
     plan: Plan, model: Model, count: int, bound: float, sigma: float, round_sum: RoundSum | None
 ) -> Release:
-    """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round."""
+    """The clipped mean of `count` records' coefficient gradients (Eqs. 4 and 5), once a round.
+
+    Behind the coefficients there may be a centre, from which inputs are measured then.
+    """
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
-        theta = model.theta(coefficients)
+        size = model.basis.coefficients
+        if len(coefficients) > size:
+            records = measured_from(records, coefficients[size:])
+        theta = model.theta(coefficients[:size])
         return clipped_mean(
             model.module,
             theta,

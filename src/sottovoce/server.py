@@ -22,6 +22,7 @@ from sottovoce.blueprint import Blueprint
 from sottovoce.calibration import LastLayer, Scaling
 from sottovoce.catalog import Kind
 from sottovoce.central import Update, noised_sum
+from sottovoce.centring import as_published, centre
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.cores import derived_seed, one_core
 from sottovoce.errors import SottovoceError
@@ -86,6 +87,9 @@ class Server:
         self._calibrations = torch.zeros(plan.participants, derivatives.size if derivatives else 0)
         self._calibrated = torch.zeros(plan.participants, dtype=torch.bool)
         self._scaled: Scaling | None = None
+        inputs = blueprint.inputs
+        self._centres = torch.zeros(plan.participants, inputs.size if inputs else 0)
+        self._centred = torch.zeros(plan.participants, dtype=torch.bool)
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -101,6 +105,8 @@ class Server:
             return self.has_confusion
         if phase.kind == "calibration":
             return bool(self._calibrated.any())
+        if phase.kind == "centre":
+            return self.round > phase.after or bool(self._centred.any())
         return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
 
     def model_of(self, phase: Phase, participant: int | None = None) -> Tensor | None:
@@ -128,6 +134,9 @@ class Server:
         elif kind == "calibration":
             self._calibrations[participant] = torch.as_tensor(release, dtype=torch.float32)
             self._calibrated[participant], self._scaled = True, None
+        elif kind == "centre":
+            self._centres[participant] = torch.as_tensor(release, dtype=torch.float32)
+            self._centred[participant] = True
 
     def close(self, phase: Phase) -> None:
         """Call when the releases of a phase are in."""
@@ -177,13 +186,42 @@ class Server:
     @one_core()
     def shared_coefficients(self) -> Tensor:
         """Returns the coefficients of an unknown client: behind confusions and predicted shares."""
-        coefficients: Tensor = self.generator(self._neutral[None])[0]
-        return coefficients
+        return self._published(self.generator(self._neutral[None]))[0]
 
     @property
     def has_confusion(self) -> bool:
         """Returns whether any confusion matrix has been received."""
         return bool(self._confused.any())
+
+    # Centring
+
+    def centre(self) -> Tensor:
+        """The centre (inputs,) of what clients train at; 0 if nobody has released any, and of no inputs where
+        the plan has none."""
+        blueprint = self.blueprint
+        if not bool(self._centred.any()):
+            return torch.zeros(self._centres.shape[1], device=self._device)
+        everyone = range(blueprint.plan.participants)
+        sigmas = torch.tensor([blueprint.releases_of(i)["centre"].sigma for i in everyone])
+        counted = torch.tensor(blueprint.counted) * self._centred
+        return centre(self._centres, sigmas, counted).to(self._device)
+
+    @torch.no_grad()
+    @one_core()
+    def sent(self, participants: Sequence[int]) -> Tensor:
+        """What participants are sent to train at: coefficients of inputs measured from the centre, and behind
+        them the centre, (n, k + inputs)."""
+        coefficients, at = self._trained(participants), self.centre()
+        return torch.cat([coefficients, at.expand(len(coefficients), -1)], dim=1)
+
+    def _published(self, coefficients: Tensor) -> Tensor:
+        """Coefficients (n, k) of inputs as they are, of those that clients train at."""
+        model, at = self.blueprint.model, self.centre()
+        if not at.any():
+            return coefficients
+        reference, layer = model.reference.to(coefficients), self._last_layer
+        theta = as_published(reference + model.basis.lift(coefficients), layer.weight, layer.bias, at)
+        return model.basis.coordinates(theta - reference)
 
     # Calibration
 
@@ -225,6 +263,9 @@ class Server:
     @torch.no_grad()
     @one_core()
     def _uncalibrated(self, participants: Sequence[int]) -> Tensor:
+        return self._published(self._trained(participants))
+
+    def _trained(self, participants: Sequence[int]) -> Tensor:
         coefficients: Tensor = self.generator(self.inputs(participants), participants)
         if self._priors is not None:
             index = torch.as_tensor(participants, device=self._device)
@@ -243,7 +284,7 @@ class Server:
     def personalize_many(self, contexts: np.ndarray) -> Tensor:
         """Coefficients (n, k) of clients that never trained, from their decoded contexts (n, c)."""
         given = self._tensor(contexts)
-        coefficients: Tensor = self.generator((given - self._center) / self._scale)
+        coefficients = self._published(self.generator((given - self._center) / self._scale))
         if self._priors is not None:
             shift = self._label_shift()
             coefficients = coefficients + torch.stack([self._priors.future(one, shift) for one in given])
@@ -378,6 +419,8 @@ class Server:
         state.update({name: getattr(self, f"_{name}") for name in _KEPT}, round=torch.tensor(self.round))
         if self.blueprint.plan.calibration:
             state.update(calibrations=self._calibrations, calibrated=self._calibrated)
+        if self.blueprint.plan.centring:
+            state.update(centres=self._centres, centred=self._centred)
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -394,6 +437,8 @@ class Server:
             if self.blueprint.plan.calibration:
                 self._calibrations, self._calibrated = state["calibrations"], state["calibrated"]
                 self._scaled = None
+            if self.blueprint.plan.centring:
+                self._centres, self._centred = state["centres"], state["centred"]
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average") for name in state)
         except (KeyError, RuntimeError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sottovoce import data
 from sottovoce.audit.leaving import Largest, Leaving, What, coefficients, leaving, opened
@@ -39,13 +40,16 @@ def test_statistics_are_in_parts_of_what_is_charged(tmp_path: Path, noise: str) 
     assert ("north", "gradient", noise) in kinds
     assert ("north", "confusion", "client") in kinds
     assert ("north", "calibration", "client") in kinds
+    assert ("north", "centre", "client") in kinds
     assert ("west", "context shares of a future client", "client") in kinds
     assert not any(client == "west" and kind == "gradient" for client, kind, _ in kinds)
     who = federation.names.index("north")
     client = Client(
         "north", federation.participants[who], blueprint, None, run="", secret=b"", participant=who
     )
-    signal = client.statistic(client.gradient(1, at[1])).numpy()
+    # Behind the coefficients a centre, which an audit makes of them.
+    centre = at[1][:1].expand(blueprint.downlink("gradient").size - len(at[1]))
+    signal = client.statistic(client.gradient(1, torch.cat([at[1], centre]))).numpy()
     counted = found.statistics[What("north", "gradient", noise, 1, 1)]
     weight = 1.0
     if noise == "server":

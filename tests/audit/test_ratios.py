@@ -40,6 +40,7 @@ def test_a_folder_of_sites(tmp_path: Path, noise: str) -> None:
         ("context shares of a future client", "client"),
         ("confusion", "client"),
         ("calibration", "client"),
+        ("centre", "client"),
     }
     assert 0.3 < max(row["ratio"] for row in found.releases) <= 1 + 1e-9
     assert found.pairs + sum(found.refused.values()) == 40

@@ -34,10 +34,10 @@ def test_the_shown_figures_are_drawn_from_the_results(tmp_path: Path) -> None:
 
 def test_the_page_states_what_was_measured() -> None:
     ways = [accuracy(sweep="epsilon", epsilon=2.0, individual=share) for share in (1.0, 0.0, -1.0)]
-    rounds = [accuracy(sweep="rounds", epsilon=8.0, rounds=count) for count in (5, 20, 40, 80)]
+    rounds = [accuracy(sweep="rounds", epsilon=8.0, rounds=count) for count in (5, 20, 40, 100)]
     shares = [
         *(accuracy(sweep="individual", epsilon=2.0, individual=0.1), ways[2]),
-        *(accuracy(sweep="individual", epsilon=8.0, individual=0.1), rounds[2]),
+        *(accuracy(sweep="individual", epsilon=8.0, individual=0.1), rounds[3]),
         *(accuracy(sweep="individual", epsilon=epsilon, individual=0.3) for epsilon in (2.0, 8.0)),
     ]
     settings, _, _ = PAGE.partition("\n## ")[2].partition("\n## The recipe")

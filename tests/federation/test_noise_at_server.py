@@ -37,8 +37,12 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return noise_draws(monkeypatch, coordinator_module)
 
 
-def test_a_federation_and_the_simulator_give_the_same_generator(tmp_path: Path, draws: list[int]) -> None:
-    world = World(tmp_path, **NOISE)
+@pytest.mark.parametrize("centring", [0.0, 0.1])
+def test_a_federation_and_the_simulator_give_the_same_generator(
+    tmp_path: Path, draws: list[int], centring: float
+) -> None:
+    linear = {"model": "linear", "coefficients": 0, "centring": centring} if centring else {}
+    world = World(tmp_path, **NOISE, **linear)
     world.enrol_all()
     world.finish()
     train(world.agreement.plan, tmp_path / "simulated")
@@ -48,8 +52,10 @@ def test_a_federation_and_the_simulator_give_the_same_generator(tmp_path: Path, 
     assert draws == [1, 2, 3, 4]
     with ledger(world, 0) as book:
         rows = list(book.charges(OWN_RECORDS))
-        assert {entry.charge.place for entry in rows} == {"server"}
-        assert book.at_server(OWN_RECORDS) == len(rows)
+        in_rounds = [entry.charge for entry in rows if entry.charge.kind == "gradient"]
+        assert {charge.place for charge in in_rounds} == {"server"}
+        assert book.at_server(OWN_RECORDS) == len(in_rounds) == len(rows) - bool(centring)
+    assert bool(world.coordinator.server.centre().any()) == bool(centring)
 
 
 def test_a_client_takes_part_only_if_its_own_owner_says_so(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_command_lets_out_what_is_charged_and_nothing_else(
     later = command in ("personalize", "onboard")
     if not later:
         assert {place for kind, place in seen.rows if kind.startswith("gradient")} == {case.noise}
-    wanted = {"context", "gradient", "confusion"} | (set() if case.array else {"calibration"})
+    wanted = {"context", "gradient", "confusion"} | (set() if case.array else {"calibration", "centre"})
     assert kinds == ({"context"} if later else wanted)
 
 

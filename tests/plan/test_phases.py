@@ -78,4 +78,4 @@ def test_what_is_paid_by_a_share_costs_that_share() -> None:
 
 
 def test_every_kind_but_the_gradient_is_released_once() -> None:
-    assert ONCE == ("context", "confusion", "calibration")
+    assert ONCE == ("context", "confusion", "calibration", "centre")

@@ -83,6 +83,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "context_share": (SHARES, 0.1, 0.2),
     "confusion_share": (SHARES, 0.02, 0.05),
     "calibration": ({**BLEND, "coefficients": 0}, 0.0, 0.05),
+    "centring": ({**BLEND, "coefficients": 0, "context_share": 0.05}, 0.0, 0.05),
     "future_names": ({}, "birch,elder", "aster,cedar"),
     "attraction": ({**BLEND, "method": "mean-regularized"}, 0.01, 0.1),
     "shift": ({}, "none", "turns"),

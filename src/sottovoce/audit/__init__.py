@@ -183,6 +183,8 @@ def _disagreements(
         made |= {("context", client, 0) for client in training}
     if plan.context_traits.predicted_for_future:
         made |= {("confusion", client, 0) for client in training}
+    if plan.centring:
+        made |= {("centre", client, 0) for client in training}
     if plan.calibration:
         made |= {("calibration", client, 0) for client in training}
     charged = {(row.kind, row.client, row.round) for row in rows if row.client in training}

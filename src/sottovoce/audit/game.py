@@ -104,7 +104,7 @@ class _Run:
             else:
                 server.receive_round({})
             return
-        coefficients = blueprint.downlink("gradient").deliver(server.coefficients([who]))[0][0]
+        coefficients = blueprint.downlink("gradient").deliver(server.sent([who]))[0][0]
         if plan.place.shared:
             self._shared_round(number, coefficients)
         elif plan.place.at_server:

@@ -191,9 +191,11 @@ def _asked(
         yield client.once(phase.kind, None if phase.model == "none" else model)
     if participant is None:
         return
+    # Somewhere behind the coefficients, as far away as a client is not asked to go.
+    centre = model[:1].expand(blueprint.downlink("gradient").size - len(model))
     rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1
     for number in list(rounds)[: ROUNDS if blueprint.sizes[participant] < trained else 1]:
-        yield client.gradient(int(number), model)
+        yield client.gradient(int(number), torch.cat([model, centre]))
 
 
 def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:

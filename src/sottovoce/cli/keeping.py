@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from sottovoce.catalog import Kind
 from sottovoce.cli import options
 from sottovoce.cli.display import answer, as_json, confirm, note, say, show_table
 from sottovoce.report.table import Table, count
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 ledgers = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
 
-NOTHING = {"context": 0, "gradient": 0, "confusion": 0, "calibration": 0}
+NOTHING = dict.fromkeys(get_args(Kind), 0)
 LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
 
 
@@ -46,6 +47,7 @@ def show(ledger: Path = LEDGER, json: bool = options.JSON) -> None:
         "lost": "as a sum",
         "confusion": "confusions",
         "calibration": "calibrations",
+        "centre": "centres",
         "at_server": "noise at server",
     }
     # What a ledger has none of would only make its table wide.

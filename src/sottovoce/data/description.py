@@ -19,7 +19,7 @@ import torch
 
 from sottovoce.catalog import TASKS
 from sottovoce.data.dataset import Facts
-from sottovoce.data.kinds import Column, Date, Number, column, looked_up
+from sottovoce.data.kinds import Category, Column, Date, Number, column, looked_up
 from sottovoce.data.section import DescriptionError, Names, Section, document, text_of
 
 NAME = "records.toml"
@@ -151,6 +151,12 @@ class Description:
         """Whether a table says of every column of numbers how far it spreads, and not its bounds alone."""
         numbers = [column for column in self.columns.values() if isinstance(column, Number)]
         return bool(numbers) and all(column.std is not None for column in numbers)
+
+    @property
+    def categorical(self) -> float:
+        """The share of a table's columns that are categories."""
+        found = sum(isinstance(column, Category) for column in self.columns.values())
+        return found / max(1, len(self.columns))
 
     @property
     def uncovered(self) -> list[str]:

@@ -358,7 +358,7 @@ class Coordinator:
             self._sums.round = self.server.round + 1
         if isinstance(phase, Phase) and phase.by == "called":
             chosen = [int(index) for index in self.blueprint.schedule[self.server.round]]
-            messages = map(self.blueprint.downlink("gradient").encode, self.server.coefficients(chosen))
+            messages = map(self.blueprint.downlink("gradient").encode, self.server.sent(chosen))
             self._coefficients = dict(zip(chosen, messages, strict=True))
         elif self.server.round == self.agreement.plan.rounds:
             self.server.finish()

@@ -127,8 +127,11 @@ class Plan(Keys):
             values["features"] = "none"  # another model sees records themselves
         whole = not values.get("coefficients", cls.coefficients) and ":" not in values.get("model", cls.model)
         paid = values.get("context_share") or (context is not None and not context.released)
-        if not (whole and paid) and "calibration" not in given:
-            values["calibration"] = 0.0  # a last layer has to adapt as a whole, and shares to pay for all
+        for name in ("calibration", "centring"):
+            if not (whole and paid) and name not in given:
+                values[name] = 0.0  # a last layer has to adapt as a whole, and shares to pay for all
+        if given.get("downlink_bits", 32) != 32 and "centring" not in given:
+            values["centring"] = 0.0
         place = PLACES.get(str(values.get("noise")), PLACES["client"])
         if place.summed and "weighting" not in given:
             values["weighting"] = 1.0
@@ -260,6 +263,8 @@ def phases(plan: Plan) -> tuple[Phase, ...]:
         found.append(Phase("context", "participants", after, model, plan.context_share))
         if not context.predicted_for_future:
             found.append(Phase("context", "future", after, model))
+    if plan.centring:
+        found.append(Phase("centre", "participants", 0, "none", plan.centring))
     if plan.calibration:
         found.append(Phase("calibration", "participants", end, "own", plan.calibration))
     if context.predicted_for_future:

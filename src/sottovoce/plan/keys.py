@@ -223,6 +223,12 @@ class Keys(FirstKeys):
         "accounting",
         natural=True,
     )
+    centring: float = key(
+        0.0,
+        "share of the budget for the mean of a table's inputs, released first; 0: none is",
+        "accounting",
+        natural=True,
+    )
     future_names: str = key("", "names of the future clients; set by future_clients=NAME,…", "division")
     attraction: float = key(
         0.01,

@@ -90,6 +90,7 @@ OWN: dict[str, Any] = {
     "clip": 0.0,
     "bias_scale": 0.0,
     "calibration": 0.2,
+    "centring": 0.08,
 }
 """Of records that nobody has tuned for: a linear model that adapts as a whole, of features if of pictures."""
 CENTRAL: dict[str, Any] = {"noise": "server", "weighting": 1.0, "rounds": 100, "evaluate_every": 50}

@@ -157,10 +157,15 @@ def check(plan: Plan) -> None:
     if not (0 <= plan.context_share < 1 and 0 < plan.confusion_share < 1 - plan.context_share):
         raise PlanError("context_share and confusion_share are parts of one budget: keep their sum below 1")
     confusion = plan.confusion_share if context.predicted_for_future else 0.0
-    if not plan.calibration < 1 - plan.context_share - confusion:
-        raise PlanError("calibration is a part of the budget beside those of contexts: lower it")
-    if plan.calibration and context.released and not plan.context_share:
-        raise PlanError("calibration is paid by a share, and so are contexts then: set context_share=0.05")
+    once = plan.calibration + plan.centring
+    if not once < 1 - plan.context_share - confusion:
+        raise PlanError("calibration and centring are parts of the budget beside contexts: lower them")
+    if once and context.released and not plan.context_share:
+        raise PlanError(
+            "calibration and centring are paid by shares, and so are contexts then: set context_share=0.05"
+        )
+    if plan.centring and plan.downlink_bits != 32:
+        raise PlanError("centring sends a centre to clients, as it is: set downlink_bits=32 or centring=0")
     if context.predicted_for_future and not plan.context_share:
         raise PlanError(f"context={plan.context} is paid by a share of the budget: set context_share=0.05")
     if plan.generated and not context.released:

@@ -44,6 +44,7 @@ def promise(run: ReportedRun) -> Markup:
         place=place(run),
         context=context,
         releases_context=result["context"] is not None if context is None else context.released,
+        centred=run.plan.get("centring", "0") not in ("0", "0.0"),
         calibrated=run.plan.get("calibration", "0") not in ("0", "0.0"),
         noisy=not without_noise(run),
         sigma=_sigma(run),

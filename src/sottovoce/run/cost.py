@@ -44,8 +44,9 @@ def outline(plan: Plan) -> dict[str, Any]:
     counts = call_counts(blueprint.schedule, resolved.participants)
     releases = int(counts.sum())
     message, seconds = _one_release(blueprint)
-    made_up = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(resolved.seed))
-    downlink = len(blueprint.downlink("gradient").encode(made_up))
+    sent = blueprint.downlink("gradient")
+    made_up = torch.randn(sent.size, generator=torch.Generator().manual_seed(resolved.seed))
+    downlink = len(sent.encode(made_up))
     private, busiest, idlest = resolved.private, int(counts.argmax()), int(counts.argmin())
 
     def spent(participant: int) -> float | None:

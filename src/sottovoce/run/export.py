@@ -39,6 +39,7 @@ from sottovoce.run.result import protected_unit
 from sottovoce.server import Server
 
 Progress = Callable[[str, int], None]
+_FLAGS = dict.fromkeys(("known", "confused", "calibrated", "centred"), torch.bool) | {"round": torch.int64}
 UNSTATED = (
     "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
     "the records has them."
@@ -76,13 +77,14 @@ def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
     if blueprint.derivatives is not None:
         shapes.update(calibrations=(plan.participants, blueprint.derivatives.size))
         shapes.update(calibrated=(plan.participants,))
+    if blueprint.inputs is not None:
+        shapes.update(centres=(plan.participants, blueprint.inputs.size), centred=(plan.participants,))
     own = {name for name in state if name.startswith("generator.own.")}
     if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
         raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
     shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
     for name, shape in shapes.items():
-        flags = {"known": torch.bool, "confused": torch.bool, "calibrated": torch.bool, "round": torch.int64}
-        dtype = flags.get(name, torch.float32)
+        dtype = _FLAGS.get(name, torch.float32)
         found = state.get(name)
         if found is None or tuple(found.shape) != shape or found.dtype != dtype:
             raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")

@@ -196,8 +196,9 @@ def with_given(plan: Plan, dataset: Dataset | None, module: nn.Module | str | No
         plan = plan.for_dataset(dataset.name, clients=dataset.client is not None)
     if isinstance(module, nn.Module):
         features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
-        calibration = plan.calibration if "calibration" in plan.given else 0.0  # its last layer is unknown
-        plan = plan.replace(model=given_name(module), features=features, calibration=calibration)
+        # Its last layer is unknown.
+        unset = {name: 0.0 for name in ("calibration", "centring") if name not in plan.given}
+        plan = plan.replace(model=given_name(module), features=features, **unset)
     return plan
 
 
@@ -242,7 +243,8 @@ def _with_features(plan: Plan, facts: Facts) -> Plan:
 
 
 def _with_task(plan: Plan, facts: Facts) -> Plan:
-    """The plan without a calibration that nobody has set, but for classes and labels of tables.
+    """The plan with what its records' recipe says of rounds and centring, and without a calibration that
+    nobody has set, but for classes and labels of tables.
 
     A squared error is not made worse by being sure: on tables of numbers, slope and shift from a release of
     2 % of the budget cost more than they gave at every ε tried. Models of features are nearly right as they
@@ -252,6 +254,11 @@ def _with_task(plan: Plan, facts: Facts) -> Plan:
     >>> [_with_task(plan, Facts(shape, 2)).calibration > 0 for shape in ((3, 32, 32), (64, 3), (20,))]
     [False, False, True]
     """
+    found = recipe(plan, facts)
+    if plan.centring and not found.centred and "centring" not in plan.given:
+        plan = plan.replace(centring=0.0)
+    if found.rounds > plan.rounds and not plan.learning_rate and "rounds" not in plan.given:
+        plan = plan.replace(rounds=found.rounds)
     records = facts.source or facts
     table = len(records.shape) == 1 and not data.tokens(records)
     if (table and facts.task != "number") or not plan.calibration or "calibration" in plan.given:

@@ -106,7 +106,7 @@ class Simulation:
         started = time.perf_counter()
         context_bytes = self._release_due()
         chosen = [int(i) for i in self.blueprint.schedule[self.server.round]]
-        coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.coefficients(chosen))
+        coefficients, downlink = self.blueprint.downlink("gradient").deliver(self.server.sent(chosen))
         return Round(
             number=self.server.round + 1,
             participants=chosen,

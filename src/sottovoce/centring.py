@@ -1,0 +1,76 @@
+"""Centring: inputs measured from their mean, so that a clip bound is spent on how records differ.
+
+A gradient of a linear model is δ ⊗ x, and what all records have in common is in every one of them: where
+columns lie at one end of their bounds it is most of what a clip bound allows. So each participant releases,
+once and before the first round, the mean of its inputs, bounded. From decoded releases alone the server makes
+one centre c, and in rounds a client trains the model at inputs x − c: whatever c is, each record's gradient
+is cut to the clip bound as ever. A published model is of inputs as they are: W(x − c) + b = Wx + (b − Wc).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sottovoce.context import Statistic
+from sottovoce.data import Records
+
+LONGEST = 1.3
+"""Inputs count in their mean up to this norm; a table's are about 1 long."""
+
+
+class Inputs(Statistic):
+    """A record's inputs, cut to the norm `LONGEST`."""
+
+    def __init__(self, inputs: int) -> None:
+        self.size = inputs
+        self.spread, self.radius = 2 * LONGEST, LONGEST
+
+    def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+        return cut(x.double().flatten(1))
+
+
+def cut(vectors: Tensor) -> Tensor:
+    """Vectors (…, size), those longer than `LONGEST` shortened to it.
+
+    >>> cut(torch.tensor([0.0, 2.6], dtype=torch.float64)).tolist()
+    [0.0, 1.3]
+    """
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-30)
+    shortened: Tensor = vectors * (LONGEST / lengths).clamp_max(1.0)
+    return shortened
+
+
+def centre(released: Tensor, sigmas: Tensor, records: Tensor) -> Tensor:
+    """The centre (size,) from decoded releases (n, size) with their σ (n,) and numbers of records (n,).
+
+    It keeps of their mean what noise alone does not explain (James and Stein); who has 0 records has released
+    nothing.
+
+    >>> two = torch.tensor([[0.6, 0.0], [0.8, 0.0]])
+    >>> [round(float(x), 6) for x in centre(two, torch.tensor([0.0, 0.0]), torch.tensor([3, 1]))]
+    [0.65, 0.0]
+    >>> centre(two, torch.tensor([2.0, 2.0]), torch.tensor([3, 1])).tolist()
+    [0.0, 0.0]
+    """
+    share = records.double() / records.sum()
+    mean = share @ released.double()
+    noise = released.shape[1] * (share * sigmas.double()).square().sum()
+    kept = (1.0 - noise / mean.square().sum().clamp_min(1e-30)).clamp_min(0.0)
+    return cut(kept * mean).float()
+
+
+def measured_from(records: Records, at: Tensor) -> Records:
+    """Records whose inputs are measured from a centre: one that is too long to be one is shortened."""
+    there = cut(at).to(records.x).view(records.x.shape[1:])
+    return replace(records, x=records.x - there, copied=False)
+
+
+def as_published(theta: Tensor, weight: slice, bias: slice, at: Tensor) -> Tensor:
+    """Parameters (n, d) for inputs as they are, of those for inputs measured from a centre."""
+    theta = theta.clone()
+    outputs = bias.stop - bias.start
+    theta[:, bias] -= theta[:, weight].view(len(theta), outputs, -1) @ at.to(theta)
+    return theta
