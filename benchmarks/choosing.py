@@ -38,7 +38,7 @@ Row = Mapping[str, Any]
 def settings() -> Iterator[dict[str, Any]]:
     """What is measured: rounds, own shares, and three ways to train over ε."""
     for epsilon in (2.0, 8.0):
-        for rounds in (5, 10, 20, 40, 80):
+        for rounds in (5, 10, 20, 40, 100):
             yield {"sweep": "rounds", "epsilon": epsilon, "rounds": rounds}
         for share in (0.0, 0.1, 0.3, 0.6, 1.0):
             yield {"sweep": "individual", "epsilon": epsilon, "individual": share}
@@ -54,7 +54,7 @@ def measure(folder: Path, chosen: Iterable[Mapping[str, Any]], seeds: Sequence[i
     rows: list[Row] = []
     known: dict[tuple[Any, ...], dict[str, float]] = {}  # sweeps cross each other
     for one in chosen:
-        crossing = one["epsilon"], one.get("rounds", 40), one.get("individual", -1.0)
+        crossing = one["epsilon"], one.get("rounds", 100), one.get("individual", -1.0)
         if crossing not in known:
             results = [_result(folder, one, seed)["accuracy"] for seed in seeds]
             known[crossing] = {

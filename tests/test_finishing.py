@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sottovoce import finishing
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.finishing import (
@@ -91,6 +92,26 @@ def test_a_published_model_that_is_wrong_does_no_harm() -> None:
     finished = finish_records(model(weight=-5.0), records(200), records(2000, seed=1))
     assert finished.rows["finished"]["loss"] < finished.rows["alone"]["loss"] + 0.02
     assert finished.rows["published"]["loss"] > finished.rows["constant"]["loss"]
+
+
+def test_a_gain_that_is_hardly_more_than_luck_is_left_and_the_site_keeps_what_it_has_alone() -> None:
+    task, chosen, cost = (
+        open_task(Facts((4,), 3)),
+        {0.0: 0, finishing.DOUBT: 0},
+        {0.0: 0.0, finishing.DOUBT: 0.0},
+    )
+    for seed in range(40):
+        mine, judged = records(40, seed=seed), records(500, seed=1000 + seed)
+        wrong = 0.5 * torch.randn(15, generator=torch.Generator().manual_seed(seed))
+        for doubt in chosen:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(finishing, "DOUBT", doubt)
+                outputs = finished_outputs(open_model("linear", (4,), 3, 0), wrong, mine, judged, task)
+            worse = task.losses(outputs["finished"], judged.y) - task.losses(outputs["alone"], judged.y)
+            chosen[doubt] += bool((worse != 0).any())
+            cost[doubt] += float(worse.mean())
+    assert chosen[finishing.DOUBT] < 0.7 * chosen[0.0]
+    assert cost[finishing.DOUBT] < cost[0.0]
 
 
 def test_without_held_out_records_rows_are_cross_validated() -> None:

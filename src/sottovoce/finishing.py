@@ -3,7 +3,8 @@
 The published model is made of releases alone; what is fitted here is made of records and never leaves: a
 *home* model. It is chosen by cross-validated loss among fits near a share τ of the published model, by a
 proximal strength λ (`fitting`). τ = 0 is the site alone, λ = ∞ the published model as it is, so one grid
-holds both; what joining is worth to this site is the best of all against the best alone.
+holds both; what joining is worth to this site is the best of all against the best alone, which is kept where
+the gain is too small for its standard error.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from sottovoce.tasks import Task, open_task
 Progress = Callable[[float], None]
 FOLDS, FEW = 5, 200
 """Folds of cross-validation; twice as many for sites of few units, whose fits need every record."""
+DOUBT = 0.5
+"""So many standard errors of its gain over the site alone is a fit that builds on the published model held
+back by: the best of many tries is lucky, and the published model has often seen these records."""
 
 
 class CannotFinish(SottovoceError):
@@ -151,9 +155,16 @@ def _chosen_fits(
     _check(records)
     family = open_family(module, published, records, task, fresh)
     tried = family.out_of_fold(deal_folds(records), progress)
-    losses = {choice: float(task.losses(outputs, records.y).mean()) for choice, outputs in tried.items()}
-    alone = min((choice for choice in losses if choice.share == 0), key=lambda choice: losses[choice])
-    best = min(losses, key=lambda choice: losses[choice])
+    losses = {choice: task.losses(outputs, records.y).double() for choice, outputs in tried.items()}
+    alone = min(
+        (choice for choice in losses if choice.share == 0), key=lambda choice: float(losses[choice].mean())
+    )
+
+    def doubted(choice: Choice) -> float:
+        gain = losses[choice] - losses[alone]
+        return float(gain.mean() + DOUBT * gain.std(correction=0) / math.sqrt(len(gain)))
+
+    best = min(losses, key=doubted)
     return _Fits(family, tried, {"alone": alone, "published": AS_PUBLISHED, "finished": best})
 
 

@@ -447,6 +447,34 @@ def test_a_calibration_comes_last_and_gives_the_simulators_models_bit_for_bit(
         assert charged(world, index)[0] == ("calibration", 0)
 
 
+def test_a_centre_comes_first_and_whoever_is_killed_goes_on_with_it(tmp_path: Path) -> None:
+    blend = {"method": "blend", "model": "linear", "coefficients": 0, "context": "public", "rounds": 2}
+    blend |= {"weighting": 1.0, "learning_rate": 0.0, "clients_per_round": 3}
+    world = World(tmp_path, **blend, centring=0.1)
+    world.enrol_all()
+    assert world.coordinator.missing() == dict.fromkeys(range(3), "centre")
+    lost = world.answer(0)
+    world.kill()
+    world.start()
+    assert world.answer(0)["release"] == lost["release"]
+    while world.coordinator.server.round < 1:
+        world.step()
+    world.kill()
+    world.start()
+    assert world.coordinator.server.centre().any()
+    world.finish()
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert simulated["centred"].all()
+    assert same(simulated, world.coordinator.server.state())
+    made = open_server(GeneratorFile.read(tmp_path / "simulated" / "model.safetensors"))
+    everyone = [0, 1, 2]
+    assert torch.equal(made.coefficients(everyone), world.coordinator.server.coefficients(everyone))
+    assert everyone_paid(world)
+    for index in everyone:
+        assert [kind for kind, _ in charged(world, index)].count("centre") == 1
+
+
 def test_features_of_clients_are_kept_by_them_and_give_the_simulators_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
