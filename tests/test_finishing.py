@@ -6,6 +6,7 @@ import copy
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from sottovoce.finishing import (
     finished_outputs,
     worth,
 )
+from sottovoce.fitting import Choice, LinearFamily
 from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors
 from sottovoce.models import ModelError, flat_parameters, open_model
 from sottovoce.onboarding.future_client import NotFinished, personalize
@@ -112,6 +114,55 @@ def test_a_gain_that_is_hardly_more_than_luck_is_left_and_the_site_keeps_what_it
             cost[doubt] += float(worse.mean())
     assert chosen[finishing.DOUBT] < 0.7 * chosen[0.0]
     assert cost[finishing.DOUBT] < cost[0.0]
+
+
+def test_records_of_one_unit_count_once_against_luck() -> None:
+    # Twenty copies of each record as one unit choose the model of random parameters no more often than one.
+    task, chosen = open_task(Facts((4,), 3)), {"once": 0, "often": 0}
+    for seed in range(40):
+        mine, judged = records(30, seed=seed), records(200, seed=1000 + seed)
+        copied = Records(mine.x.repeat(20, 1), mine.y.repeat(20), torch.arange(30).repeat(20))
+        wrong = 0.5 * torch.randn(15, generator=torch.Generator().manual_seed(seed))
+        for name, each in {"once": mine, "often": copied}.items():
+            outputs = finished_outputs(open_model("linear", (4,), 3, 0), wrong, each, judged, task)
+            chosen[name] += bool((outputs["finished"] != outputs["alone"]).any())
+    assert chosen["often"] <= chosen["once"] + 2
+
+
+@dataclass(frozen=True, eq=False)
+class Broken(LinearFamily):
+    """Fits that ran away: those with a share in `shares` come to nothing finite."""
+
+    shares: tuple[float, ...] = ()
+
+    def out_of_fold(
+        self, folds: torch.Tensor, progress: Callable[[float], None]
+    ) -> dict[Choice, torch.Tensor]:
+        found = super().out_of_fold(folds, progress)
+        away = {choice: torch.full_like(each, torch.inf) for choice, each in found.items()}
+        # The first one that `min` looks at is one of them.
+        return {
+            choice: away[choice] if choice.share in self.shares else found[choice]
+            for choice in reversed(found)
+        }
+
+
+@pytest.mark.parametrize("shares", [(0.3,), (1.0,), (0.3, 0.6, 1.0)])
+def test_a_fit_that_is_not_finite_is_never_chosen(
+    shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finishing, "open_family", lambda *given: Broken(*given[:4], shares=shares))
+    found = finish_records(model("number", outputs=1, weight=0.25), records(30, "number", outputs=1))
+    assert found.choice.share not in shares
+    assert (found.choice.share > 0) == (len(shares) == 1)  # the published model helps such a site
+
+
+def test_a_site_of_which_no_fit_stays_finite_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        finishing, "open_family", lambda *given: Broken(*given[:4], shares=LinearFamily.SHARES)
+    )
+    with pytest.raises(CannotFinish, match="no fit to these records alone stays finite"):
+        finish_records(model("number", outputs=1), records(30, "number", outputs=1))
 
 
 def test_without_held_out_records_rows_are_cross_validated() -> None:

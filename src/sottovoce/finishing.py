@@ -33,8 +33,8 @@ Progress = Callable[[float], None]
 FOLDS, FEW = 5, 200
 """Folds of cross-validation; twice as many for sites of few units, whose fits need every record."""
 DOUBT = 0.5
-"""So many standard errors of its gain over the site alone is a fit that builds on the published model held
-back by: the best of many tries is lucky, and the published model has often seen these records."""
+"""A fit that builds on the published model is chosen if it gains more than this many standard errors over the
+best alone: the best of many tries is lucky, and the published model has often seen these records."""
 
 
 class CannotFinish(SottovoceError):
@@ -156,12 +156,14 @@ def _chosen_fits(
     family = open_family(module, published, records, task, fresh)
     tried = family.out_of_fold(deal_folds(records), progress)
     losses = {choice: task.losses(outputs, records.y).double() for choice, outputs in tried.items()}
-    alone = min(
-        (choice for choice in losses if choice.share == 0), key=lambda choice: float(losses[choice].mean())
-    )
+    losses = {choice: each for choice, each in losses.items() if bool(each.isfinite().all())}
+    own = [choice for choice in losses if choice.share == 0]
+    if not own:
+        raise CannotFinish("no fit to these records alone stays finite: look for numbers beyond all bounds")
+    alone = min(own, key=lambda choice: float(losses[choice].mean()))
 
     def doubted(choice: Choice) -> float:
-        gain = losses[choice] - losses[alone]
+        gain = _by_unit(losses[choice] - losses[alone], records.unit)
         return float(gain.mean() + DOUBT * gain.std(correction=0) / math.sqrt(len(gain)))
 
     best = min(losses, key=doubted)
@@ -203,10 +205,7 @@ def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
     if torch.equal(outputs["finished"], outputs["alone"]):
         return Worth(0.0, 0.0, 0.0)
     gains = _points(task, outputs, "finished", judged.y) - _points(task, outputs, "alone", judged.y)
-    if judged.unit is not None:
-        _, of = torch.unique(judged.unit, return_inverse=True)
-        sums = torch.zeros(int(of.max()) + 1, dtype=gains.dtype).index_add_(0, of, gains)
-        gains = sums * len(sums) / len(gains)
+    gains = _by_unit(gains, judged.unit)
     mean = float(gains.mean())
     if len(gains) < 2:
         return Worth(mean, None, None)
@@ -214,6 +213,15 @@ def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
     if task.name != "number":
         reach = max(reach, 100.0 / len(gains))
     return Worth(mean, mean - reach, mean + reach)
+
+
+def _by_unit(values: Tensor, unit: Tensor | None) -> Tensor:
+    """Values of records (m,) as values of their units, with the same mean; without units as they are."""
+    if unit is None:
+        return values
+    _, of = torch.unique(unit, return_inverse=True)
+    sums = torch.zeros(int(of.max()) + 1, dtype=values.dtype).index_add_(0, of, values)
+    return sums * len(sums) / len(values)
 
 
 def _points(task: Task, outputs: Mapping[str, Tensor], row: str, y: Tensor) -> Tensor:
