@@ -189,6 +189,15 @@ def test_an_interval_is_never_narrower_than_what_one_record_is_worth() -> None:
     assert worth(task, {**agreeing, "finished": right}, few) == Worth(0.0, 0.0, 0.0)
 
 
+def test_an_interval_for_numbers_is_no_narrower_either() -> None:
+    task, few = open_task(Facts((4,), 1, task="number")), records(16, "number", outputs=1)
+    right = few.y[:, None]
+    agreeing = {"constant": torch.zeros(16, 1), "alone": right, "finished": right + 1e-6}
+    found = worth(task, agreeing, few)
+    assert found.points == pytest.approx(0.0, abs=1e-3)
+    assert (found.low, found.high) == pytest.approx((-100 / 16, 100 / 16), abs=1e-3)
+
+
 def test_units_stay_together_in_folds_and_every_fold_has_its_share_of_classes() -> None:
     y = torch.arange(100) % 2
     unit = torch.arange(100) // 4

@@ -199,7 +199,7 @@ def joined(one: Records, other: Records) -> Records:
 def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
     """Finished against alone, record by record (unit by unit), in points, with an interval of 95 %.
 
-    For numbers a point is one percent of the constant's squared error. Decisions that agree by chance are not
+    For numbers a point is one percent of the constant's squared error. Outputs that agree by chance are not
     surer than one record (unit) is worth.
     """
     if torch.equal(outputs["finished"], outputs["alone"]):
@@ -209,9 +209,7 @@ def worth(task: Task, outputs: Mapping[str, Tensor], judged: Records) -> Worth:
     mean = float(gains.mean())
     if len(gains) < 2:
         return Worth(mean, None, None)
-    reach = student(len(gains) - 1) * float(gains.std()) / len(gains) ** 0.5
-    if task.name != "number":
-        reach = max(reach, 100.0 / len(gains))
+    reach = max(student(len(gains) - 1) * float(gains.std()) / len(gains) ** 0.5, 100.0 / len(gains))
     return Worth(mean, mean - reach, mean + reach)
 
 
