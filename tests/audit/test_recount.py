@@ -19,24 +19,25 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.run.training import train
 
-from .toys import BEST, CENTRAL, SHARED, quick, records
+from .toys import BEST, CENTRAL, CENTRED, SHARED, quick, records
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recounted")
-    for name, keys in (("best", BEST), ("central", CENTRAL), ("shared", SHARED)):
+    for name, keys in (("best", BEST), ("central", CENTRAL), ("shared", SHARED), ("centred", CENTRED)):
         train(Plan.load(overrides={"dataset": records(folder), **quick(keys)}), folder / name)
     return folder
 
 
-@pytest.mark.parametrize("run", ["best", "central", "shared"])
+@pytest.mark.parametrize("run", ["best", "central", "shared", "centred"])
 def test_other_code_finds_the_same_epsilon_and_files_agree(trained: Path, run: str) -> None:
     found = recount(trained / run)
     assert found["faults"] == []
     assert found["epsilon"] == pytest.approx(found["stated"], rel=1e-3)
     assert [one["client"] for one in found["clients"]] == ["0", "1", "2"]
-    assert found["releases"] == 3 * (3 + 1 + 1 + 1)  # rounds, context, confusion, calibration
+    # Rounds, context, confusion, calibration; or rounds, centre, calibration.
+    assert found["releases"] == 3 * (3 + (2 if run == "centred" else 3))
 
 
 def test_the_sensitivity_of_the_ledger_is_not_doubled_again() -> None:
@@ -99,6 +100,19 @@ def test_what_does_not_agree_is_said(trained: Path, tmp_path: Path, what: str) -
     alter, said = ALTERED[what]
     alter(run)
     assert any(said in fault for fault in recount(run)["faults"]), recount(run)["faults"]
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [("best", "context"), ("best", "confusion"), ("centred", "centre"), ("centred", "calibration")],
+)
+def test_everything_that_is_released_once_needs_a_row(
+    trained: Path, tmp_path: Path, run: str, kind: str
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(trained / run, copied)
+    altered_ledger(f"DELETE FROM release WHERE client = '1' AND kind = '{kind}'")(copied)
+    assert f"the {kind} of 1 in round 0 is in no row of the ledger" in recount(copied)["faults"]
 
 
 def test_what_a_ledger_has_lost_is_counted(trained: Path, tmp_path: Path) -> None:

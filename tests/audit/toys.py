@@ -14,6 +14,7 @@ from sottovoce.run.prepare import prepare
 
 TOY = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0, "rounds": 3}
 CLASSES = {"context": "shares", "context_share": 0.05, "prior": "context"}
+CENTRED = {**TOY, "seeded": True, "seed": 5, "centring": 0.08}
 BEST = {**TOY, **CLASSES, "seeded": True, "seed": 5}
 CENTRAL = {**BEST, "preset": "central", "rounds": 3}
 SHARED = {**BEST, "preset": "shared", "rounds": 3, "channel": "integers", "threshold": 3, "colluding": 1}

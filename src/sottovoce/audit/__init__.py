@@ -25,7 +25,7 @@ from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.blending import counted_sizes
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import Progress
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, phases
 from sottovoce.privacy import call_counts
 from sottovoce.release import spending
 from sottovoce.run import RunDirectory
@@ -179,14 +179,8 @@ def _disagreements(
     ]
     training = {site["name"]: site["training"] for site in result["clients"] if site["training"]}
     made = {("gradient", client, line["round"]) for line in rounds for client in line["clients"]}
-    if plan.releases_context:
-        made |= {("context", client, 0) for client in training}
-    if plan.context_traits.predicted_for_future:
-        made |= {("confusion", client, 0) for client in training}
-    if plan.centring:
-        made |= {("centre", client, 0) for client in training}
-    if plan.calibration:
-        made |= {("calibration", client, 0) for client in training}
+    once = [phase.kind for phase in phases(plan) if phase.by == "participants"]
+    made |= {(kind, client, 0) for kind in once for client in training}
     charged = {(row.kind, row.client, row.round) for row in rows if row.client in training}
     for kind, client, number in sorted(made - charged)[:1]:
         more = f" (and {len(made - charged) - 1} more)" if len(made - charged) > 1 else ""

@@ -191,7 +191,7 @@ def _asked(
         yield client.once(phase.kind, None if phase.model == "none" else model)
     if participant is None:
         return
-    # Somewhere behind the coefficients, as far away as a client is not asked to go.
+    # Behind the coefficients a made-up centre of any length: one that is too long is cut.
     centre = model[:1].expand(blueprint.downlink("gradient").size - len(model))
     rounds: Iterable[int] = np.flatnonzero((blueprint.schedule == participant).any(axis=1)) + 1
     for number in list(rounds)[: ROUNDS if blueprint.sizes[participant] < trained else 1]:
