@@ -183,6 +183,32 @@ def test_a_home_model_is_exported_only_for_its_owner_and_says_so(tmp_path: Path)
     assert "stays at home" in file.doc_string
 
 
+def test_an_export_takes_the_place_of_nothing_but_an_export_of_its_kind(tmp_path: Path) -> None:
+    facts = Description.parse('task = "classes"\n' + TARGETS["classes"] + COLUMNS).facts()
+    north = model_file(tmp_path, facts)
+    published = PersonalModel.read(north)
+    home = tmp_path / "north.home.safetensors"
+    home.write_bytes(home_model(published, flat_parameters(published.module) + 1, {"tau": 1.0}))
+    (tmp_path / "north.csv").write_text("age,pressure,sex,grade\n30,120,f,1\n")
+    (tmp_path / "ledger.sqlite").write_bytes(b"SQLite format 3\0" + bytes(100))
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    for _ in range(2):
+        export_onnx(north, tmp_path / "north.onnx")
+        export_onnx(home, tmp_path / "home.onnx", home=True)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    others = ("north.home.safetensors", "north.csv", "ledger.sqlite", "empty", "folder")
+    refused = [(north, name, "no ONNX file of ours") for name in others] + [
+        (north, "home.onnx", "the ONNX file of a home model"),
+        (home, "north.onnx", "the ONNX file of a published model"),
+    ]
+    for source, name, kind in refused:
+        with pytest.raises(CannotExport, match=f"exists and is {kind}: choose another file") as refusal:
+            export_onnx(source, tmp_path / name, home=True)
+        assert refusal.value.options == ("onnx",)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
 def test_what_onnx_cannot_say_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = COLUMNS + '[columns.note]\nkind = "text"\nsize = 8\n'
     facts = Description.parse('task = "classes"\n' + TARGETS["classes"] + noted).facts()

@@ -25,7 +25,7 @@ from sottovoce.data.kinds import PARTS, Category, Date, Number
 from sottovoce.data.section import OTHER
 from sottovoce.errors import SottovoceError, extra
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.modelfile import HomeModel
+from sottovoce.modelfile import HOME, HomeModel
 from sottovoce.personal import PersonalModel
 
 OPSET, ML_OPSET, IR = 17, 3, 9
@@ -33,6 +33,8 @@ OPSET, ML_OPSET, IR = 17, 3, 9
 FIRST, EPOCH, LAST = date.min.toordinal(), date(1970, 1, 1).toordinal(), date.max.toordinal()
 """Days that have a name, and the one that a date's input counts from."""
 ACTIVATIONS: Mapping[type[nn.Module], str] = {nn.Tanh: "Tanh", nn.ReLU: "Relu"}
+PUBLISHED_KIND, HOME_KIND = "the ONNX file of a published model", "the ONNX file of a home model"
+NO_KIND = "no ONNX file of ours"
 KEEP = "A home model, made of its owner's records without noise: it is not private and stays at home."
 SHOW = "A published model, made of private releases alone: it may be shown to anybody."
 
@@ -48,7 +50,8 @@ def export_onnx(
 
     Classes have `probabilities` (n, classes) and `decision` (n,), labels `probabilities` and `decisions`
     (n, labels), a number its `value` (n, 1), as `predict` gives them to 1e-5. A home model is exported only
-    for who says `home`; its file says so too. Needs the extra `onnx`.
+    for who says `home`; its file says so too, and takes the place of nothing but another of its kind. Needs
+    the extra `onnx`.
     """
     source, target = Path(model), Path(out)
     try:
@@ -62,6 +65,7 @@ def export_onnx(
     if target.resolve() == source.resolve():
         raise CannotExport(f"{target} holds the model itself: choose another file")
     graph = _Graph(personal)
+    _check_place(target, home=personal.home)
     write_atomically(target, graph.file(), PRIVATE)
     return {
         "onnx": str(target),
@@ -69,6 +73,26 @@ def export_onnx(
         "inputs": [one.name for one in graph.inputs],
         "outputs": [one.name for one in graph.outputs],
     }
+
+
+def _check_place(path: Path, *, home: bool) -> None:
+    """Refuses to put an export in the place of anything but an export of its kind, `home` or published."""
+    if not path.exists():
+        return
+    kind = _kind(path)
+    if kind != (HOME_KIND if home else PUBLISHED_KIND):
+        raise CannotExport(f"{path} exists and is {kind}: choose another file", "onnx")
+
+
+def _kind(path: Path) -> str:
+    """Returns what a file is, by the metadata that `_Graph.file` writes."""
+    from onnx import load
+
+    try:
+        said = {one.key for one in load(path, load_external_data=False).metadata_props}
+    except Exception:  # a folder, or bytes of another format: protobuf has errors of its own
+        return NO_KIND
+    return NO_KIND if "origin" not in said else HOME_KIND if HOME in said else PUBLISHED_KIND
 
 
 class _Graph:
@@ -107,7 +131,7 @@ class _Graph:
             "task": model.facts.task,
             "class_names": json.dumps(model.records.class_names),
             "columns": model.records.columns,
-            **({"home": "true"} if model.home else {}),
+            **({HOME: "true"} if model.home else {}),
         }
         helper.set_model_props(file, said)
         self._onnx.checker.check_model(file, full_check=True)
