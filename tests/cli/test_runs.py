@@ -15,6 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from sottovoce.plan import Plan
+from tests.data.hospitals import folder
+from tests.run.test_comparison import site
 from tests.run.test_folder import sites
 from tests.small import SMALL
 
@@ -86,6 +89,15 @@ def test_a_run_is_trained_evaluated_and_reported(run: Path) -> None:
     again = json.loads(runner.invoke(app, ["evaluate", str(run), "--model", SMALL["model"], "--json"]).stdout)
     assert again["accuracy"] == result["accuracy"]
     assert "report.html" in runner.invoke(app, ["report", str(run)]).stdout
+
+
+def test_the_bar_of_a_training_counts_the_rounds_that_its_records_decide(tmp_path: Path) -> None:
+    words = ["train", f"dataset={folder(tmp_path / 'sites', north=site(1, 60, 30), south=site(2, 60, -30))}"]
+    answer = runner.invoke(app, [*words, "epsilon=4", "channel=direct", "--out", str(tmp_path / "run")])
+    assert answer.exit_code == 0, answer.output
+    rounds = json.loads((tmp_path / "run" / "result.json").read_text())["rounds"]
+    assert rounds > Plan.load(overrides={"dataset": str(tmp_path / "sites")}).rounds
+    assert f" {rounds}/{rounds} " in answer.stderr
 
 
 def test_a_run_without_future_clients_says_that_there_are_none(tmp_path: Path) -> None:

@@ -175,20 +175,28 @@ def progress(doing: str, *, keep: bool = False) -> Iterator[Advance]:
         stop()
 
 
+class RoundProgress:
+    """Moves a bar as the callback of a run, whose records may decide how many rounds its plan has."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self._accuracy = advance, ""
+        self._rounds: int | None = None
+
+    def on_plan(self, plan: Mapping[str, Any]) -> None:
+        self._rounds = plan["rounds"]
+
+    def on_round(self, line: Mapping[str, Any]) -> None:
+        if line["future"] is not None:
+            self._accuracy = f", future clients {line['future']:.1f} %"
+        rate = 1 / max(line["seconds"], 1e-6)
+        self._advance(line["round"], self._rounds, f"{rate:.1f} rounds/s{self._accuracy}")
+
+
 @contextmanager
-def round_progress(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar over rounds with their rate and the last accuracy; yields the callback for each round's line."""
-    accuracy = ""
+def round_progress() -> Iterator[RoundProgress]:
+    """A bar over rounds with their rate and the last accuracy; yields the callback that moves it."""
     with progress("training", keep=True) as advance:
-
-        def told(line: dict[str, Any]) -> None:
-            nonlocal accuracy
-            if line["future"] is not None:
-                accuracy = f", future clients {line['future']:.1f} %"
-            rate = 1 / max(line["seconds"], 1e-6)
-            advance(line["round"], rounds, f"{rate:.1f} rounds/s{accuracy}")
-
-        yield told
+        yield RoundProgress(advance)
 
 
 @contextmanager

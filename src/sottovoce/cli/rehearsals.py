@@ -7,7 +7,6 @@ believe us: nothing leaves, and nothing is charged.
 
 from __future__ import annotations
 
-import itertools
 import json as texts
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,13 +141,19 @@ def compare(
     if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):
         words.append("preset=best")
     plan = plan_of(words, model, features)
-    done, rounds = itertools.count(1), repeats * len(ROWS) * plan.rounds
+    begun = 0
     with progress("rehearsing") as rehearsing, progress("features") as describing:
+
+        def on_round(row: str, line: dict[str, Any]) -> None:
+            nonlocal begun
+            begun += line["round"] == 1
+            rehearsing(begun - 1, repeats * len(ROWS), f"{row}, round {line['round']}")
+
         found = compare_rows(
             plan,
             out,
             repeats=repeats,
-            on_round=lambda row, line: rehearsing(next(done), rounds, row),
+            on_round=on_round,
             on_features=describing,
         )
     path = write_comparison(out)

@@ -119,7 +119,7 @@ def train(
         _check_code(chosen, {"model": model, "features": features}, out / "plan.toml")
     else:
         chosen = plan_of(settings, model, features)
-    with round_progress(chosen.rounds) as on_round, progress("features") as on_features:
+    with round_progress() as training, progress("features") as on_features:
         result = train_run(
             chosen,
             out,
@@ -128,8 +128,7 @@ def train(
             device=device,
             cache=cache,
             masks=masks,
-            callbacks=[] if tensorboard is None else [TensorBoard(tensorboard)],
-            on_round=on_round,
+            callbacks=[training, *([] if tensorboard is None else [TensorBoard(tensorboard)])],
             on_features=on_features,
         )
     if json:
