@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
+from sottovoce.centring import cut
 from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Dataset
 from sottovoce.finishing import finished_outputs, joined
@@ -57,11 +58,13 @@ def clipped_means(prepared: Prepared, held: Sequence[Tensor], coefficients: Tens
 
     Behind the coefficients is the centre that inputs are measured from, if there is one.
     """
-    x, (_, y, used) = with_constant(held[0], prepared.plan.bias_scale), held
     outputs, size = prepared.blueprint.facts.classes, prepared.blueprint.coefficients
+    seen, y, used = held
     if coefficients.shape[1] > size:
-        x = torch.cat([x[..., :-1] - coefficients[0, size:], x[..., -1:]], dim=-1)
+        there = cut(coefficients[0, size:])
+        seen = torch.cat([seen[..., :-1] - there, seen[..., -1:]], dim=-1)
         coefficients = coefficients[:, :size]
+    x = with_constant(seen, prepared.plan.bias_scale)
     weight = coefficients[:, :-outputs].view(len(coefficients), outputs, -1)
     deltas = x @ torch.cat([weight, coefficients[:, -outputs:, None]], dim=2).transpose(1, 2)
     if prepared.blueprint.facts.task == "number":
@@ -94,14 +97,7 @@ def trained(prepared: Prepared, draw: int = 0) -> Server:
     sigmas = np.array([blueprint.releases_of(i)["gradient"].channel.sigma for i in everyone])
     noise = np.random.default_rng([plan.seed, draw] if draw else plan.seed)
 
-    def once(after: int) -> None:
-        for phase in (phase for phase in blueprint.once if phase.after == after):
-            for i, mine in enumerate(prepared.federation.participants):
-                release = blueprint.releases_of(i)[phase.kind]
-                exact = release.statistic(mine.train, server.model_of(phase, i)).numpy()
-                server.receive(phase.kind, i, exact + release.sigma * noise.standard_normal(exact.shape))
-
-    once(0)
+    release_once(server, prepared, noise)
     for number in range(plan.rounds):
         means = clipped_means(prepared, held, server.sent(everyone))
         released = dict(enumerate(means + sigmas[:, None] * noise.standard_normal(means.shape)))
@@ -111,8 +107,19 @@ def trained(prepared: Prepared, draw: int = 0) -> Server:
         else:
             server.receive_round(released)
     server.finish()
-    once(plan.rounds)
+    release_once(server, prepared, noise)
     return server
+
+
+def release_once(server: Server, prepared: Prepared, noise: np.random.Generator) -> None:
+    """Takes what is due between the last round and the next."""
+    blueprint = prepared.blueprint
+    for phase in (phase for phase in blueprint.once if phase.after == server.round):
+        for i, mine in enumerate(prepared.federation.participants):
+            release = blueprint.releases_of(i)[phase.kind]
+            exact = release.statistic(mine.train, server.model_of(phase, i)).numpy()
+            server.receive(phase.kind, i, exact + release.sigma * noise.standard_normal(exact.shape))
+        server.close(phase)
 
 
 def published(prepared: Prepared, draw: int = 0) -> tuple[list[Tensor], list[tuple[float, float]]]:

@@ -34,7 +34,7 @@ from sottovoce.metrics import constant
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server
 from sottovoce.tasks import open_task
-from studies.real_tables import PRESETS, loaded
+from studies.real_tables import PRESETS, loaded, release_once
 from studies.site_tables import TABLES
 from studies.table_grid import AVERAGED, padded, prepared_plan, with_constant
 
@@ -61,13 +61,9 @@ class Draws:
 
     def _centre(self) -> Tensor:
         """Where inputs are measured from, one for all draws; 0 where nobody releases any."""
-        server, blueprint = Server(self._prepared.blueprint), self._prepared.blueprint
-        noise = np.random.default_rng(self._seed)
-        for i, mine in enumerate(self._prepared.federation.participants if blueprint.inputs else []):
-            release = blueprint.releases_of(i)["centre"]
-            exact = release.statistic(mine.train, None).numpy()
-            server.receive("centre", i, exact + release.sigma * noise.standard_normal(exact.shape))
-        return server.centre() if blueprint.inputs else torch.zeros(blueprint.facts.shape)
+        server = Server(self._prepared.blueprint)
+        release_once(server, self._prepared, np.random.default_rng(self._seed))
+        return server.centre() if self._prepared.plan.centring else torch.zeros(server.blueprint.facts.shape)
 
     def trained(self, draws: int) -> Tensor:
         """What rounds end with, before a calibration."""

@@ -227,7 +227,11 @@ def test_a_run_is_charged_for_its_calibration_once_within_its_epsilon_and_models
     result = train(plan, out)
     assert result["uplink"]["calibration_bytes"] > 0
     uplink = result["uplink"]
-    assert uplink["total_bytes"] == uplink["bytes"] + uplink["context_bytes"] + uplink["calibration_bytes"]
+    once = ("context", "centre", "calibration")
+    assert uplink["total_bytes"] == uplink["bytes"] + sum(uplink[f"{kind}_bytes"] for kind in once)
+    assert uplink["context_bytes"] == 0 < uplink["centre_bytes"]
+    downlink = result["downlink"]
+    assert (downlink["bits_per_coefficient"], downlink["fp32_bytes"]) == (32, downlink["bytes"])
     file = GeneratorFile.read(out / "model.safetensors")
     server = open_server(file)
     with Ledger.open(folder / "ledger.sqlite", scope=None) as book:

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from sottovoce.blueprint import Blueprint, build
+from sottovoce.calibration import LastLayer
 from sottovoce.centring import LONGEST, Inputs, as_published, centre, measured_from
 from sottovoce.data import Facts, Records, description
 from sottovoce.errors import SottovoceError
 from sottovoce.modelfile import GeneratorFile
-from sottovoce.models import logits
+from sottovoce.models import given_name, logits
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.privacy.ledger import Ledger
@@ -29,7 +30,7 @@ from tests.test_blending import TABLE, TARGETS
 FACTS = Facts((5,), 3)
 
 
-def made(**changes: object) -> Blueprint:
+def made(module: torch.nn.Module | None = None, **changes: object) -> Blueprint:
     given = {
         "preset": "best",
         "dataset": "mine.npz",
@@ -38,7 +39,7 @@ def made(**changes: object) -> Blueprint:
         "bias_scale": 0.5,
     }
     given |= {"context_records": 8, "gradient_records": 8, "clip": 0.3, "counted_records": 8}
-    return build(Plan.load(overrides={**given, **changes}), FACTS)
+    return build(Plan.load(overrides={**given, **changes}), FACTS, module)
 
 
 def some(records: int, far: float = 1.0, seed: int = 0) -> Records:
@@ -101,7 +102,7 @@ def test_the_centre_is_the_mean_as_far_as_noise_alone_does_not_explain_it() -> N
 def test_a_published_model_says_of_inputs_what_a_trained_one_says_of_inputs_from_the_centre() -> None:
     weight, at, x = torch.randn(2, 3, 5), torch.randn(5), torch.randn(7, 5)
     theta = torch.cat([weight.flatten(1), torch.randn(2, 3)], dim=1)
-    moved = as_published(theta, slice(0, 15), slice(15, 18), at)
+    moved = as_published(theta, LastLayer(slice(0, 15), slice(15, 18), 3), at)
     for one, other in zip(theta, moved, strict=True):
         told, wanted = (t[:15].view(3, 5) @ v.T + t[15:, None] for t, v in ((other, x), (one, x - at)))
         assert torch.allclose(told, wanted, atol=1e-5)
@@ -111,8 +112,12 @@ def test_a_server_sends_a_centre_behind_coefficients_and_publishes_models_of_inp
     blueprint, x = made(epsilon=1e4), torch.randn(7, 5)
     server = Server(blueprint)
     assert server.sent([0, 1])[:, blueprint.coefficients :].abs().max() == 0.0
+    [phase] = [phase for phase in blueprint.once if phase.kind == "centre"]
+    assert not server.has(phase)
     for participant in range(2):
         server.receive("centre", participant, np.array([0.5, 0.2, 0.0, 0.0, participant / 2]))
+    server.close(phase)
+    assert server.has(phase)
     for number in range(3):
         rng = np.random.default_rng(number)
         server.receive_round({i: 0.1 * rng.normal(size=blueprint.coefficients) for i in range(2)})
@@ -126,6 +131,8 @@ def test_a_server_sends_a_centre_behind_coefficients_and_publishes_models_of_inp
         told = logits(blueprint.module, blueprint.theta(published), x)
         assert torch.allclose(told, trained, atol=1e-5)
         assert not torch.allclose(told, logits(blueprint.module, blueprint.theta(mine[:-5]), x), atol=1e-3)
+    server.receive("centre", 1, np.full(5, -1.0))  # too late: coefficients were trained at what is there
+    assert torch.equal(server.centre(), at)
     other = Server(blueprint)
     other.load_state(server.state())
     assert torch.equal(other.sent([1, 0]), server.sent([1, 0]))
@@ -163,8 +170,39 @@ def test_who_sets_nothing_has_it_for_linear_models_of_tables_whose_spreads_nobod
     for facts in (table("number"), table("labels"), Facts((20,), 2)):
         assert told(facts) == (0.0, 40)
     assert told(table("classes"), model="mlp")[0] == 0.0
+
+
+class Curved(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.tanh())
+
+
+def zeros(module: torch.nn.Linear) -> torch.nn.Linear:
+    torch.nn.init.zeros_(module.weight)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        zeros(Curved(5, 3)),
+        torch.nn.Linear(5, 3),
+        torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 3)),
+        torch.nn.Sequential(torch.nn.Linear(5, 1, bias=False), torch.nn.Linear(1, 3)),
+    ],
+    ids=["not linear", "trained before", "two layers", "two of one's size"],
+)
+def test_a_model_that_could_not_be_published_is_refused_before_anything_is_charged(
+    module: torch.nn.Module,
+) -> None:
+    given = {"bias_scale": 1.0, "calibration": 0.0, "centring": 0.1, "model": given_name(module)}
     with pytest.raises(SottovoceError, match="model=linear, or centring=0"):
+        made(module, **given)
+    assert made(zeros(torch.nn.Linear(5, 3)), **given).inputs is not None
+    with pytest.raises(SottovoceError, match="centring=0"):
         made(model="mlp", centring=0.1)
+    with pytest.raises(SottovoceError, match="centring=0"):
+        made(coefficients=3, bias_scale=1.0, calibration=0.0, centring=0.1)
 
 
 @pytest.mark.parametrize("noise", ["client", "server"])
@@ -180,5 +218,5 @@ def test_a_run_is_charged_for_its_centre_once_within_its_epsilon(tmp_path: Path,
             spent = book.epsilon(name, file.plan.delta, file.plan.accounting)
             assert spent == pytest.approx(file.plan.epsilon)
     assert open_server(file).centre().shape == file.facts.shape
-    with pytest.raises(SottovoceError, match="centres is not"):
-        open_server(replace(file, state={**file.state, "centres": torch.zeros(1, 1)}))
+    with pytest.raises(SottovoceError, match="centre is not"):
+        open_server(replace(file, state={**file.state, "centre": torch.zeros(1)}))

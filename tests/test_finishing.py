@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import shutil
 import stat
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,7 +324,9 @@ def test_a_run_does_not_start_from_or_end_with_a_home_model(run: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_no_run_starts_warm_from_a_home_models_module(run: Path, tmp_path: Path) -> None:
+def test_no_run_starts_warm_from_a_home_models_module(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gradients at a model that saw a record without noise would move by more than is charged."""
     home = tmp_path / "north.home.safetensors"
     finish(run / "models/north.safetensors", run / "sites/north.csv", home)
@@ -333,6 +337,11 @@ def test_no_run_starts_warm_from_a_home_models_module(run: Path, tmp_path: Path)
             train(plan, tmp_path / "again", module=module)
         with pytest.raises(ModelError, match="finished at home"):
             compare(plan, tmp_path / "compared", module=module)
+    factory = types.ModuleType("factory")
+    factory.made = lambda *shape: mine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "factory", factory)
+    with pytest.raises(ModelError, match="finished at home"):
+        train(plan.replace(model="factory:made"), tmp_path / "again", module="factory:made")
     assert not (tmp_path / "again").exists()
     published = PersonalModel.read(run / "models/north.safetensors").module
     seeded = plan.replace(seeded=True)

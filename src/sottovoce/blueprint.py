@@ -22,7 +22,7 @@ from sottovoce.blending import Blending, blending, counted_sizes, recipe
 from sottovoce.calibration import Derivatives, LastLayer
 from sottovoce.catalog import TASKS, Kind
 from sottovoce.central import RoundSum
-from sottovoce.centring import Inputs
+from sottovoce.centring import Inputs, check_linear
 from sottovoce.context import MeanProbability, Statistic, open_statistic
 from sottovoce.cores import derived_seed
 from sottovoce.data import Facts
@@ -267,11 +267,6 @@ def build(
     if not plan.clip or not plan.bias_scale:
         raise SottovoceError("clip=0 and bias_scale=0 leave them to a recipe: complete the plan first")
     if isinstance(module, nn.Module):
-        if made_at_home(module):
-            raise ModelError(
-                "this module was finished at home, on records without noise, and no run starts from it: give "
-                "it as it was before"
-            )
         module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
     else:
         if module is not None and module != plan.model:
@@ -281,6 +276,11 @@ def build(
         open_ = open_model if module is None else import_model
         seed = derived_seed(plan.seed, "reference")
         module = open_(plan.model, facts.shape, facts.classes, seed, model_options(plan))
+    if made_at_home(module):
+        raise ModelError(
+            "this module was finished at home, on records without noise, and no run starts from it: give "
+            "it as it was before"
+        )
     task = open_task(facts)
     check_outputs(module, task)
     check_recordwise(module, facts)
@@ -294,10 +294,10 @@ def build(
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     if plan.calibration:
         Derivatives(task)
-    if plan.calibration or plan.bias_scale != 1:
-        LastLayer.of(module, basis, facts)
-    if plan.centring and size != facts.classes * (math.prod(facts.shape) + 1):
-        raise SottovoceError("centring is of the inputs of a linear model: set model=linear, or centring=0")
+    if plan.calibration or plan.centring or plan.bias_scale != 1:
+        layer = LastLayer.of(module, basis, facts)
+        if plan.centring:
+            check_linear(module, layer, facts)
     if isinstance(basis, Identity):
         basis = replace(basis, biases=facts.classes, bias_scale=plan.bias_scale)
     order = open_schedule(

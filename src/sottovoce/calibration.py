@@ -244,8 +244,9 @@ class LastLayer:
                 if torch.allclose(scaled, 0.5 * logits(module, theta, x) + shift, rtol=1e-4, atol=1e-5):
                     return found
         raise SottovoceError(
-            "calibration and bias_scale are about a last layer, and this model has no linear one that "
-            "adapts as a whole: end it with one and set coefficients=0, or set calibration=0 and bias_scale=1"
+            "calibration, centring and bias_scale are about a last layer, and this model has no linear one "
+            "that adapts as a whole: end it with one and set coefficients=0, or set calibration=0, "
+            "centring=0 and bias_scale=1"
         )
 
     def folded(self, theta: Tensor, slope: float, shifts: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ columns lie at one end of their bounds it is most of what a clip bound allows. S
 once and before the first round, the mean of its inputs, bounded. From decoded releases alone the server makes
 one centre c, and in rounds a client trains the model at inputs x − c: whatever c is, each record's gradient
 is cut to the clip bound as ever. A published model is of inputs as they are: W(x − c) + b = Wx + (b − Wc).
+Only a linear model that starts at weights of 0 can be trained so.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sottovoce.calibration import LastLayer
 from sottovoce.context import Statistic
-from sottovoce.data import Records
+from sottovoce.data import Facts, Records
+from sottovoce.data.description import random_records
+from sottovoce.errors import SottovoceError
+from sottovoce.models import flat_parameters, logits
 
 LONGEST = 1.3
-"""Inputs count in their mean up to this norm; a table's are about 1 long."""
+"""Inputs count in their mean up to this norm; a table's are about 1 long, and few are longer than this."""
 
 
 class Inputs(Statistic):
@@ -68,9 +73,28 @@ def measured_from(records: Records, at: Tensor) -> Records:
     return replace(records, x=records.x - there, copied=False)
 
 
-def as_published(theta: Tensor, weight: slice, bias: slice, at: Tensor) -> Tensor:
+def as_published(theta: Tensor, layer: LastLayer, at: Tensor) -> Tensor:
     """Parameters (n, d) for inputs as they are, of those for inputs measured from a centre."""
-    theta = theta.clone()
-    outputs = bias.stop - bias.start
-    theta[:, bias] -= theta[:, weight].view(len(theta), outputs, -1) @ at.to(theta)
-    return theta
+    weight = theta[:, layer.weight].view(len(theta), layer.outputs, len(at))
+    return layer.folded(theta, 1.0, -(weight @ at.to(theta)))
+
+
+def check_linear(module: nn.Module, layer: LastLayer, facts: Facts) -> None:
+    """Refuses a model that cannot be published as one of inputs as they are, or whose weights do not start
+    at 0: they were made for inputs as they are."""
+    reference = flat_parameters(module)
+    generator = torch.Generator().manual_seed(0)
+    x = random_records(facts, 4, generator).to(reference)
+    at = torch.randn(x[0].numel(), generator=generator).to(reference)
+    weight = reference[layer.weight]
+    if len(weight) == layer.outputs * len(at) and not weight.any():
+        theta = reference + torch.randn(reference.shape, generator=generator).to(reference)
+        with torch.no_grad():
+            told = logits(module, as_published(theta[None], layer, at)[0], x)
+            trained = logits(module, theta, x - at.view(x[0].shape))
+        if torch.allclose(told, trained, rtol=1e-4, atol=1e-4):
+            return
+    raise SottovoceError(
+        "centring is of the inputs of a linear model that starts at weights of 0: set model=linear, or "
+        "centring=0"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -90,6 +90,7 @@ class Server:
         inputs = blueprint.inputs
         self._centres = torch.zeros(plan.participants, inputs.size if inputs else 0)
         self._centred = torch.zeros(plan.participants, dtype=torch.bool)
+        self._centre: Tensor | None = None
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
         self._known = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         self._center = torch.zeros(blueprint.statistic.size, device=self._device)
@@ -106,7 +107,7 @@ class Server:
         if phase.kind == "calibration":
             return bool(self._calibrated.any())
         if phase.kind == "centre":
-            return self.round > phase.after or bool(self._centred.any())
+            return self._centre is not None
         return self.round > phase.after or (phase.kind == "context" and bool(self._known.all()))
 
     def model_of(self, phase: Phase, participant: int | None = None) -> Tensor | None:
@@ -142,6 +143,8 @@ class Server:
         """Call when the releases of a phase are in."""
         if phase.kind == "context":
             self.close_contexts()
+        elif phase.kind == "centre":
+            self._close_centres()
 
     # Contexts
 
@@ -195,16 +198,21 @@ class Server:
 
     # Centring
 
+    def _close_centres(self) -> None:
+        """Fixes the centre from what is in: who comes late finds coefficients that were trained at it."""
+        blueprint, size = self.blueprint, self._centres.shape[1]
+        self._centre = torch.zeros(size, device=self._device)
+        if bool(self._centred.any()):
+            everyone = range(blueprint.plan.participants)
+            sigmas = torch.tensor([blueprint.releases_of(i)["centre"].sigma for i in everyone])
+            counted = torch.tensor(blueprint.counted) * self._centred
+            self._centre = centre(self._centres, sigmas, counted).to(self._device)
+
     def centre(self) -> Tensor:
-        """The centre (inputs,) of what clients train at; 0 if nobody has released any, and of no inputs where
-        the plan has none."""
-        blueprint = self.blueprint
-        if not bool(self._centred.any()):
+        """The centre (inputs,) that clients train at, 0 before it is fixed; of no inputs without centring."""
+        if self._centre is None:
             return torch.zeros(self._centres.shape[1], device=self._device)
-        everyone = range(blueprint.plan.participants)
-        sigmas = torch.tensor([blueprint.releases_of(i)["centre"].sigma for i in everyone])
-        counted = torch.tensor(blueprint.counted) * self._centred
-        return centre(self._centres, sigmas, counted).to(self._device)
+        return self._centre
 
     @torch.no_grad()
     @one_core()
@@ -216,12 +224,16 @@ class Server:
 
     def _published(self, coefficients: Tensor) -> Tensor:
         """Coefficients (n, k) of inputs as they are, of those that clients train at."""
-        model, at = self.blueprint.model, self.centre()
-        if not at.any():
+        at = self._centre
+        if at is None or not at.any():
             return coefficients
-        reference, layer = model.reference.to(coefficients), self._last_layer
-        theta = as_published(reference + model.basis.lift(coefficients), layer.weight, layer.bias, at)
-        return model.basis.coordinates(theta - reference)
+        return self._changed(coefficients, lambda theta: as_published(theta, self._last_layer, at))
+
+    def _changed(self, coefficients: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Coefficients (n, k) of parameters (n, d) in which a last layer was changed."""
+        model = self.blueprint.model
+        reference = model.reference.to(coefficients)
+        return model.basis.coordinates(change(reference + model.basis.lift(coefficients)) - reference)
 
     # Calibration
 
@@ -242,15 +254,14 @@ class Server:
 
     def _folded(self, coefficients: Tensor, participants: Sequence[int] | None) -> Tensor:
         """Coefficients (n, k) with slope and shifts in the last layer: participants' own, or newcomers'."""
-        scaling, model = self.scaling(), self.blueprint.model
+        scaling = self.scaling()
         if scaling is None:
             return coefficients
         shifts = scaling.shift.expand(len(coefficients), -1)
         if participants is not None:
             shifts = scaling.shifts[list(participants)]
-        reference = model.reference.to(coefficients)
-        theta = self._last_layer.folded(reference + model.basis.lift(coefficients), scaling.slope, shifts)
-        return model.basis.coordinates(theta - reference)
+        slope = scaling.slope
+        return self._changed(coefficients, lambda theta: self._last_layer.folded(theta, slope, shifts))
 
     # Coefficients
 
@@ -419,7 +430,9 @@ class Server:
         state.update({name: getattr(self, f"_{name}") for name in _KEPT}, round=torch.tensor(self.round))
         if self.blueprint.plan.calibration:
             state.update(calibrations=self._calibrations, calibrated=self._calibrated)
-        if self.blueprint.plan.centring:
+        if self._centre is not None:
+            state.update(centre=self._centre)
+        elif self.blueprint.plan.centring:
             state.update(centres=self._centres, centred=self._centred)
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
@@ -437,7 +450,9 @@ class Server:
             if self.blueprint.plan.calibration:
                 self._calibrations, self._calibrated = state["calibrations"], state["calibrated"]
                 self._scaled = None
-            if self.blueprint.plan.centring:
+            if "centre" in state:
+                self._centre = state["centre"].to(self._device)
+            elif self.blueprint.plan.centring:
                 self._centres, self._centred = state["centres"], state["centred"]
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average") for name in state)

@@ -51,7 +51,7 @@ def assemble(
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
     clients: Sequence[Mapping[str, Any]],
-    last_bytes: Mapping[str, int],
+    once_bytes: Mapping[str, int],
     *,
     metrics: bool,
     own: Own | None,
@@ -65,7 +65,7 @@ def assemble(
     sent = sum(line.get("bytes", 0) for line in rounds)
     counted = all("bytes" in line for line in rounds)
     contexts = sum(line["context_bytes"] for line in rounds)
-    last = {f"{kind}_bytes": count for kind, count in last_bytes.items()}
+    once = {f"{kind}_bytes": count for kind, count in once_bytes.items()}
     dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
     return {
         **of_rounds(blueprint, rounds),
@@ -86,26 +86,28 @@ def assemble(
             "releases": releases,
             "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
             "context_bytes": contexts,
-            **last,
-            "total_bytes": sent + contexts + sum(last.values()),
+            **once,
+            "total_bytes": sent + contexts + sum(once.values()),
             "fp32_bytes": dense,
         },
     }
 
 
 def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what participants were sent: coefficients in rounds, and once for contexts and confusions.
+    """Returns what participants were sent: coefficients in rounds, a centre behind them where there is one,
+    and coefficients once for contexts and confusions.
 
     Each message counts once, however often an engine has repeated it.
     """
     messages = sum(len(chosen) for chosen in blueprint.schedule[: len(rounds)])
-    dense = COEFFICIENT_BYTES * messages * blueprint.coefficients
+    numbers = messages * blueprint.downlink("gradient").size
+    dense = COEFFICIENT_BYTES * numbers
     # Version 0.1 sent float32 and did not count.
     sent = sum(line.get("downlink_bytes", dense // len(rounds)) for line in rounds)
     return {
         "bytes": sent,
         "messages": messages,
-        "bits_per_coefficient": 8 * sent / (messages * blueprint.coefficients),
+        "bits_per_coefficient": 8 * sent / numbers,
         "once_bytes": blueprint.once_downlink_bytes,
         "total_bytes": sent + blueprint.once_downlink_bytes,
         "fp32_bytes": dense,

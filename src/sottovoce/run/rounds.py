@@ -90,8 +90,8 @@ class Simulation:
         self._updates = updates
         self._masks = masks
         self._future_contexts: np.ndarray | None = None
-        self.last_bytes = {"confusion": 0, "calibration": 0}
-        """Sent after the last round, by kind."""
+        self.once_bytes = {"centre": 0, "calibration": 0, "confusion": 0}
+        """Sent once, by kind; contexts are counted with the round that they come before."""
 
     @property
     def done(self) -> bool:
@@ -204,17 +204,15 @@ class Simulation:
         state = self.server.state()
         if self._future_contexts is not None:
             state["future_contexts"] = torch.from_numpy(self._future_contexts)
-            state["confusion_bytes"] = torch.tensor(self.last_bytes["confusion"])
-        if self.blueprint.plan.calibration:
-            state["calibration_bytes"] = torch.tensor(self.last_bytes["calibration"])
-        return state
+        sent = {kind: count for kind, count in self.once_bytes.items() if count}
+        return {**state, **{f"{kind}_bytes": torch.tensor(count) for kind, count in sent.items()}}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.server.load_state(state)
         if "future_contexts" in state:
             self._future_contexts = state["future_contexts"].numpy()
-        for kind in self.last_bytes:
-            self.last_bytes[kind] = int(state.get(f"{kind}_bytes", 0))
+        for kind in self.once_bytes:
+            self.once_bytes[kind] = int(state.get(f"{kind}_bytes", 0))
 
     def finish(self) -> None:
         """After the last round: the final generator and, where the plan has them, the last releases."""
@@ -222,12 +220,12 @@ class Simulation:
         self._release_due()
 
     def _release_due(self) -> int:
-        """Walks the phases between the last round and the next; bytes that participants sent."""
+        """Walks the phases between the last round and the next; bytes of contexts."""
         due = (phase for phase in self.blueprint.phases if phase.after == self.server.round)
         return sum(self._release_once(phase) for phase in due if phase.by != "called")
 
     def _release_once(self, phase: Phase) -> int:
-        """Takes what all clients of a role release once, if not known yet; returns participants' bytes."""
+        """Takes what all clients of a role release once, if not known yet; bytes of contexts."""
         if phase.by == "future":
             if self._future_contexts is None:
                 self._release_future(phase)
@@ -240,9 +238,10 @@ class Simulation:
             total += len(message)
             self.server.receive(phase.kind, participant, vector)
         self.server.close(phase)
-        if phase.kind in self.last_bytes:
-            self.last_bytes[phase.kind] += total
-        return total
+        if phase.kind == "context":
+            return total
+        self.once_bytes[phase.kind] += total
+        return 0
 
     def _release_future(self, phase: Phase) -> None:
         """The contexts of the future clients, who are at hand here."""

@@ -181,7 +181,7 @@ class Session:
         if len(lines) != blueprint.plan.rounds:
             raise RunError(f"{self.directory.rounds_file} lacks rounds: restore it from a backup")
         seen, future = simulation.evaluate()
-        federation, sent = simulation.federation, simulation.last_bytes
+        federation, sent = simulation.federation, simulation.once_bytes
         clients = site_rows(blueprint, federation, self._ledger)
         result = assemble(blueprint, lines, seen, future, clients, sent, metrics=self.measures, own=own)
         if blueprint.plan.place.shared:
