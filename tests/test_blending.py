@@ -135,6 +135,24 @@ def test_a_future_client_gets_the_mean_of_what_participants_have() -> None:
     assert torch.allclose(blend(contexts[:1])[0], mean, atol=1e-6)
 
 
+def test_a_run_keeps_the_own_shares_that_it_was_trained_with() -> None:
+    """A later recipe may have others, and its models would not be those that were judged."""
+    trained, later = generator(0.5), generator(0.25)
+    trained.admitted("0", torch.arange(5.0))
+    context = torch.zeros(1, 4)
+    later.load_state_dict(trained.state_dict())
+    assert torch.equal(later(context, [0]), trained(context, [0]))
+    assert later.state_dict()["individual"].tolist() == trained.state_dict()["individual"].tolist()
+    before = {name: value for name, value in trained.state_dict().items() if name != "individual"}
+    other = generator(0.25)
+    other.load_state_dict(before)  # of version 0.1: the recipe's
+    assert not torch.equal(other(context, [0]), trained(context, [0]))
+    for value in (-0.1, 1.5, float("nan")):
+        state = trained.state_dict() | {"individual": torch.full_like(trained.individual, value)}
+        with pytest.raises(RuntimeError, match="shares"):
+            generator(0.25).load_state_dict(state)
+
+
 def test_own_parts_survive_saving_and_loading() -> None:
     blend, again = generator(individual=0.5), generator(individual=0.5)
     blend.vjp(torch.ones(1, 4), torch.ones(1, 5), torch.ones(1, 5), [2])

@@ -8,6 +8,7 @@ K_ji = ⟨h_j, h_i⟩ I + W H_j H_iᵀ Wᵀ (Eq. 9) by which a release of client
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,10 +123,13 @@ class Blend(OwnParts):
     """
 
     layer: Tensor
+    individual: Tensor
+    """v_i: a finished run's parts were trained with them, whatever a later recipe says."""
 
     def __init__(self, start: Tensor, hidden: int, coefficients: int, blending: Blending) -> None:
         super().__init__(coefficients)
         self._blending = blending
+        self.register_buffer("individual", torch.tensor(blending.individual))
         self.shared = nn.Parameter(torch.zeros(coefficients))
         if blending.generated:
             self.weight = nn.Parameter(torch.zeros(coefficients, hidden))
@@ -187,6 +191,13 @@ class Blend(OwnParts):
             if blending.individual[participant] > 0:
                 scale = blending.own_steps[participant] / blending.step / weight
                 self.admitted(str(participant), self.reference).grad = next(rest) * float(scale)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        individual = state.get("individual", self.individual)  # files of version 0.1 have none
+        if not bool(((individual >= 0) & (individual <= 1 - self._blending.generated)).all()):
+            raise RuntimeError("its own shares are none")
+        self._blending = replace(self._blending, individual=individual.cpu().numpy())
+        return super().load_state_dict({"individual": individual, **state}, strict, assign)
 
     @torch.no_grad()
     def shrink_own(self, classes: int) -> None:

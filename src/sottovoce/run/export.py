@@ -39,7 +39,9 @@ from sottovoce.run.result import protected_unit
 from sottovoce.server import Server
 
 Progress = Callable[[str, int], None]
-_FLAGS = dict.fromkeys(("known", "confused", "calibrated", "centred"), torch.bool) | {"round": torch.int64}
+_TYPES = {"round": torch.int64, "generator.individual": torch.float64}
+_TYPES |= dict.fromkeys(("known", "confused", "calibrated"), torch.bool)
+"""Of tensors that are not float32."""
 UNSTATED = (
     "Not stated here. They are made of held-out records without noise, and no ε covers them; whoever holds "
     "the records has them."
@@ -71,20 +73,22 @@ def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
     shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
     shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
     shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
-    if "confusion" in state:  # files of version 0.1 have none
+    if "generator.individual" not in state:  # files of version 0.1 have none, and no confusions
+        shapes.pop("generator.individual", None)
+    if "confusion" in state:
         classes = blueprint.facts.classes
         shapes.update(confusion=(classes, classes), confused=(plan.participants,))
     if blueprint.derivatives is not None:
         shapes.update(calibrations=(plan.participants, blueprint.derivatives.size))
         shapes.update(calibrated=(plan.participants,))
     if blueprint.inputs is not None:
-        shapes.update(centres=(plan.participants, blueprint.inputs.size), centred=(plan.participants,))
+        shapes.update(centre=(blueprint.inputs.size,))
     own = {name for name in state if name.startswith("generator.own.")}
     if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
         raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
     shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
     for name, shape in shapes.items():
-        dtype = _FLAGS.get(name, torch.float32)
+        dtype = _TYPES.get(name, torch.float32)
         found = state.get(name)
         if found is None or tuple(found.shape) != shape or found.dtype != dtype:
             raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
