@@ -44,12 +44,13 @@ def test_the_promise_names_epsilon_delta_noise_and_trust(tmp_path: Path) -> None
     assert alert is None
 
 
-def test_the_promise_counts_what_calibrates_probabilities_among_the_releases(tmp_path: Path) -> None:
+def test_the_promise_counts_all_that_is_released_once(tmp_path: Path) -> None:
     words(tmp_path)
     with (tmp_path / "plan.toml").open("a") as plan:
-        plan.write("calibration = 0.2\n")
+        plan.write("calibration = 0.2\ncentring = 0.08\n")
     text = re.sub(r"\s+", " ", str(promise(read_run(tmp_path))))
-    assert "and what calibrates probabilities, once, every one bounded" in text
+    once = "one mean of its inputs, one context, one calibration of probabilities"
+    assert f"released {once} and at most 50 gradients" in text
 
 
 def test_a_seeded_run_says_that_it_protects_nobody(tmp_path: Path) -> None:

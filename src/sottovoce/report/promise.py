@@ -37,21 +37,31 @@ def promise(run: ReportedRun) -> Markup:
     """The promise as paragraphs, in the catalog's words for the names that this version knows."""
     result = run.result
     accounting, context = result["epsilon"]["accounting"], CONTEXTS.get(str(result["context"]))
+    releases_context = result["context"] is not None if context is None else context.released
     words: Markup = report.macros("report/promise.html").promise(
         result,
         method=METHODS.get(str(result["method"])),
         channel=CHANNELS.get(str(result["channel"])),
         place=place(run),
         context=context,
-        releases_context=result["context"] is not None if context is None else context.released,
-        centred=run.plan.get("centring", "0") not in ("0", "0.0"),
-        calibrated=run.plan.get("calibration", "0") not in ("0", "0.0"),
+        releases_context=releases_context,
+        once=[
+            *(["one mean of its inputs"] if _paid(run, "centring") else []),
+            *(["one context"] if releases_context else []),
+            *(["one calibration of probabilities"] if _paid(run, "calibration") else []),
+            *(["one confusion of classes"] if context and context.predicted_for_future else []),
+        ],
         noisy=not without_noise(run),
         sigma=_sigma(run),
         unit=unit_word(result["unit"]),
         accounting=ACCOUNTINGS.get(accounting, accounting),
     )
     return words
+
+
+def _paid(run: ReportedRun, share: str) -> bool:
+    """Returns whether a share of the budget was spent on what a plan key names."""
+    return run.plan.get(share, "0") not in ("0", "0.0")
 
 
 def without_noise(run: ReportedRun) -> bool:
