@@ -147,6 +147,17 @@ def test_a_folder_whose_target_is_a_number_is_told_in_its_own_words(
     assert "R² on your other records" in answer.stdout
 
 
+def test_a_plan_counts_what_is_released_once_beside_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [f"dataset={sites(tmp_path / 'sites', 'classes')}", "rounds=3", "epsilon=4"]
+    planned = " ".join(runner.invoke(app, ["plan", *words]).stdout.split())
+    assert "3 gradients per client, 12 in all, and once a centre and a calibration of each" in planned
+    costs = json.loads(runner.invoke(app, ["plan", *words, "--json"]).stdout)
+    assert costs["releases_once"] == ["centre", "calibration"]
+
+
 def test_a_future_client_is_personalized(run: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(

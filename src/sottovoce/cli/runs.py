@@ -65,8 +65,7 @@ def plan(
             f"({costs['basis']} basis)",
             "promise": costs["promise"],
             "noise": _noise(costs),
-            "releases": f"{_range(costs['releases_min'], costs['releases_max'])} per client, "
-            f"{costs['releases']:,} in all",
+            "releases": _releases(costs),
             "ε per client": f"{_range(least, most)} at δ = {costs['delta']:g} "
             f"({costs['accounting']} accounting)",
             "ε of a future client": future,
@@ -246,6 +245,14 @@ def _noise(costs: dict[str, Any]) -> str:
         f"comes with {costs['sigma_carried']:.6f}, which protects nobody"
     )
     return once + (f"; at the client: {contexts}" if contexts else "")
+
+
+def _releases(costs: dict[str, Any]) -> str:
+    each, once = _range(costs["releases_min"], costs["releases_max"]), costs["releases_once"]
+    if not once:
+        return f"{each} per client, {costs['releases']:,} in all"
+    kinds = " and a ".join(once)
+    return f"{each} gradients per client, {costs['releases']:,} in all, and once a {kinds} of each"
 
 
 def _range(least: object, most: object) -> str:

@@ -66,6 +66,7 @@ def outline(plan: Plan) -> dict[str, Any]:
         "releases": releases,
         "releases_min": int(counts.min()),
         "releases_max": blueprint.releases_max,
+        "releases_once": [phase.kind for phase in blueprint.once],
         "promise": promise(blueprint),
         "doubts": doubts(blueprint),
         "epsilon": spent(busiest),
