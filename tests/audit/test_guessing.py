@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.release import Release
 
-from .toys import BEST, CENTRAL, SHARED, quick, toy
+from .toys import BEST, CENTRAL, CENTRED, SHARED, quick, toy
 
-PLANS = {"best": BEST, "central": CENTRAL, "shared": SHARED}
+PLANS = {"best": BEST, "central": CENTRAL, "shared": SHARED, "centred": CENTRED}
 RUNS, FEW = 400, 60
 
 
 @pytest.mark.parametrize(
-    "plan", ["best", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("central", "shared"))]
+    "plan",
+    ["best", "centred", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("central", "shared"))],
 )
 def test_the_worst_pair_certifies_at_least_60_and_never_above_100_percent_of_epsilon_8(
     tmp_path: Path, plan: str
@@ -127,6 +129,7 @@ FAULTS = [
     (BEST, forgotten_charge, "the gradient of round 1 left without a charge", 5),
     (CENTRAL, forgotten_charge, "the gradient of round 1 left without a charge", 5),
     (BEST, cheap_charge, "the noise of a gradient has 0.", 5),
+    (CENTRED, halved_noise, "the noise of a centre has 0.", 40),
 ]
 """The last: how many runs are played. A few guesses are enough for an alarm where records are not clipped."""
 
@@ -174,14 +177,20 @@ def test_fresh_noise_is_drawn_unless_the_plan_is_seeded(tmp_path: Path) -> None:
 def test_one_run_with_canaries_certifies_something_and_not_too_much(tmp_path: Path, plan: str) -> None:
     keys = {**quick(PLANS[plan]), "epsilon": 40.0}
     found = guess_canaries(*toy(tmp_path, **keys))
-    assert found["canaries"] == 3  # records have four coordinates, of which one tells the classes apart
+    # Records have four coordinates, of which one tells the classes apart where they are of two.
+    assert found["canaries"] == (4 if plan == "centred" else 3)
     assert found["faults"] == []
     assert 0 <= found["epsilon_lower"] <= found["epsilon"]
 
 
-def test_each_canary_shows_in_its_own_coefficients(tmp_path: Path) -> None:
-    blueprint, federation = toy(tmp_path, **{**BEST, "epsilon": 1e5, "channel": "direct"})
+@pytest.mark.parametrize("plan", ["best", "centred"])
+def test_each_canary_shows_in_its_own_coefficients_and_in_the_centre(tmp_path: Path, plan: str) -> None:
+    blueprint, federation = toy(tmp_path, **{**quick(PLANS[plan]), "epsilon": 1e5})
     canaries = Canaries.of(blueprint, federation)
-    for number, coins in enumerate(([True, False, True], [False, True, True])):
+    for number in range(2):
+        coins = [bool((number + i) % 3) for i in range(canaries.count)]
         seen = play(canaries.pair, number, canaries.mixed(np.array(coins)))
         assert (canaries.evidence(seen) > 0).tolist() == coins
+        for kind in {"gradient", "centre"} & seen.numbers.keys():
+            alone = {other: told * (kind == other) for other, told in seen.numbers.items()}
+            assert (canaries.evidence(replace(seen, numbers=alone)) > 0).tolist() == coins, kind

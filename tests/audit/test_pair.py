@@ -19,9 +19,11 @@ from sottovoce.audit.pair import (
     worst_pair,
     worst_records,
 )
+from sottovoce.centring import cut
+from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, Records
 
-from .toys import BEST, CENTRAL, SHARED, toy
+from .toys import BEST, CENTRAL, CENTRED, SHARED, toy
 
 MOMENTS = {
     "preset": "tuned",
@@ -40,8 +42,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "moments": {**MOMENTS, "context": "moments", "seeded": True},
     "predictions": {**MOMENTS, "context": "predictions", "context_round": 2, "seeded": True},
     "some clients a round": {**BEST, "clients_per_round": 2, "rounds": 4},
+    "centred": CENTRED,
+    "centred, with class shares": {**BEST, "centring": 0.08},
 }
-
+BY_INPUTS = {"calibration": -1.0, "context": -1.0, "confusion": -1.0}
+"""Records with opposite inputs, the worst pair of centred plans, are of one class."""
 
 LEAST = {"calibration": 0.45}
 """Two records that are both taken for what they are not, the worst pair of all other releases, tell as much
@@ -55,10 +60,40 @@ def test_the_worst_pair_moves_every_release_as_far_as_is_charged(tmp_path: Path,
     for number, file in enumerate(pair.files):
         seen = play(pair, number, file)
         assert set(seen.ratios) == kinds
+        least = BY_INPUTS if "centred" in plan else LEAST
         for kind, ratio in seen.ratios.items():
-            assert LEAST.get(kind, 0.99) < ratio <= 1 + 1e-9, kind
+            assert least.get(kind, 0.99) < ratio <= 1 + 1e-9, kind
         assert seen.faults == []
         assert 0 < seen.charged <= pair.blueprint.budget.mu_squared * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("noise", [{}, CENTRAL, SHARED], ids=["client", "server", "shared"])
+@pytest.mark.parametrize("at", [[0, 0, 0, 1.3], [0, 0, 0, -1.3], [0.65] * 4, [-0.65] * 4])
+def test_the_worst_pair_of_a_centred_plan_is_the_worst_wherever_the_centre_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, Any], at: list[float]
+) -> None:
+    monkeypatch.setattr("sottovoce.server.centre", lambda *_: torch.tensor(at))
+    pair = worst_pair(*toy(tmp_path, **{**noise, **CENTRED}))
+    seen = play(pair, 0, pair.files[0])
+    assert seen.ratios["gradient"] == pytest.approx(1.0, abs=0.01)
+    assert seen.ratios["centre"] == pytest.approx(1.0, abs=1e-6)
+    assert seen.faults == []
+
+
+def test_a_given_pair_of_a_centred_plan_is_looked_for_where_inputs_are_measured_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blueprint, federation = toy(tmp_path, **CENTRED)
+    seen, statistic = list[Asked](), Client.statistic
+    monkeypatch.setattr(Client, "statistic", lambda *given: [seen.append(given[1]), statistic(*given)][1])
+    given_pair(blueprint, federation)
+    held = federation.participants[busiest(blueprint)]
+    for one in seen:
+        if one.kind == "gradient":
+            assert one.coefficients is not None
+            at = one.coefficients[blueprint.coefficients :]
+            # Of its 24 records the first may be another, which moves their mean by 2.6/24 at most.
+            assert (at - cut(held.train.x.double()).mean(dim=0)).norm() <= 2.6 / 24
 
 
 @pytest.mark.parametrize(("task", "classes"), [("number", 1), ("labels", 3)])

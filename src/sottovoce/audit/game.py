@@ -39,10 +39,10 @@ MEMORY = "/dev/shm"
 class Seen:
     """What one run showed: evidence for the second file, what was charged, and what looked wrong."""
 
-    coefficients: Vector
-    """The evidence of gradients, coefficient by coefficient."""
     evidence: float = 0.0
     """The log of the likelihood ratio, second file against first."""
+    numbers: dict[Kind, Vector] = field(default_factory=dict)
+    """The same, number by number of what is released, by kind."""
     charged: float = 0.0
     """Σ (Δ/σ)² that the ledger holds."""
     ratios: dict[Kind, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class _Run:
         self._client = pair.client(held, book, run, self._secret)
         self._others = [self._client if file is held else pair.client(file) for file in pair.files]
         self._server = Server(pair.blueprint)
-        self._seen = Seen(coefficients=np.zeros(pair.blueprint.coefficients))
+        self._seen = Seen()
         self._made: dict[tuple[Kind, int], tuple[float, float, int]] = {}
 
     def play(self) -> Seen:
@@ -180,8 +180,7 @@ class _Run:
     def _weigh(self, kind: Kind, seen: Vector, first: Vector, second: Vector, variance: float) -> None:
         evidence = (seen - (first + second) / 2) * (second - first) / variance
         self._seen.evidence += float(evidence.sum())
-        if kind == "gradient":
-            self._seen.coefficients += evidence
+        self._seen.numbers[kind] = self._seen.numbers.get(kind, 0.0) + evidence
 
     def _note(self, release: Release, number: int, moved: Vector, noise: Vector) -> None:
         """Notes how far the statistic moved between the files, and the noise that protects it."""

@@ -111,11 +111,11 @@ class Canaries:
         return replace(first, train=put(first.train, rows, second.train[rows]))
 
     def evidence(self, seen: Seen) -> np.ndarray:
-        """Of every canary, for its second side: that of the weights of its own coordinate."""
+        """Of every canary, for its second side: that of its own coordinate's weights, and of its centre."""
         [size] = self.pair.blueprint.facts.shape
-        weights = seen.coefficients[: size * self.pair.blueprint.facts.classes]
-        found: np.ndarray = weights.reshape(-1, size).sum(axis=0)[: self.count]
-        return found
+        weights = seen.numbers["gradient"][: size * self.pair.blueprint.facts.classes]
+        found: np.ndarray = weights.reshape(-1, size).sum(axis=0) + seen.numbers.get("centre", 0.0)
+        return found[: self.count]
 
 
 def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Two files that differ in one record, or one unit: what the adversary of the game has to tell apart.
 
 The worst pair is made up: a public linear model takes both records for what they are not, for ever, so that
-their gradients are as long as the clip allows and opposite in each round, and their contexts and confusions
-are as far apart as those of any two records. Of the given records that pair is taken which the plan's own
-model tells apart best at its start.
+their gradients are as long as the clip allows and opposite in each round, and their contexts and confusions,
+or their centres, are as far apart as those of any two records. Of the given records that pair is taken which
+the plan's own model tells apart best at its start.
 """
 
 from __future__ import annotations
@@ -89,8 +89,12 @@ def given_pair(blueprint: Blueprint, federation: FederatedDataset) -> Pair:
     counts = blueprint.participant_counts(calls)
     distance = torch.zeros(len(files), len(files), dtype=torch.float64)
     zero, clients = torch.zeros(blueprint.coefficients), [pair.client(file) for file in files]
+    sent = zero
+    if blueprint.inputs:  # all files have nearly the same centre
+        sent = torch.cat([zero, clients[0].statistic(clients[0].once("centre")).float()])
     for kind, count in counts.items():
-        stacked = torch.stack([client.statistic(ask(client, kind, 1, zero)) for client in clients])
+        at = sent if kind == "gradient" else zero
+        stacked = torch.stack([client.statistic(ask(client, kind, 1, at)) for client in clients])
         sigma = blueprint.releases_of(participant)[kind].sigma
         distance += count * (torch.cdist(stacked, stacked) / sigma) ** 2
     first, second = divmod(int(distance.argmax()), len(files))
@@ -126,7 +130,8 @@ def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Re
     """Records whose gradients under a worst blueprint are opposite, row by row along `directions` (n, …).
 
     Where classes are released those of a row are of two classes and nearly the same x, and each is taken for
-    the other: (e₁ − e₀)xᵀ against (e₀ − e₁)xᵀ. Elsewhere they are x and −x, with one target that is missed.
+    the other: (e₁ − e₀)xᵀ against (e₀ − e₁)xᵀ. Elsewhere they are x and −x, with one target that is missed
+    wherever inputs are measured from.
     """
     facts, count = blueprint.facts, len(directions)
     x = LONG * max(1.0, blueprint.plan.clip) * directions
@@ -140,7 +145,16 @@ def worst_records(blueprint: Blueprint, directions: Tensor) -> tuple[Records, Re
 
 
 def is_by_class(blueprint: Blueprint) -> bool:
-    """Returns whether something of single classes is released: their shares, or how sure a model is."""
+    """Returns whether records of two classes are the worst: something of single classes is released, their
+    shares or how sure a model is, and no centre.
+
+    Gradients δxᵀ are opposite where x are alike and δ opposite, which takes two classes, or where x are
+    opposite and δ alike, which takes one. A centre knows x alone, so no pair is the worst for all: opposite x
+    show all that is charged for a centre, two classes a quarter of a calibration's μ². By default the first
+    is more.
+    """
+    if blueprint.plan.centring:
+        return False
     calibrated = blueprint.plan.calibration > 0 and blueprint.facts.task == "classes"
     return blueprint.plan.context_traits.class_shares or calibrated
 
