@@ -36,7 +36,7 @@ def found(clients: int = 3) -> dict[str, Any]:
         row: {
             "participants": value,
             "log_loss": 1.0 - value / 100,
-            "per_client": {name: value + i for i, name in enumerate(names)},
+            "per_client": {name: value + i % 20 for i, name in enumerate(names)},
             "log_loss_per_client": dict.fromkeys(names, 1.0 - value / 100),
             "future": 50.0,
             "future_per_client": {"west": 50.0},
@@ -111,6 +111,22 @@ def test_intervals_are_drawn_to_their_ends_on_the_axis_of_each_site() -> None:
     assert moves.x is not None
     assert moves.x.low <= 60 - 14.0
     assert moves.x.high <= 100
+
+
+def cut(clients: int = 3) -> dict[str, Any]:
+    """A rehearsal with an interval that no axis shows whole."""
+    wide = found(clients)
+    wide["gain"]["per_client"]["site-1"] |= {"low": -300.0, "high": 300.0}
+    return wide
+
+
+@pytest.mark.parametrize("clients", [4, 139])
+def test_an_interval_that_goes_on_beyond_the_axis_ends_in_an_arrow(clients: int) -> None:
+    for whole, wide in zip(charts(found(clients))[:2], charts(cut(clients))[:2], strict=True):
+        assert sum("arrow" in mark for mark in whole.marks) == 0
+        assert sum("arrow" in mark for mark in wide.marks) == 2
+        assert "arrow" not in whole.note
+        assert wide.note.endswith("An arrow: it goes on beyond the axis.")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"rows": {"alone": {}}}', "[]"])

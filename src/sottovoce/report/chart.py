@@ -272,6 +272,15 @@ def stroke(tone: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
     return mark.format(tone, x1, 100 - y1, x2, 100 - y2)
 
 
+def arrow(tone: str, x: float, y: float, turn: int) -> Markup:
+    """A small arrow with its tip at a point, in percent, that points upwards or is turned by degrees."""
+    mark = Markup(
+        '<svg x="{:g}%" y="{:g}%" overflow="visible">'
+        '<path class="arrow {}" d="M-4,5 L0,0 L4,5" transform="rotate({})"></path></svg>'
+    )
+    return mark.format(x, 100 - y, tone, turn)
+
+
 def rect(kind: str, x: float, y: float, width: float, height: float, words: str = "") -> Markup:
     """A rectangle, in percent from the left and from the top."""
     mark = Markup('<rect class="{}" x="{:g}%" y="{:.3f}%" width="{:.3f}%" height="{:.3f}%">{}</rect>')

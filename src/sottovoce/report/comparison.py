@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.report.chart import Chart, dot, grid, linear, logarithmic, stroke, svg, upright
+from sottovoce.report.chart import Chart, arrow, dot, grid, linear, logarithmic, stroke, svg, upright
 from sottovoce.report.run_figures import percent_tick, reliability
 from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, counted, equals, label, number, percent
 
@@ -122,21 +124,24 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
 
 def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
     """A row a site: a line from alone at home, hollow, to finished at home, over the interval of the end."""
-    title, note = "What joining gives each site", "The band is an interval of 95 %."
-    note = f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first. {note}"
+    title = "What joining gives each site"
+    note = (
+        f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first. "
+        "The band is an interval of 95 %."
+    )
     if not sites:
         return Chart(title, note)
     known = [site[end] for site in sites for end in ("alone", "finished")]
     low = min(0.0, *known)  # no interval leads to where no figure can be
     x = linear([*known, *(min(max(end, low), 100.0) for end in _ends(sites, "alone"))])
     row, named = 100 / len(sites), len(sites) <= NAMED
-    marks, texts, labels = upright(x), [], []
+    bands, marks, texts, labels = list[Markup](), list[Markup](), [], []
     for i, site in enumerate(sites):
         up = 100 - (i + (0.72 if named else 0.5)) * row
         a, b = x.at(site["alone"]), x.at(site["finished"])
         if site["low"] is not None:
-            low, high = (_inside(x.at(site["alone"] + site[end])) for end in ("low", "high"))
-            marks.append(stroke("reach blue", low, up, high, up))
+            low, high = (x.at(site["alone"] + site[end]) for end in ("low", "high"))
+            bands += _band(low, high, up, along=True)
         marks += [stroke("span blue", a, up, b, up), dot("gray", a, up), dot("blue", b, up)]
         start, end = percent_tick(site["alone"]), percent_tick(site["finished"])
         words = f"alone at home {start}, finished at home {end} ({site['finished'] - site['alone']:+z.1f})"
@@ -145,7 +150,7 @@ def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
             labels.append((100 - (i + 0.4) * row, site["name"]))
     legend = [("alone at home", "gray"), ("finished at home", "blue")]
     height = max(160, (34 if named else 9) * len(sites))
-    shown = (title, note, marks, sorted(texts), legend, labels)
+    shown = (title, note + _beyond(bands), [*upright(x), *bands, *marks], sorted(texts), legend, labels)
     return Chart(*shown, x=x, x_name=judged, x_show=percent_tick, height=height)
 
 
@@ -156,19 +161,34 @@ def _gains(sites: Sequence[Mapping[str, Any]], size: str) -> Chart:
         return Chart(title, note)
     x = logarithmic(site["size"] for site in sites)
     y = linear([0.0, *(site["points"] for site in sites), *_ends(sites)])
-    marks, texts, show = [*grid(y), stroke("target", 0, y.at(0.0), 100, y.at(0.0))], [], _signed
+    zero, show = stroke("target", 0, y.at(0.0), 100, y.at(0.0)), _signed
+    bands, marks, texts = list[Markup](), list[Markup](), []
     for site in sites:
         a, words = x.at(site["size"]), show(site["points"])
         if site["low"] is not None:
-            low, high = (_inside(y.at(site[end])) for end in ("low", "high"))
-            marks.append(stroke("reach blue", a, low, a, high))
+            bands += _band(y.at(site["low"]), y.at(site["high"]), a)
         marks.append(dot("blue", a, y.at(site["points"]), f"{site['name']}: {words}"))
         texts.append((a, f"{site['name']} ({site['size']:,.0f}): {words}"))
-    return Chart(title, note, marks, sorted(texts), x=x, y=y, x_name=size, x_show="{:,g}".format, y_show=show)
+    shown = (title, note + _beyond(bands), [*grid(y), zero, *bands, *marks], sorted(texts))
+    return Chart(*shown, x=x, y=y, x_name=size, x_show="{:,g}".format, y_show=show)
 
 
-def _inside(at: float) -> float:
-    return min(max(at, 0.0), 100.0)
+def _band(low: float, high: float, across: float, *, along: bool = False) -> list[Markup]:
+    """An upright interval, or one `along` the axis below, in percent; where the plot cuts it is an arrow."""
+    start, end = max(low, 0.0), min(high, 100.0)
+    ends = [(start, 180)] * (low < 0) + [(end, 0)] * (high > 100)
+    if along:
+        arrows = [arrow("blue", at, across, turn + 90) for at, turn in ends]
+        return [stroke("reach blue", start, across, end, across), *arrows]
+    return [
+        stroke("reach blue", across, start, across, end),
+        *(arrow("blue", across, *each) for each in ends),
+    ]
+
+
+def _beyond(bands: Sequence[Markup]) -> str:
+    """What an arrow says, where there is one."""
+    return " An arrow: it goes on beyond the axis." if any("arrow" in band for band in bands) else ""
 
 
 def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
