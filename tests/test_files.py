@@ -20,6 +20,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.files import (
     Database,
     FileError,
+    check_writable,
     kept_secret,
     locked,
     private_folder,
@@ -53,6 +54,22 @@ def test_a_write_that_fails_leaves_the_old_bytes_and_nothing_else(
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_path_is_refused_before_work_where_its_folder_takes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileError, match=r"cannot write .*no/file: No such file or directory; check the path"):
+        check_writable(tmp_path / "no/file")
+
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "TemporaryFile", closed)
+    with pytest.raises(FileError, match="Permission denied; check the path"):
+        check_writable(tmp_path / "file")
 
 
 def test_new_bytes_are_on_the_disk_before_they_replace_the_old_and_the_name_after(

@@ -380,6 +380,29 @@ def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -
         assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("out", "fault"),
+    [("nowhere/x.safetensors", "cannot write .*nowhere/x.safetensors: No such"), ("x.csv", "not as x.csv")],
+)
+def test_a_home_model_that_could_not_be_written_as_one_is_refused_before_anything_is_fitted(
+    out: str, fault: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fitted(*_: object) -> None:
+        raise AssertionError("records were read for it")
+
+    monkeypatch.setattr(finishing, "described_client", fitted)
+    with pytest.raises(SottovoceError, match=fault):
+        finish(run / "models/north.safetensors", run / "sites/north.csv", tmp_path / out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_charged_for_a_model_that_could_not_be_written(run: Path, tmp_path: Path) -> None:
+    data = site_file(tmp_path / "south.csv", 50, 5)
+    with pytest.raises(SottovoceError, match=r"cannot write .*No such file or directory; check the path"):
+        personalize(run / "run", data, tmp_path / "nowhere/south.safetensors", terms=Terms(client="south"))
+    assert list(tmp_path.iterdir()) == [data]
+
+
 def test_a_model_takes_the_place_of_no_file_but_a_model(run: Path, tmp_path: Path) -> None:
     published = PersonalModel.read(run / "models/north.safetensors")
     data, ledger = site_file(tmp_path / "north.csv", 50, 1), site_file(tmp_path / "ledger.sqlite", 9, 2)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from sottovoce.errors import SottovoceError
@@ -56,11 +57,24 @@ def replaced(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno != errno.EEXIST:
             temporary.unlink(missing_ok=True)
-        advice = "free some space, then resume or repeat" if error.errno == errno.ENOSPC else "check the path"
-        raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from None
+        raise _unwritable(path, error) from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a path in whose folder no file can be made, before work is done or paid for it."""
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> FileError:
+    advice = "free some space, then resume or repeat" if error.errno == errno.ENOSPC else "check the path"
+    return FileError(f"cannot write {path}: {error.strerror}; {advice}")
 
 
 def private_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sottovoce.data import Facts, Records, description, read_inputs, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
-from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.files import PRIVATE, check_writable, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
 from sottovoce.metrics import constant, student
 from sottovoce.modelfile import check_place
@@ -32,6 +32,7 @@ from sottovoce.tasks import Task, open_task
 Progress = Callable[[float], None]
 FOLDS, FEW = 5, 200
 """Folds of cross-validation; twice as many for sites of few units, whose fits need every record."""
+SUFFIX = ".safetensors"
 DOUBT = 0.5
 """A fit that builds on the published model is chosen if it gains more than this many standard errors over the
 best alone: the best of many tries is lucky, and the published model has often seen these records."""
@@ -280,6 +281,9 @@ def finish(
     check_place(target, home=True)
     if model.home:
         raise CannotFinish("this model was finished already: give the published one")
+    if target.suffix.lower() != SUFFIX:
+        raise CannotFinish(f"a home model is written as {SUFFIX}, not as {target.name}: rename it", "out")
+    check_writable(target)
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
     try:
@@ -329,7 +333,7 @@ def home_file(published: Path) -> Path:
     >>> home_file(Path("models/north.safetensors")).name
     'north.home.safetensors'
     """
-    return published.with_name(f"{published.stem}.home.safetensors")
+    return published.with_name(f"{published.stem}.home{SUFFIX}")
 
 
 def _chosen(choice: Choice) -> dict[str, float | None]:

@@ -33,7 +33,7 @@ from sottovoce.data.folder import has_target
 from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import described_client
 from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key
-from sottovoce.files import PRIVATE, write_atomically
+from sottovoce.files import PRIVATE, check_writable, write_atomically
 from sottovoce.finishing import finish as finish_at_home
 from sottovoce.finishing import home_file
 from sottovoce.modelfile import check_place
@@ -173,6 +173,7 @@ def obtain_model(
     `finish`, what the model finished at home is comes as `home`.
     """
     check_place(Path(out))
+    check_writable(Path(out))
     if finish:
         check_place(home_file(Path(out)), home=True)
     source, blueprint, plan = Path(records_file), server.blueprint, server.blueprint.plan
