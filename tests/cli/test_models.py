@@ -19,6 +19,8 @@ from sottovoce.data import Description
 from sottovoce.modelfile import load_tensors, save_tensors
 from sottovoce.personal import personal_model
 from sottovoce.report.table import Table
+from tests.data.hospitals import folder
+from tests.run.test_comparison import site
 from tests.small import SMALL, built, small_plan
 
 from .conftest import Failing
@@ -90,6 +92,36 @@ def test_models_refuses_in_a_line(run: Path, tmp_path: Path, failing: Failing) -
     (tmp_path / "file").write_text("")
     said = failing("models", str(run), "--out", str(tmp_path / "file"), "--model", "tests.small:tiny")
     assert "cannot create" in said
+
+
+def test_models_of_dealt_records_are_not_finished_and_none_is_written(
+    run: Path, tmp_path: Path, failing: Failing
+) -> None:
+    words = ("models", str(run), "--out", str(tmp_path / "models"), "--model", "tests.small:tiny")
+    said = failing(*words, "--finish")
+    assert "mnist-small is no folder here with a file for each participant" in said
+    assert "sottovoce finish MODEL --data FILE" in said
+    assert not (tmp_path / "models").exists()
+
+
+def test_finish_does_not_say_that_the_run_held_out_what_it_may_never_have_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sites = folder(Path("sites"), north=site(1, 60, 0), west=site(2, 60, 0))
+    other = Path("other.csv")
+    other.write_text(site(3, 50, 0))
+    for words in (
+        ["train", f"dataset={sites}", "rounds=1", "channel=direct", "--out", "run"],
+        ["models", "run", "--out", "models"],
+    ):
+        assert runner.invoke(app, words).exit_code == 0
+    words = ["finish", "models/north.safetensors", "--data", str(other), "--out", "h.safetensors"]
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    shown = " ".join(answer.stdout.split())
+    assert "on 10 records set aside" in shown
+    assert "The run held these out if it trained on this file as it is now." in shown
 
 
 def test_finish_tells_rows_and_worth_and_writes_a_file_of_its_owners(model: Path, tmp_path: Path) -> None:

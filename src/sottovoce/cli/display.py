@@ -128,14 +128,19 @@ def finished(told: Mapping[str, Any], *, newcomer: bool = False) -> None:
         [name, number(row["loss"], 3, zeros=True), percent(row[told["metric"]])]
         for name, row in told["rows"].items()
     ]
-    measured = f"on {count(told['held_out'], 'record')} that the run held out"
+    measured = f"on {count(told['held_out'], 'record')} set aside"
     if not told["held_out"]:
         measured = "by cross-validation"
     loss = "log loss" if told["task"] != "number" else "loss"
     show_table(Table(["", loss, label(told["metric"])], rows, measured))
-    if not told["held_out"] and newcomer:
+    if told["held_out"]:
+        say(
+            "The run held these out if it trained on this file as it is now. Of another file the published "
+            "model may have seen some, which flatters it and finished."
+        )
+    elif newcomer:
         say("The finished model was chosen by these records, which flatters it a little.")
-    elif not told["held_out"]:
+    else:
         say("The published model may have been trained on these records, which flatters it and finished.")
     share, pull = told["chosen"]["share"], told["chosen"]["pull"]
     chosen = "the published model as it is" if pull is None else f"τ = {share:g}, λ = {pull:.3g}"

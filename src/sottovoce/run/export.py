@@ -175,7 +175,13 @@ def write_models(
 def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
     """The files of a run's participants, in the folder that it was trained on."""
     folder = Path(plan.dataset)
-    found = client_files(folder) if folder.is_dir() else {}
+    if not folder.is_dir():
+        raise SottovoceError(
+            f"{plan.dataset} is no folder here with a file for each participant: write the models without a "
+            "finish, and finish each where its records are, 'sottovoce finish MODEL --data FILE …'",
+            "finish",
+        )
+    found = client_files(folder)
     for name in names:
         if name not in found:
             raise SottovoceError(
