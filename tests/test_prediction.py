@@ -213,6 +213,14 @@ def test_what_is_no_table_of_predictions_is_refused() -> None:
         predict(model(Facts((6,), 3)), Path("new.npz"), Path("out.csv"))
 
 
+def test_a_column_to_keep_that_is_not_there_is_answered_by_those_that_are() -> None:
+    np.savez(Path("new.npz"), x=np.zeros((2, 6)), patient=["a", "b"])
+    with pytest.raises(SottovoceError, match="no array 'nope' to keep: choose from patient, x"):
+        predict(model(Facts((6,), 3)), Path("new.npz"), Path("out.csv"), keep=["nope"])
+    with pytest.raises(SottovoceError, match="no column 'nope' to keep: choose from age, sex"):
+        predict(model(CLASSES), written("new.csv", "age,sex\n4,f\n"), Path("out.csv"), keep=["nope"])
+
+
 def test_memory_does_not_grow_with_the_file() -> None:
     """What a block holds is bounded, and only one is alive at a time."""
     records = written("new.csv", "sex,age\n" + "f,40\nm,50\n" * 300_000)

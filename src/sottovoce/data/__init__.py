@@ -49,7 +49,7 @@ from sottovoce.data.folder import (
 from sottovoce.data.own import from_torch, read_array_parts, read_arrays, read_npz, read_stored_parts
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.data.section import DataError, canonical
-from sottovoce.data.tables import FORMATS, read_parts
+from sottovoce.data.tables import FORMATS, column_names, read_parts
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
 
@@ -203,5 +203,5 @@ def _kept(path: Path, keep: Sequence[str]) -> dict[str, list[str]]:
     columns = ArrayColumns(read_arrays(path, keep))
     for name in keep:
         if name not in columns.names:
-            raise DataError(f"{path} has no array '{name}' to keep: leave it out, or check its name")
+            raise DataError(f"{path} has no array '{name}' to keep: {nearest(name, column_names(path))}")
     return {name: columns.texts(name).cells for name in keep}

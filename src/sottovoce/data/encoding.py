@@ -36,6 +36,7 @@ from sottovoce.data.kinds import Number
 from sottovoce.data.own import read_arrays
 from sottovoce.data.section import DataError, Names, canonical
 from sottovoce.data.tables import read_columns
+from sottovoce.errors import nearest
 
 LABELS = ("0", "1", "false", "true")
 
@@ -146,7 +147,10 @@ class Reader:
         if self._agreed.array is not None:
             self._problem(f"is a {self._path.suffix} file, but these records are arrays: save an .npz")
         else:
-            self._named(columns, [*self._agreed.columns, *keep], "add it: the model was made with it")
+            self._named(columns, list(self._agreed.columns), "add it: the model was made with it")
+            for name in keep:
+                if name not in columns.names:
+                    self._problem(f"has no column '{name}' to keep: {nearest(name, columns.names)}")
         self._refuse()
         x = self._table(columns)
         self._refuse()
