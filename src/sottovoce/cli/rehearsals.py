@@ -51,6 +51,10 @@ def audit(
     """
     found: dict[str, Any] = {"faults": []}
     run = _run_of(settings or [])
+    if folder is not None:
+        from sottovoce.run import check_apart
+
+        check_apart(folder)
     if run is not None:
         from sottovoce.audit import recount
 

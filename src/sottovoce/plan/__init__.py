@@ -37,6 +37,10 @@ PAPERS_PRESET = "tuned"
 FIRST = {field.name for field in dataclasses.fields(FirstKeys)}
 RETIRED = {"replay_gains": ""}
 """Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
+ELSEWHERE = {
+    "finish": "each site decides it for itself, by 'sottovoce node … --finish' or 'sottovoce finish'"
+}
+"""What people take for keys, and where it is said."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Plan(Keys):
         given = {name: value for name, value in given.items() if (name, value) not in RETIRED.items()}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
+            if name in ELSEWHERE:
+                raise PlanError(f"{name} is no key of a plan: {ELSEWHERE[name]}")
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: coerce(name, value, type(fields[name].default)) for name, value in given.items()}

@@ -33,7 +33,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PlanError(f"no plan at {path}: give a TOML file, or key=value pairs alone") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
+    except IsADirectoryError:
+        raise PlanError(
+            f"{path} is a folder, not a plan: if it holds the records, say dataset={path}"
+        ) from None
+    except UnicodeDecodeError:
+        what = "a model" if path.suffix == ".safetensors" else "no text"
+        raise PlanError(
+            f"{path} is not a plan, it is {what}: give a TOML file, such as plan.toml of a run, or settings"
+        ) from None
+    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
         raise PlanError(f"{path} is not a plan: {error}") from None
 
 

@@ -204,7 +204,7 @@ def _is(kind: Any, value: Any) -> bool:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if not any((path.parent / name).exists() for name in ("plan.toml", "result.json")):
             raise SottovoceError(
                 f"{path.parent} holds no run: give the folder that a training wrote"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
+from sottovoce.data.description import NAME as AGREED
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, kept_secret, locked, private_folder, sync_folder, write_atomically
 from sottovoce.modelfile import ModelFileError, load_tensors, save_tensors
@@ -42,6 +43,15 @@ def make_folder(path: Path) -> None:
         private_folder(path)
     except OSError as error:
         raise RunError(f"cannot create {path} ({error.strerror}): choose another folder") from None
+
+
+def check_apart(path: Path) -> None:
+    """Refuses a folder of records for what is made of a run: the next run on it would refuse those files."""
+    if (path / AGREED).exists():
+        raise RunError(
+            f"{path} is a folder of records, and no run would read it with other files in it: choose another",
+            "out",
+        )
 
 
 def round_line(
@@ -94,6 +104,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} already holds a run: choose another folder, or resume it", "out", "resume"
             )
+        check_apart(self.path)
         make_folder(self.path)
 
     def locked(self) -> AbstractContextManager[None]:
@@ -145,7 +156,7 @@ class RunDirectory:
             result = json.loads(self.result_file.read_text(encoding="utf-8"))
             if not isinstance(result, dict):
                 raise ValueError
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if not self.plan_file.exists():
                 raise RunError(
                     f"{self.path} holds no run (no result.json, no plan.toml): give the folder that a "

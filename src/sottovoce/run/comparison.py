@@ -36,7 +36,7 @@ from sottovoce.given import Clients, Held, given
 from sottovoce.metrics import Curves, Evaluation, mean_known, student
 from sottovoce.plan import Plan, PlanError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import Updates, make_folder
+from sottovoce.run import Updates, check_apart, make_folder
 from sottovoce.run.prepare import Prepared, Shared, prepare, with_given
 from sottovoce.run.result import Result, description, protected_unit, site_rows
 from sottovoce.run.rounds import Simulation
@@ -128,6 +128,7 @@ def _compare(
         raise SottovoceError(f"{repeats} splits tell nothing: repeat once at least, five times as a rule")
     if (folder / RESULT).exists():
         raise SottovoceError(f"{folder} already holds a comparison: choose another folder", "out")
+    check_apart(folder)
     plan = plan.replace(evaluate_every=0)
     if not plan.place.shared:  # nothing travels, and the noise of all other channels is Gaussian
         plan = plan.replace(channel="direct")
