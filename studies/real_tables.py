@@ -37,6 +37,7 @@ from sottovoce.models import flat_parameters, logits
 from sottovoce.run.prepare import Prepared, prepare
 from sottovoce.server import Server
 from sottovoce.tasks import Task, open_task
+from studies.counts import counts
 from studies.site_tables import TABLES
 from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings, with_constant
 
@@ -318,7 +319,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         lines = json.loads(options.out.read_text(encoding="utf-8"))
-        print("\n\n".join(table(lines, place) for place in PRESETS))
+        print("\n\n".join([*(table(lines, place) for place in PRESETS), counts(lines)]))
         return
     for name in options.tables:
         if not (options.folder / name).exists():
