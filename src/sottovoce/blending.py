@@ -77,7 +77,7 @@ class Recipe:
     """How far each number of one record's gradient lies from its mean: which records a site happens to
     have is noise to its own part, too."""
     centred: bool = False
-    """Where inputs are measured from depends on records, and their mean is worth a release."""
+    """Inputs are measured from their released mean."""
     rounds: int = 0
     """How many there are at least."""
     curvatures: tuple[float, float] | None = None
@@ -192,9 +192,10 @@ def blending(
 ) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
-    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. On tables the
-    luck of which records a site has counts in N_i², too; where own parts are shrunk at the end it decides
-    about what is kept in any case.
+    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. On tables of
+    classes d is multiplied by ∛(N_0/n), or 1 if that is more, with n the noise that a clip bound is meant to
+    leave. On tables the luck of which records a site has counts in N_i², too; where own parts are shrunk at
+    the end it decides about what is kept in any case.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
     see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
     parts get shorter steps.

@@ -225,7 +225,7 @@ class Keys(FirstKeys):
     )
     centring: float = key(
         0.0,
-        "share of the budget for the mean of a table's inputs, released first; 0: none is",
+        "share of the budget for the mean of a table's inputs, released before the first round; 0: none is",
         "accounting",
         natural=True,
     )

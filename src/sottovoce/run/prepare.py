@@ -196,7 +196,7 @@ def with_given(plan: Plan, dataset: Dataset | None, module: nn.Module | str | No
         plan = plan.for_dataset(dataset.name, clients=dataset.client is not None)
     if isinstance(module, nn.Module):
         features = plan.features if "features" in plan.given else "none"  # it was made for records themselves
-        # Its last layer is unknown.
+        # Calibration folds into a last layer, centring wants a linear model: of this one neither is known.
         unset = {name: 0.0 for name in ("calibration", "centring") if name not in plan.given}
         plan = plan.replace(model=given_name(module), features=features, **unset)
     return plan
