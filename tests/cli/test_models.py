@@ -100,7 +100,7 @@ def test_models_of_dealt_records_are_not_finished_and_none_is_written(
     words = ("models", str(run), "--out", str(tmp_path / "models"), "--model", "tests.small:tiny")
     said = failing(*words, "--finish")
     assert "mnist-small is no folder here with a file for each participant" in said
-    assert "sottovoce finish MODEL --data FILE" in said
+    assert "'sottovoce finish' each where its records are (--finish)" in said
     assert not (tmp_path / "models").exists()
 
 

@@ -386,7 +386,7 @@ OTHERS: list[tuple[str, list[str], list[str]]] = [
     (
         "a site's own setting",
         ["plan", "dataset=AT/sites", "finish=true"],
-        ["no key of a plan", "node … --finish"],
+        ["no key of a plan", "to 'sottovoce node' (--finish)"],
     ),
     (
         "a rehearsal among the records",

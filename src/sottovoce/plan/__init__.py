@@ -37,9 +37,7 @@ PAPERS_PRESET = "tuned"
 FIRST = {field.name for field in dataclasses.fields(FirstKeys)}
 RETIRED = {"replay_gains": ""}
 """Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
-ELSEWHERE = {
-    "finish": "each site decides it for itself, by 'sottovoce node … --finish' or 'sottovoce finish'"
-}
+ELSEWHERE = {"finish": "each site says it for itself, to 'sottovoce node'"}
 """What people take for keys, and where it is said."""
 
 
@@ -104,7 +102,7 @@ class Plan(Keys):
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in given:
             if name in ELSEWHERE:
-                raise PlanError(f"{name} is no key of a plan: {ELSEWHERE[name]}")
+                raise PlanError(f"{name} is no key of a plan: {ELSEWHERE[name]}", name)
             if name not in fields:
                 raise PlanError(f"unknown plan key '{name}': {nearest(name, fields)}")
         given = {name: coerce(name, value, type(fields[name].default)) for name, value in given.items()}

@@ -178,7 +178,7 @@ def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
     if not folder.is_dir():
         raise SottovoceError(
             f"{plan.dataset} is no folder here with a file for each participant: write the models without a "
-            "finish, and finish each where its records are, 'sottovoce finish MODEL --data FILE …'",
+            "finish, and 'sottovoce finish' each where its records are",
             "finish",
         )
     found = client_files(folder)
