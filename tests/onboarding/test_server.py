@@ -199,7 +199,9 @@ def test_future_clients_predict_with_the_shared_model_of_the_end_or_that_of_the_
     early = finished.context_model()
     assert early is not None
     server.receive_context(0, np.zeros(10))
-    server.generator.load_state_dict({k: v + 1.0 for k, v in server.generator.state_dict().items()})
+    with torch.no_grad():
+        for parameter in server.generator.parameters():
+            parameter.add_(1.0)
     late = finished.context_model()
     assert late is not None
     assert late.equal(early) != predicted

@@ -276,7 +276,8 @@ def arrow(tone: str, x: float, y: float, turn: int) -> Markup:
     """A small arrow with its tip at a point, in percent, that points upwards or is turned by degrees."""
     mark = Markup(
         '<svg x="{:g}%" y="{:g}%" overflow="visible">'
-        '<path class="arrow {}" d="M-4,5 L0,0 L4,5" transform="rotate({})"></path></svg>'
+        '<path class="arrow {}" d="M-4,5 L0,0 L4,5" fill="none" stroke="currentColor" stroke-width="1.5" '
+        'transform="rotate({})"></path></svg>'
     )
     return mark.format(x, 100 - y, tone, turn)
 
