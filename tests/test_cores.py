@@ -44,6 +44,17 @@ def test_an_item_has_one_core_and_what_it_hands_on_stays_there() -> None:
     assert not beside_others()
 
 
+def test_threads_of_items_have_one_core_from_the_first_item_on() -> None:
+    torch.set_num_threads(4)  # no other test has had four
+    together = threading.Barrier(4, timeout=600)
+
+    def work(_: int) -> int:
+        together.wait()
+        return torch.get_num_threads()
+
+    assert side_by_side(work, range(4)) == [1, 1, 1, 1]
+
+
 def test_one_item_alone_has_one_core_too() -> None:
     assert side_by_side(lambda _: (torch.get_num_threads(), beside_others()), [0]) == [(1, False)]
     assert torch.get_num_threads() == available() == 3

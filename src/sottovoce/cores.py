@@ -113,6 +113,7 @@ def _pool(cores: int, process: int) -> ThreadPoolExecutor:
 
 
 def _use_one_core() -> None:
+    torch.get_num_threads()  # a thread's first question gives it the process's number, whatever it was told
     torch.set_num_threads(1)
     _here.cores = 1
 
