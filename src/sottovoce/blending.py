@@ -40,6 +40,9 @@ table have squares of 1 over their number in the mean."""
 SOON = 0.5
 """How much of the way a model of categories alone need not go: a category spreads as far as inputs can and is
 learned soon, where numbers use a part of their bounds; what follows is luck."""
+RISE = 1 / 3
+"""On tables of classes: the power by which drift grows with noise that the least clip bound leaves above what
+it is meant to. Some more is borne for a signal."""
 CAUTION = 1.25
 """Own parts are shrunk as if chance explained so many times as much of how they differ: what lowers a log
 loss a little may cost accuracy."""
@@ -215,9 +218,9 @@ def blending(
         shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    # Noise that the least clip bound leaves above what it is meant to: some more drift is borne for a signal.
-    least = recipe.clip_noise if recipe.curvatures else 0.0
-    drift = recipe.drift * max(1.0, shared_noise / least) ** (1 / 3) if least else recipe.drift
+    drift = recipe.drift
+    if recipe.curvatures:
+        drift *= max(1.0, shared_noise / recipe.clip_noise) ** RISE
     far = _bounded(drift, releases * shared_noise, largest)
     step = plan.learning_rate or slower * far
 

@@ -218,18 +218,18 @@ class Task:
     curvature: float = 0.0
     """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
     input. 0: there is no recipe for its tables (`blending`)."""
-    drift: float = 2.0
+    drift: float = 0.0
     """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
-    own_drift: float = 0.5
+    own_drift: float = 0.0
     """On tables: the same through an own part beside it."""
-    luck: float = 0.3
+    luck: float = 0.0
     """On tables: how far each number of one record's gradient lies from its mean."""
-    clips: tuple[float, float] = (0.25, 2.0)
+    clips: tuple[float, float] = (0.0, 0.0)
     """The least and the largest clip bound on tables: below the least all gradients have the same length, the
     largest cuts none."""
     bias_scale: float = 1.0
     """On tables: how far a coefficient of a bias moves it."""
-    clip_noise: float = 0.0015
+    clip_noise: float = 0.0
     """On tables: the noise in the mean of all releases that a clip bound between the two leaves."""
     rounds: int = 0
     """On tables: how many there are at least, where nobody has said; 0: as many as the preset has."""
@@ -241,6 +241,7 @@ TASKS = {
         class_shares=True,
         curvature=1.0,
         drift=1.2,
+        own_drift=0.5,
         luck=0.6,
         clips=(0.15, 2.0),
         bias_scale=0.4,
