@@ -84,7 +84,7 @@ ALTERED: dict[str, tuple[Callable[[Path], None], str]] = {
         altered_ledger(
             "UPDATE release SET sensitivity = sensitivity / 2, sigma = sigma / 2 WHERE kind = 'gradient'"
         ),
-        "and clip=0.5 makes it",
+        "and plan and records make it",
     ),
     "another σ": (
         altered_ledger("UPDATE release SET sigma = 2 * sigma WHERE kind = 'gradient'"),
@@ -113,6 +113,16 @@ def test_everything_that_is_released_once_needs_a_row(
     shutil.copytree(trained / run, copied)
     altered_ledger(f"DELETE FROM release WHERE client = '1' AND kind = '{kind}'")(copied)
     assert f"the {kind} of 1 in round 0 is in no row of the ledger" in recount(copied)["faults"]
+
+
+@pytest.mark.parametrize(("run", "kind"), [("best", "confusion"), ("centred", "centre")])
+def test_what_is_released_once_has_the_sensitivity_that_the_pages_state(
+    trained: Path, tmp_path: Path, run: str, kind: str
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(trained / run, copied)
+    altered_ledger(f"UPDATE release SET sensitivity = sensitivity / 100 WHERE kind = '{kind}'")(copied)
+    assert any(f"for the {kind} of" in fault for fault in recount(copied)["faults"])
 
 
 def test_what_a_ledger_has_lost_is_counted(trained: Path, tmp_path: Path) -> None:

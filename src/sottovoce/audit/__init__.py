@@ -37,6 +37,8 @@ FAMILIES = 20
 AGREEMENT = 1e-3
 """Relative: PLD accounting rounds up."""
 _EXACT = 1e-9
+_APART = {"centre": 2 * 1.3, "confusion": 2**0.5}
+"""How far two records are apart in what is released once, as docs/method.md states it."""
 Row = namedtuple("Row", "client run kind round sensitivity sigma place time")
 """One row of a ledger, as it stands there."""
 
@@ -189,16 +191,19 @@ def _disagreements(
         faults.append(f"the ledger charges a {kind} of {client} in round {number} that no round made")
     counted = dict(zip(training, counted_sizes(plan, list(training.values())), strict=True))
     smallest = min((sum(counted[client] for client in line["clients"]) for line in rounds), default=0)
+    apart = {**_APART, "gradient": 2 * plan.clip}
     for row in rows:
-        if row.kind != "gradient" or row.client not in training:
+        if row.kind not in apart or row.client not in training:
             continue
-        wanted = 2 * plan.clip / (smallest if plan.place.summed else training[row.client])
+        summed = row.kind == "gradient" and plan.place.summed
+        wanted = apart[row.kind] / (smallest if summed else training[row.client])
+        place = plan.noise if row.kind == "gradient" else "client"
         # What a code or a grid may add to it is charged too.
         near = 1 - _EXACT <= row.sensitivity / wanted <= 1 + AGREEMENT
-        if not near or row.place != plan.noise:
+        if not near or row.place != place:
             faults.append(
-                f"the ledger charges Δ = {row.sensitivity:.6g} at the {row.place} for {row.client} in round "
-                f"{row.round}, and clip={plan.clip:g} makes it {wanted:.6g} at the {plan.noise}"
+                f"the ledger charges Δ = {row.sensitivity:.6g} at the {row.place} for the {row.kind} of "
+                f"{row.client} in round {row.round}, and plan and records make it {wanted:.6g} at the {place}"
             )
             break
     return faults
