@@ -73,6 +73,12 @@ def measured_from(records: Records, at: Tensor) -> Records:
     return replace(records, x=records.x - there, copied=False)
 
 
+def told_apart(sent: Tensor, size: int, records: Records) -> tuple[Tensor, Records]:
+    """Coefficients (size,) of those that a server sends, and the records that they are for: measured from the
+    centre behind them, where there is one."""
+    return sent[:size], records if len(sent) == size else measured_from(records, sent[size:])
+
+
 def as_published(theta: Tensor, layer: LastLayer, at: Tensor) -> Tensor:
     """Parameters (n, d) for inputs as they are, of those for inputs measured from a centre."""
     weight = theta[:, layer.weight].view(len(theta), layer.outputs, len(at))

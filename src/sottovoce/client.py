@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sottovoce.blueprint import Blueprint
 from sottovoce.catalog import TASKS, Kind
+from sottovoce.centring import told_apart
 from sottovoce.channel.wire import Stream
 from sottovoce.cores import available, derived_seed, one_core, side_by_side
 from sottovoce.data import ClientRecords, Records
@@ -126,15 +127,16 @@ class Client:
         return records.of_units(records.order(seed)[:wanted])
 
     def evaluate(self, coefficients: Tensor) -> Evaluation:
-        """The personal model on the held-out records.
+        """The personal model on the held-out records, at coefficients as a server sends them.
 
         Not a release: it is neither noised nor charged, and leaves the client only in a simulation.
         """
         held_out, facts = self._records.held_out, self._blueprint.facts
         held_out = held_out[held_out.usable]
+        coefficients, seen = told_apart(coefficients, self._blueprint.coefficients, held_out)
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
-            output = logits(self._blueprint.module, theta, held_out.x.to(theta.device)).cpu()
+            output = logits(self._blueprint.module, theta, seen.x.to(theta.device)).cpu()
         owned = None
         if TASKS[facts.task].class_shares:
             owned = torch.zeros(facts.classes, dtype=torch.bool)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sottovoce.calibration import Derivatives
 from sottovoce.catalog import CHANNELS, Kind
 from sottovoce.central import RoundSum
-from sottovoce.centring import Inputs, measured_from
+from sottovoce.centring import Inputs, told_apart
 from sottovoce.channel import Channel, open_channel
 from sottovoce.channel.direct import Noiseless
 from sottovoce.channel.wire import PrivateRandomness, SeededRandomness, Stream, SystemRandomness
@@ -259,10 +259,8 @@ def _gradient(
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
-        size = model.basis.coefficients
-        if len(coefficients) > size:
-            records = measured_from(records, coefficients[size:])
-        theta = model.theta(coefficients[:size])
+        coefficients, records = told_apart(coefficients, model.basis.coefficients, records)
+        theta = model.theta(coefficients)
         return clipped_mean(
             model.module,
             theta,

@@ -26,12 +26,14 @@ from sottovoce.federation.coordinator import Options
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
+from sottovoce.models import logits
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
 from sottovoce.privacy.rollback import Memory
 from sottovoce.run.export import write_models
 from sottovoce.run.training import train
+from sottovoce.tasks import open_task
 from tests.run.test_folder import sites
 
 from .world import QUICK, World, charged, ledger
@@ -251,6 +253,21 @@ def test_accuracies_leave_a_client_where_both_ends_want_them_and_there_is_a_mode
     assert 0 <= member(True).release(request)["accuracy"] <= 100
     assert "accuracy" not in member(False).release(request)
     assert "accuracy" not in member(True).release({**request, "diagnostics": False})
+
+
+def test_an_accuracy_in_a_centred_round_is_that_of_inputs_from_the_centre(tmp_path: Path) -> None:
+    linear = {"method": "blend", "model": "linear", "coefficients": 0, "context": "public", "rounds": 2}
+    linear |= {"weighting": 1.0, "learning_rate": 0.0, "clients_per_round": 3, "centring": 0.1}
+    world = World(tmp_path, **linear, options=Options(diagnostics=True))
+    world.enrol_all()
+    while world.coordinator.server.round < 1:
+        world.step()
+    server, node = world.coordinator.server, replace(world.node(0), diagnostics=True)
+    assert server.centre().any()
+    found = node.release(world.coordinator.request(0, "gradient"))["accuracy"]
+    facts, held_out = world.agreement.facts, node._records(0, server.blueprint).held_out
+    outputs = logits(server.blueprint.module, server.blueprint.theta(server.coefficients([0])[0]), held_out.x)
+    assert found == pytest.approx(open_task(facts).score(outputs, held_out.y))
 
 
 def test_a_client_whose_ledger_is_a_copy_does_not_enrol_until_its_owner_vouches(tmp_path: Path) -> None:
