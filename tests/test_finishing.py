@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
 import stat
 import sys
@@ -18,6 +19,7 @@ import torch
 from sottovoce import finishing
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
+from sottovoce.features import open_features
 from sottovoce.finishing import (
     CannotFinish,
     Worth,
@@ -332,7 +334,11 @@ def test_no_run_starts_warm_from_a_home_models_module(
     finish(run / "models/north.safetensors", run / "sites/north.csv", home)
     mine = PersonalModel.read(home, home=True).module
     plan = Plan.load(overrides={"dataset": str(run / "sites"), "rounds": 1, "channel": "direct"})
-    for module in (mine, copy.deepcopy(mine), torch.nn.Sequential(mine, torch.nn.Identity())):
+    hidden, shared = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)), torch.nn.Linear(2, 2)
+    hidden.kept = [mine]
+    shared.weight = next(iter(mine.parameters()))
+    whole = (mine, copy.deepcopy(mine), torch.nn.Sequential(mine, torch.nn.Identity()))
+    for module in (*whole, hidden, torch.nn.Sequential(shared)):
         with pytest.raises(ModelError, match="finished at home, on records without noise, and no run starts"):
             train(plan, tmp_path / "again", module=module)
         with pytest.raises(ModelError, match="finished at home"):
@@ -343,6 +349,10 @@ def test_no_run_starts_warm_from_a_home_models_module(
     with pytest.raises(ModelError, match="finished at home"):
         train(plan.replace(model="factory:made"), tmp_path / "again", module="factory:made")
     assert not (tmp_path / "again").exists()
+    for used in (mine, mine.forward, lambda x: mine(x), functools.partial(torch.nn.Module.__call__, mine)):
+        factory.described = lambda shape, used=used: used  # type: ignore[attr-defined]
+        with pytest.raises(SottovoceError, match="finished at home, on records without noise: give it"):
+            open_features("factory:described", (2,), local="factory:described")
     published = PersonalModel.read(run / "models/north.safetensors").module
     seeded = plan.replace(seeded=True)
     assert train(seeded, tmp_path / "again", module=published)["rounds"] == 1

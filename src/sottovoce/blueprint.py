@@ -266,21 +266,22 @@ def build(
     """
     if not plan.clip or not plan.bias_scale:
         raise SottovoceError("clip=0 and bias_scale=0 leave them to a recipe: complete the plan first")
-    if isinstance(module, nn.Module):
-        module = copy.deepcopy(module).float().eval()  # the caller's own stays as it is
-    else:
-        if module is not None and module != plan.model:
+    given = module
+    if not isinstance(given, nn.Module):
+        if given is not None and given != plan.model:
             raise ModelError(
-                f"the plan is about model={plan.model}, not {module}: name that one, if you trust it"
+                f"the plan is about model={plan.model}, not {given}: name that one, if you trust it"
             )
-        open_ = open_model if module is None else import_model
+        open_ = open_model if given is None else import_model
         seed = derived_seed(plan.seed, "reference")
-        module = open_(plan.model, facts.shape, facts.classes, seed, model_options(plan))
-    if made_at_home(module):
+        given = open_(plan.model, facts.shape, facts.classes, seed, model_options(plan))
+    if made_at_home(given):  # asked of what was given: a copy of its parameters has no mark
         raise ModelError(
             "this module was finished at home, on records without noise, and no run starts from it: give "
             "it as it was before"
         )
+    # The caller's own stays as it is.
+    module = copy.deepcopy(given).float().eval() if given is module else given
     task = open_task(facts)
     check_outputs(module, task)
     check_recordwise(module, facts)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from types import CellType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -304,15 +305,43 @@ class _Copies(threading.local):
 _copies = _Copies()
 
 
+_MARK = "made_at_home"
+
+
 def keep_at_home(module: nn.Module) -> None:
     """Marks a module whose parameters are made of records without noise."""
-    for part in module.modules():
-        part.made_at_home = True  # type: ignore[assignment]
+    for part in (*module.modules(), *module.parameters(), *module.buffers()):
+        setattr(part, _MARK, True)
 
 
-def made_at_home(module: nn.Module) -> bool:
-    """Returns whether any part of a module is made of records without noise: no run may begin with it."""
-    return any(getattr(part, "made_at_home", False) for part in module.modules())
+def made_at_home(thing: object) -> bool:
+    """Returns whether a module, or what a function or an object holds, is made of records without noise.
+
+    No run may begin with it, and no feature map use it. A copy of its numbers made by hand is not seen.
+    """
+    seen, waiting = set[int](), [thing]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module | Tensor) and getattr(one, _MARK, False):
+            return True
+        waiting += _held_by(one)
+    return False
+
+
+def _held_by(one: object) -> list[object]:
+    """Returns what an object holds where a model could be: parts, attributes, closures, arguments, items."""
+    if isinstance(one, Mapping):
+        return list(one.values())
+    if isinstance(one, list | tuple | set | frozenset):
+        return list(one)
+    found = [getattr(one, name, None) for name in ("__self__", "__wrapped__", "func", "args", "keywords")]
+    found += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if cell != CellType()]
+    if not isinstance(one, type | ModuleType | Tensor | str | bytes):
+        found.append(getattr(one, "__dict__", None))
+    return [each for each in found if each is not None]
 
 
 def imported(what: str, name: str) -> Any:

@@ -34,7 +34,7 @@ from sottovoce.cores import side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.features.fixed import COEFFICIENTS, SIZE, Scattering, mirrored, ngrams, spectrum
 from sottovoce.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
-from sottovoce.models import imported, reason
+from sottovoce.models import imported, made_at_home, reason
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
 _BATCH = 256  # records at once
@@ -228,6 +228,12 @@ def _opened(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
         raise SottovoceError(
             f"features={name} fails for records of shape {shape}: {reason(error)}"
         ) from error
+
+    if made_at_home(inner):
+        raise SottovoceError(
+            f"features={name} uses a model that was finished at home, on records without noise: give it as "
+            "it was before"
+        )
 
     def described(x: Tensor) -> Tensor:
         try:
