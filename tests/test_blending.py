@@ -313,31 +313,53 @@ def test_a_bias_counts_in_full_where_columns_state_how_far_they_spread() -> None
     assert [plan.bias_scale for plan in found] == [1.0, 0.4]
 
 
-def test_a_table_of_categories_goes_half_as_far_and_a_number_task_does_not_care() -> None:
+def of_categories(task: str, *, numbers: bool) -> Facts:
+    """A table of two categories, or of one beside its number."""
     names = '[columns.{}]\nkind = "category"\nvalues = ["a", "b"]\n'
-    for task, half in (("classes", 0.5), ("number", 1.0)):
-        numbers = TABLE.format(task, TARGETS[task])
-        categories = numbers.partition("[columns.age]")[0] + names.format("sex") + names.format("side")
-        mixed = numbers + names.format("sex")
-        found = [
-            recipe(table_plan(), Description.parse(text).facts()).drift
-            for text in (numbers, mixed, categories)
-        ]
-        assert found == pytest.approx([found[0], found[0] * (1 + half) / 2, found[0] * half])
+    text = TABLE.format(task, TARGETS[task])
+    if numbers:
+        return Description.parse(text + names.format("sex")).facts()
+    return Description.parse(
+        text.partition("[columns.age]")[0] + names.format("sex") + names.format("side")
+    ).facts()
+
+
+def far(facts: Facts, noise: float, size: int = 4000, **changes: object) -> float:
+    """Step × rounds of the shared part of three sites, as far as a constant gradient would move it."""
+    plan = table_plan(rounds=100, **{"clip": 0.5, **changes})
+    sigmas = [noise * math.sqrt(3 * 100)] * 3
+    return blending(plan, [size] * 3, sigmas, 100, recipe=recipe(plan, facts)).step * 100 / 0.1
+
+
+def test_a_table_of_categories_goes_a_third_as_far_and_a_number_task_does_not_care() -> None:
+    mixed, alone = (of_categories("classes", numbers=numbers) for numbers in (True, False))
+    told = [far(facts, 0.002) / far(table(), 0.002) for facts in (mixed, alone)]
+    share = recipe(table_plan(), mixed).categorical
+    assert 0 < share < 1
+    assert told == pytest.approx([0.35**share, 0.35])
+    assert far(of_categories("number", numbers=False), 0.002) == far(table("number"), 0.002)
+
+
+def test_no_table_of_classes_leads_a_run_further_than_its_records_tell_however_little_noise_there_is() -> (
+    None
+):
+    categories = of_categories("classes", numbers=False)
+    assert [far(table(), 1e-6, size) for size in (10, 20)] == pytest.approx([4.5 * 30, 4.5 * 60])
+    for size, clip, bound in ((100, 0.5, 0.5), (200, 0.5, 0.5), (100, 4.0, 1.0)):
+        found = far(categories, 1e-6, size, clip=clip)
+        assert found == pytest.approx(0.25 * 3 * size / bound)
+    assert far(table(), 1e-6) == far(categories, 1e-6) == pytest.approx(1900)  # what the curvature bears
+    assert far(table("number"), 1e-6, 10) == far(table("number"), 1e-6)
 
 
 def test_drift_grows_as_the_cube_root_of_noise_that_the_least_clip_bound_cannot_take_away() -> None:
-    plan, far = table_plan(rounds=100), []
-    for noise in (0.0005, 0.001, 0.008, 0.064):
-        sigmas = [noise * math.sqrt(3 * 100)] * 3
-        found = blending(plan, [400] * 3, sigmas, 100, recipe=recipe(plan, table()))
-        far.append(found.step * 100 / (1 - plan.momentum) * noise)
-    assert far[1:] == pytest.approx([1.2, 2.4, 4.8])
-    assert far[0] == pytest.approx(min(1.2, 1900 * 0.0005))
+    found = [far(table(), noise) * noise for noise in (0.0005, 0.001, 0.008, 0.064)]
+    assert found[1:] == pytest.approx([1.4, 2.8, 5.6])
+    assert found[0] == pytest.approx(min(1.4, 1900 * 0.0005))
 
 
 def test_in_a_sum_half_of_what_luck_allows_is_kept_of_own_parts() -> None:
-    plan, sizes = table_plan(noise="server", weighting=1.0), [4] * 3
+    plan, sizes = table_plan(noise="server", weighting=1.0), [20] * 3
     sigmas = [1e-9 * 3] * 3
     found = blending(plan, sizes, sigmas, 40, 1e-9, recipe(plan, table()))
     free = blending(plan, [10**12] * 3, sigmas, 40, 1e-9, recipe(plan, table()))

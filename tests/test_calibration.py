@@ -126,6 +126,18 @@ def test_a_model_that_is_too_sure_or_not_sure_enough_is_set_right(sure: float, o
     assert found.slope > 1.3 if sure <= 0.5 else found.slope < 1.0
 
 
+@pytest.mark.parametrize(("sure", "counts_less"), [(0.4, True), (2.0, False)])
+def test_few_records_for_many_inputs_make_a_model_less_sure_than_they_look_and_never_surer(
+    sure: float, counts_less: bool
+) -> None:
+    z, y = drawn(6, 2000, torch.zeros(6, 2))
+    statistic, given, noise = derivatives(2), released(sure * z, y), torch.full((6,), 1e-3)
+    many, few = (Scaling.of(statistic, given, noise, torch.full((6,), count)).slope for count in (10**9, 4))
+    expected = many ** (1 / (1 + 6 * statistic.inputs / 24)) if counts_less else many
+    assert few == pytest.approx(expected)
+    assert (1 < few < many) if counts_less else few < 1
+
+
 def test_where_there_is_only_noise_slopes_are_as_expected_and_nobody_gets_a_shift_of_their_own() -> None:
     z, y = drawn(5, 40, torch.zeros(5, 2))
     moved = [scaling(z, y, noise=30.0) for _ in range(3)]

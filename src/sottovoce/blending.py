@@ -37,9 +37,12 @@ what a shorter clip bound does to probabilities."""
 CURVATURE = 0.2
 """Of a record's log loss in an output, p(1 − p) for a class that is neither sure nor excluded; inputs of a
 table have squares of 1 over their number in the mean."""
-SOON = 0.5
-"""How much of the way a model of categories alone need not go: a category spreads as far as inputs can and is
-learned soon, where numbers use a part of their bounds; what follows is luck."""
+SOON = 0.35
+"""The share of a drift that a model of categories alone is worth: a category spreads as far as inputs can and
+is learned soon, where numbers use a part of their bounds; what follows is luck."""
+TOLD = (4.5, 0.25)
+"""How far each record may lead a model of tables of classes in a run, however little noise there is: one of
+numbers by its steps, one of categories by steps times the clip bound, up to a bound of 1."""
 RISE = 1 / 3
 """On tables of classes: the power by which drift grows with noise that the least clip bound leaves above what
 it is meant to. Some more is borne for a signal."""
@@ -81,6 +84,8 @@ class Recipe:
     have is noise to its own part, too."""
     centred: bool = False
     """Inputs are measured from their released mean."""
+    categorical: float = 0.0
+    """The share of inputs that are categories."""
     rounds: int = 0
     """How many there are at least."""
     curvatures: tuple[float, float] | None = None
@@ -115,10 +120,13 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     if not whole or not task.class_shares:
         return found
     curvatures = CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2
-    centred = not agreed.spreads_stated
-    drift = task.drift * (1.0 - SOON * agreed.categorical)
     return replace(
-        found, drift=drift, own_share=0.25, curvatures=curvatures, centred=centred, rounds=task.rounds
+        found,
+        own_share=0.25,
+        curvatures=curvatures,
+        centred=not agreed.spreads_stated,
+        categorical=agreed.categorical,
+        rounds=task.rounds,
     )
 
 
@@ -195,10 +203,9 @@ def blending(
 ) -> Blending:
     """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
-    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. On tables of
-    classes d is multiplied by ∛(N_0/n), or 1 if that is more, with n the noise that a clip bound is meant to
-    leave. On tables the luck of which records a site has counts in N_i², too; where own parts are shrunk at
-    the end it decides about what is kept in any case.
+    d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. For tables of
+    classes see `_way`. On tables the luck of which records a site has counts in N_i², too; where own parts
+    are shrunk at the end it decides about what is kept in any case.
     `sizes` are those of `counted_sizes`. With noise at the server `summed` is what a client's coefficients
     see of it in a round, and `sigmas` what the own parts do, σ/w_i: noise there is of √v_i times that, so own
     parts get shorter steps.
@@ -218,10 +225,10 @@ def blending(
         shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    drift = recipe.drift
+    far = _bounded(recipe.drift, releases * shared_noise, largest)
     if recipe.curvatures:
-        drift *= max(1.0, shared_noise / recipe.clip_noise) ** RISE
-    far = _bounded(drift, releases * shared_noise, largest)
+        told = float(counts.sum()) / releases
+        far = _way(recipe, shared_noise, releases, largest, told, min(1.0, plan.clip or 1.0))
     step = plan.learning_rate or slower * far
 
     def own_parts(luck: Reals) -> tuple[Reals, Reals]:
@@ -286,6 +293,19 @@ def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], class
         apart[:, block] *= np.maximum(found.least_kept[chosen], kept)[:, None]
     result: Reals = common + apart
     return result
+
+
+def _way(recipe: Recipe, noise: float, releases: int, largest: float, records: float, clip: float) -> float:
+    """Returns the steps of a table of classes, of `records` a release.
+
+    Its drift d is multiplied by ∛(N_0/n), or 1 if that is more, with n the noise that a clip bound is meant
+    to leave; nobody goes further than records tell (`TOLD`). The steps of a model of numbers alone and of one
+    of categories alone are averaged, as logarithms, by the shares of both among the inputs.
+    """
+    drift = recipe.drift * max(1.0, noise / recipe.clip_noise) ** RISE
+    numbers = _bounded(drift, releases * noise, min(largest, TOLD[0] * records))
+    categories = _bounded(SOON * drift, releases * noise, min(largest, TOLD[1] * records / clip))
+    return float(numbers ** (1.0 - recipe.categorical) * categories**recipe.categorical)
 
 
 def _reach(releases: int, momentum: float, averaging: float) -> tuple[float, float]:

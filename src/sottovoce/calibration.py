@@ -42,6 +42,9 @@ TYPICAL, TYPICAL_SPREAD = 2.0, 0.8
 MISFIT = 0.005
 """How far derivatives may lie from those of typical outputs."""
 LEAST, MOST, MOST_SHIFT = 0.2, 4.0, 3.0
+OPTIMISM = 6.0
+"""Records that a model was trained with look as if it may be surer of them than it may be of others: a slope
+above 1 counts as its power 1/(1 + OPTIMISM · inputs/records)."""
 POINTS, DRAWS = 25, 500
 """Of the grid of slopes and spreads; and the outputs drawn for each."""
 ERRORS, MOST_SPREAD = 3.0, 1.0
@@ -66,6 +69,7 @@ class Derivatives(Statistic):
             raise SottovoceError(
                 "calibration is about probabilities, and a number has none: set calibration=0"
             )
+        self.inputs = math.prod(task.facts.shape)
         self.outputs = outputs = task.facts.classes
         self.size = len(SLOPES) * (outputs + 1)
         self.classes = task.name == "classes"
@@ -166,6 +170,8 @@ class Scaling:
         parts = released.double().cpu().view(len(released), len(SLOPES), -1)
         mean, noise = torch.einsum("n,nsj->sj", share, parts), float((share * sigmas).square().sum())
         slope, curvature = _likely(statistic, mean[:, 0], noise)
+        if slope > 1.0:
+            slope **= 1.0 / (1.0 + OPTIMISM * statistic.inputs / float(records.sum()))
         at = _between(slope)
         gradients = (at @ parts[:, :, 1:]) / SHIFTED @ statistic.centred
         gradient, blur = share @ gradients, at.norm() / SHIFTED

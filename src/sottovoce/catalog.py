@@ -240,7 +240,7 @@ TASKS = {
         "accuracy",
         class_shares=True,
         curvature=1.0,
-        drift=1.2,
+        drift=1.4,
         own_drift=0.5,
         luck=0.6,
         clips=(0.15, 2.0),
