@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from sottovoce import catalog
 from sottovoce.data import Facts
 from sottovoce.data.description import Description
 from sottovoce.errors import SottovoceError
-from sottovoce.metrics import check_own, own_metrics
+from sottovoce.metrics import Evaluation, check_own, own_metrics
 from sottovoce.report.table import label, measure
+from sottovoce.run.result import measured
 from sottovoce.tasks import open_task
 from tests.data.hospitals import folder
 from tests.test_tasks import AGE
@@ -100,6 +102,25 @@ def test_metrics_of_ones_own_get_what_scikit_learns_get(caplog: pytest.LogCaptur
     assert (found["broken"], found["text"]) == (None, None)
     assert [record.message.split("'")[1] for record in caplog.records] == ["broken", "text"]
     assert own_metrics(task, outputs[:0], y[:0], own) == {}
+
+
+def test_the_constant_of_newcomers_who_tell_no_label_is_made_of_the_participants_labels() -> None:
+    pytest.importorskip("torchmetrics")
+    task, none = open_task(Facts((1,), 2)), torch.empty(0).long()
+    y = torch.tensor([0, 0, 0, 1])
+    seen = {
+        "north": Evaluation(task, torch.zeros(4, 2), y, known=torch.tensor([0, 0, 0, 0, 0, 1])),
+        "south": Evaluation(task, torch.zeros(4, 2), y, known=torch.tensor([1, 1])),
+    }
+    for untold in (none, None):
+        newcomer = Evaluation(task, torch.zeros(4, 2), y, known=untold)
+        constant = measured(seen, {"west": newcomer})["constant"]
+        assert constant["future"]["accuracy"] == 75.0  # 5 of 8 are zeros: a constant says zero
+        assert constant["future"]["log_loss"] == pytest.approx(-(3 * math.log(0.6) + math.log(0.4)) / 4)
+        assert constant["seen"]["accuracy"] == 50.0  # each its own: north says zero, south one
+    told = Evaluation(task, torch.zeros(4, 2), y, known=torch.tensor([1, 1, 1]))
+    assert measured(seen, {"west": told})["constant"]["future"]["accuracy"] == 25.0
+    assert measured(seen, {})["constant"]["future"] == {}
 
 
 def test_a_metric_that_cannot_be_told_is_refused_before_training() -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -256,6 +256,17 @@ class Evaluation:
     def metrics(self) -> Metrics:
         """All metrics of the task; nothing where there are no records."""
         return self.task.metrics(self.outputs, self.y) if len(self.y) else {}
+
+    def knowing(self, targets: Tensor | None) -> Evaluation:
+        """The same, with these `targets` for a constant where the client has told none of its own."""
+        has_own = self.known is not None and len(self.known)
+        return self if has_own else replace(self, known=targets)
+
+
+def known_targets(evaluations: Iterable[Evaluation]) -> Tensor | None:
+    """All clients' targets that are not held out: a constant of those who join without telling any."""
+    known = [one.known for one in evaluations if one.known is not None and len(one.known)]
+    return torch.cat(known) if known else None
 
 
 def mean_accuracy(evaluations: Mapping[str, Evaluation]) -> float | None:

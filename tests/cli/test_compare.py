@@ -57,6 +57,17 @@ def test_the_bar_of_a_rehearsal_ends_with_the_last_of_its_runs(
     assert told[-1] == (2, 3, f"blend, round {rounds}")
 
 
+def test_compare_refuses_the_folder_of_a_run_and_leaves_it_as_it_is(tmp_path: Path, failing: Failing) -> None:
+    hospitals = folder(tmp_path / "hospitals", north=site(1, 60, 30), south=site(2, 60, -30))
+    run = tmp_path / "run"
+    words = [f"dataset={hospitals}", "preset=best", "epsilon=4", "rounds=2"]
+    answer = runner.invoke(app, ["train", *words, "--out", str(run)])
+    assert answer.exit_code == 0, answer.output
+    before = sorted(path.name for path in run.iterdir())
+    assert "holds a run: choose another folder" in failing("compare", *words, "--out", str(run))
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
 def test_compare_refuses_in_a_line(tmp_path: Path, failing: Failing) -> None:
     said = failing("compare", "dataset=mnist-small", "preset=tuned", "--out", str(tmp_path / "c"))
     assert "method=blend" in said

@@ -114,7 +114,10 @@ def _future(result: dict[str, Any]) -> str:
     if not result["future_clients"]:
         return "none"
     labels = " (their labels were used for contexts)" if result["uses_future_labels"] else ""
-    return f"{_headline(result, 'future')} on {count(result['future_clients'], 'client')} never seen{labels}"
+    constant = result.get("metrics", {}).get("constant", {}).get("future", {}).get(result.get("metric"))
+    beside = "" if constant is None else f"; a constant: {percent(constant, 2)}"
+    clients = count(result["future_clients"], "client")
+    return f"{_headline(result, 'future')} on {clients} never seen{labels}{beside}"
 
 
 def _headline(result: dict[str, Any], role: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.files import PRIVATE, write_atomically
-from sottovoce.report.chart import Chart, arrow, dot, grid, linear, logarithmic, stroke, svg, upright
+from sottovoce.report.chart import Axis, Chart, arrow, dot, grid, linear, logarithmic, stroke, svg, upright
 from sottovoce.report.run_figures import percent_tick, reliability
 from sottovoce.report.table import UNKNOWN, Table, TableEntry, count, counted, equals, label, number, percent
 
@@ -30,6 +30,10 @@ NAMED = 30
 """Sites that are shown by name; more are lines without names."""
 NOTICED = 0.5
 """Points from which on a difference is colored."""
+_BY_CHANCE = 0.025
+"""The share of sites without a gain whose interval of 95 % lies above zero all the same, or below it."""
+_USUAL, _MOST = 0.9, (0.02, 0.98)
+"""Quantiles: of gains, by which axes choose how much of intervals they show; of many sites, what is shown."""
 
 
 def write_comparison(folder: Path) -> Path:
@@ -61,11 +65,19 @@ def summary(found: Mapping[str, Any]) -> str:
     if gain["median"] is None:
         return "no site has records to tell by"
     return (
-        f"sites that surely gain by joining: {gain['sites_gaining']}, "
-        f"that surely lose: {gain['sites_losing']}, that cannot tell: {gain['sites_undecided']}; "
+        f"sites that by joining gain more than their interval: {gain['sites_gaining']}, "
+        f"that lose more: {gain['sites_losing']}{_by_chance(gain)}, "
+        f"that cannot tell: {gain['sites_undecided']}; "
         f"median {gain['median']:+z.1f} points{_within(gain, 'median')}, "
         f"worst tenth {gain['worst_decile']:+z.1f} or less{_within(gain, 'worst_decile')}"
     )
+
+
+def _by_chance(gain: Mapping[str, Any]) -> str:
+    """How many sites would gain, and lose, if joining changed nothing; nothing of less than one."""
+    told = sum(site["low"] is not None for site in gain["per_client"].values())
+    expected = round(_BY_CHANCE * told)
+    return f" (by chance alone: about {expected} each way)" if expected else ""
 
 
 def _within(gain: Mapping[str, Any], name: str) -> str:
@@ -87,7 +99,7 @@ def rows_table(found: Mapping[str, Any]) -> Table:
 
 
 def clients_table(found: Mapping[str, Any]) -> Table:
-    """A line for each participant, the largest first: what it gains against alone at home, and how surely."""
+    """A line for each participant, the largest first: its gain against alone at home, and the interval."""
     lines = []
     for site in _participants(found):
         name, gain = site["name"], found["gain"]["per_client"].get(site["name"])
@@ -101,11 +113,11 @@ def clients_table(found: Mapping[str, Any]) -> Table:
 def future_table(found: Mapping[str, Any]) -> Table | None:
     """Returns what future clients get without any training; None where there are none."""
     names = [site["name"] for site in found["clients"] if site["role"] == "future"]
-    lines = [
-        [name, *(percent(found["rows"][row]["future_per_client"].get(name)) for row in ("shared", "blend"))]
-        for name in names
-    ]
-    return Table(["future client", "shared", "published"], lines, "Who joins later") if names else None
+    shown = ("constant", "shared", "blend")
+    each = [found["rows"][row].get("future_per_client", {}) for row in shown]  # older files have no constant
+    lines = [[name, *(percent(row.get(name)) for row in each)] for name in names]
+    head = ["future client", "the participants’ constant", *(ROWS[row][0] for row in shown[1:])]
+    return Table(head, lines, "Who joins later") if names else None
 
 
 def charts(found: Mapping[str, Any]) -> list[Chart]:
@@ -126,15 +138,13 @@ def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
     """A row a site: a line from alone at home, hollow, to finished at home, over the interval of the end."""
     title = "What joining gives each site"
     note = (
-        f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first. "
-        "The band is an interval of 95 %."
+        f"{judged[0].upper() + judged[1:]} on held-out records, the largest site first: from alone (hollow) "
+        "to finished. The band is an interval of 95 %."
     )
     if not sites:
         return Chart(title, note)
-    known = [site[end] for site in sites for end in ("alone", "finished")]
-    low = min(0.0, *known)  # no interval leads to where no figure can be
-    x = linear([*known, *(min(max(end, low), 100.0) for end in _ends(sites, "alone"))])
     row, named = 100 / len(sites), len(sites) <= NAMED
+    x = _along(sites, named)
     bands, marks, texts, labels = list[Markup](), list[Markup](), [], []
     for i, site in enumerate(sites):
         up = 100 - (i + (0.72 if named else 0.5)) * row
@@ -142,16 +152,50 @@ def _moves(sites: Sequence[Mapping[str, Any]], judged: str) -> Chart:
         if site["low"] is not None:
             low, high = (x.at(site["alone"] + site[end]) for end in ("low", "high"))
             bands += _band(low, high, up, along=True)
-        marks += [stroke("span blue", a, up, b, up), dot("gray", a, up), dot("blue", b, up)]
+        marks += [stroke("span blue", _inside(a), up, _inside(b), up), _end("gray hollow", a, up)]
+        marks.append(_end("blue", b, up))
         start, end = percent_tick(site["alone"]), percent_tick(site["finished"])
         words = f"alone at home {start}, finished at home {end} ({site['finished'] - site['alone']:+z.1f})"
-        texts.append((b, f"{site['name']}: {words}"))
+        texts.append((_inside(b), f"{site['name']}: {words}"))
         if named:
             labels.append((100 - (i + 0.4) * row, site["name"]))
     legend = [("alone at home", "gray"), ("finished at home", "blue")]
     height = max(160, (34 if named else 9) * len(sites))
-    shown = (title, note + _beyond(bands), [*upright(x), *bands, *marks], sorted(texts), legend, labels)
+    note += _beyond([*bands, *marks])
+    shown = (title, note, [*upright(x), *bands, *marks], sorted(texts), legend, labels)
     return Chart(*shown, x=x, x_name=judged, x_show=percent_tick, height=height)
+
+
+def _along(sites: Sequence[Mapping[str, Any]], whole: bool) -> Axis:
+    """An axis on which differences can be seen: of many sites, not the `whole`, a few end in an arrow."""
+    known = [site[end] for site in sites for end in ("alone", "finished")]
+    low, high = min(known), max(known)
+    if not whole:
+        low, high = (_quantile(known, share) for share in _MOST)
+    least = min(0.0, low)  # no interval leads to where no figure can be
+    ends = [min(max(end, least), 100.0) for end in _ends(sites, "alone")]
+    return linear([low, high, *(ends if whole else [min(max(end, low), high) for end in ends])])
+
+
+def _quantile(values: Iterable[float], share: float) -> float:
+    """The value of which this share of all is smaller; of a few the largest, for a share near 1.
+
+    >>> _quantile([3.0, 1.0, 2.0], 0.9), _quantile(range(101), 0.9)
+    (3.0, 90)
+    """
+    known = sorted(values)
+    return known[round(share * (len(known) - 1))]
+
+
+def _inside(at: float) -> float:
+    return min(max(at, 0.0), 100.0)
+
+
+def _end(tone: str, at: float, up: float) -> Markup:
+    """A dot, or an arrow to where it would be."""
+    if at == _inside(at):
+        return dot(tone, at, up)
+    return arrow(tone, _inside(at), up, 90 if at > 100 else 270)
 
 
 def _gains(sites: Sequence[Mapping[str, Any]], size: str) -> Chart:
@@ -175,7 +219,7 @@ def _gains(sites: Sequence[Mapping[str, Any]], size: str) -> Chart:
 
 def _band(low: float, high: float, across: float, *, along: bool = False) -> list[Markup]:
     """An upright interval, or one `along` the axis below, in percent; where the plot cuts it is an arrow."""
-    start, end = max(low, 0.0), min(high, 100.0)
+    start, end = _inside(low), _inside(high)
     ends = [(start, 180)] * (low < 0) + [(end, 0)] * (high > 100)
     if along:
         arrows = [arrow("blue", at, across, turn + 90) for at, turn in ends]
@@ -210,7 +254,7 @@ def render(found: Mapping[str, Any], pictures: Sequence[Chart]) -> str:
 
 def _ends(sites: Sequence[Mapping[str, Any]], above: str = "") -> list[float]:
     """Ends of intervals, as far as an axis shows them: wider ones only say that nothing is known."""
-    reach = 2 * max(abs(site["points"]) for site in sites) + 1
+    reach = 2 * _quantile((abs(site["points"]) for site in sites), _USUAL) + 1
     known = [(site.get(above, 0.0), site[end]) for site in sites for end in ("low", "high")]
     return [start + min(max(end, -reach), reach) for start, end in known if end is not None]
 

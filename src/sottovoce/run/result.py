@@ -12,7 +12,15 @@ from sottovoce.data import Facts, FederatedDataset
 from sottovoce.data import description as data_description
 from sottovoce.errors import extra
 from sottovoce.features import pretrained
-from sottovoce.metrics import Curves, Evaluation, Own, mean_accuracy, mean_known, own_metrics
+from sottovoce.metrics import (
+    Curves,
+    Evaluation,
+    Own,
+    known_targets,
+    mean_accuracy,
+    mean_known,
+    own_metrics,
+)
 from sottovoce.privacy import call_counts
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.tasks import mean_metrics, open_task
@@ -214,15 +222,20 @@ def measured(
 ) -> dict[str, Any]:
     """The `metrics` object: means over clients by role, and each client's.
 
-    `own` are metrics of the user's (`metrics.own_metrics`).
+    `own` are metrics of the user's (`metrics.own_metrics`). The `constant` of a future client that tells no
+    targets is made of all participants'.
     """
+    pooled = known_targets(seen.values())
     each = {
         name: {**one.metrics(), **own_metrics(one.task, one.outputs, one.y, own)}
         for name, one in {**seen, **future}.items()
     }
     roles = {"seen": seen, "future": future}
     means = {role: mean_metrics([each[name] for name in names]) for role, names in roles.items()}
-    constants = {role: mean_metrics([one.constant for one in of.values()]) for role, of in roles.items()}
+    constants = {
+        role: mean_metrics([one.knowing(pooled).constant for one in of.values()])
+        for role, of in roles.items()
+    }
     return {**means, "constant": constants, "per_client": each}
 
 
