@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import shutil
 import stat
 import sys
@@ -31,7 +32,7 @@ from sottovoce.finishing import (
     worth,
 )
 from sottovoce.fitting import Choice, LinearFamily
-from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors
+from sottovoce.modelfile import GeneratorFile, HomeModel, load_tensors, save_tensors
 from sottovoce.models import ModelError, flat_parameters, open_model
 from sottovoce.onboarding.future_client import NotFinished, personalize
 from sottovoce.personal import Origin, PersonalModel
@@ -284,6 +285,71 @@ def test_records_without_a_target_are_left_out_and_counted(run: Path, tmp_path: 
     assert (told["left_out"], told["records"]) == (100, 20)
 
 
+def test_columns_of_cells_that_say_nothing_to_the_model_are_counted(run: Path, tmp_path: Path) -> None:
+    whole = site_file(tmp_path / "whole.csv", 60, 1)
+    odd, lines = tmp_path / "odd.csv", whole.read_text().splitlines()
+    cells = [line.split(",") for line in lines[1:]]
+    cells = [["?" if place % 2 else a, "", ill] for place, (a, _, ill) in enumerate(cells)]
+    odd.write_text("\n".join([lines[0], *map(",".join, cells), ""]))
+    north, nothing = run / "models/north.safetensors", {"unknown": {}, "unreadable": {}, "empty": []}
+    for data, expected in {whole: nothing, odd: {**nothing, "unreadable": {"a": 30}, "empty": ["b"]}}.items():
+        told = finish(north, data, tmp_path / "home.safetensors")
+        assert {name: told[name] for name in nothing} == expected
+        _, metadata = load_tensors(tmp_path / "home.safetensors", home=True)
+        assert "unreadable" not in metadata["home"]
+
+
+def with_module(north: Path, to: Path, name: str, module: torch.nn.Module) -> Path:
+    """A published file of a module, by a header that names it so."""
+    _, metadata = load_tensors(north)
+    metadata["model"] = json.dumps({**json.loads(metadata["model"]), "model": name})
+    save_tensors(to, module.state_dict(), metadata)
+    return to
+
+
+def hidden_layer(seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
+def test_nothing_is_imported_by_the_word_of_a_models_file_where_a_module_is_given(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = "from pathlib import Path\nPath('imported').touch()\ndef f(*given): Path('called').touch()\n"
+    (tmp_path / "evilmod.py").write_text(marks)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    evil = with_module(run / "models/north.safetensors", Path("m.safetensors"), "evilmod:f", hidden_layer(1))
+    told = finish(evil, run / "sites/north.csv", module=hidden_layer(2))
+    assert "evilmod" not in sys.modules
+    assert not Path("imported").exists()
+    assert PersonalModel.read(told["model"], home=True, model=hidden_layer(3)).home
+    assert "evilmod" not in sys.modules
+
+
+def test_a_site_alone_starts_from_the_given_module_as_it_was_whatever_was_published(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = types.ModuleType("factory")
+    factory.made = lambda *shape: hidden_layer(2)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "factory", factory)
+    begun, alone = [], []
+    family = finishing.open_family
+    monkeypatch.setattr(finishing, "open_family", lambda *given: [begun.append(given[-1]), family(*given)][1])
+    for name, given, seed in (
+        ("python:Sequential", hidden_layer(2), 1),
+        ("python:Sequential", hidden_layer(2), 3),
+        ("factory:made", "factory:made", 3),
+    ):
+        published = tmp_path / "north.safetensors"
+        with_module(run / "models/north.safetensors", published, name, hidden_layer(seed))
+        alone.append(finish(published, run / "sites/north.csv", module=given)["rows"]["alone"])
+    assert all(torch.equal(start, flat_parameters(hidden_layer(2))) for start in begun)
+    assert alone[0] == alone[1] == alone[2]
+
+
 WAYS_OUT: dict[str, Callable[[Path, Path], object]] = {
     "read as a published model": lambda home, run: PersonalModel.read(home),
     "read as a generator": lambda home, run: GeneratorFile.read(home),
@@ -388,6 +454,22 @@ def test_bad_input_gets_one_line_and_writes_nothing(run: Path, tmp_path: Path) -
         assert "\n" not in str(refusal.value)
         assert source.read_bytes() == before
         assert not out.exists()
+
+
+def test_what_is_no_path_or_no_clients_model_is_refused_in_one_line(run: Path, tmp_path: Path) -> None:
+    north, data = run / "models/north.safetensors", run / "sites/north.csv"
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    save_tensors(checkpoint, {"round": torch.zeros(1)}, {"run": "0123"})
+    for model_file, records_file, out, says in (
+        (north, [1, 2], "home.safetensors", r"data=\[1, 2\] is no path: say where its file lies"),
+        ([north], data, "home.safetensors", "model=.* is no path"),
+        (north, data, 7, "out=7 is no path"),
+        (north, None, None, "data=None is no path"),
+        (checkpoint, data, None, "holds no client's model: give a file that 'sottovoce models'"),
+    ):
+        with pytest.raises(SottovoceError, match=says) as refusal:
+            finish(model_file, records_file, out)  # type: ignore[arg-type]
+        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,26 @@ def test_a_line_for_each_record_with_a_probability_for_each_class_and_the_decisi
     assert [row["decision"] for row in rows] == names
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_no_other_records_are_written_over_in_their_folder(kind: str) -> None:
+    north, other = model(CLASSES), Path(f"beta.{kind}")
+    records = written("alpha.csv", CSV)
+    if kind == "csv":
+        written("beta.csv", "sex,age,kind\nf,40,plain\n")
+    else:
+        pyarrow.parquet.write_table(pyarrow.csv.read_csv(records), other)
+    before = other.read_bytes()
+    written("records.toml", CLASSES)
+    with pytest.raises(SottovoceError, match=f"beta.{kind} lies in a folder of records and holds no such"):
+        predict(north, records, other)
+    assert other.read_bytes() == before
+    assert len(list(Path().iterdir())) == 4
+    for _ in range(2):  # a client's own folder may hold its predictions, which are made again
+        assert predict(north, records, f"p.{kind}").records == 3
+    with pytest.raises(SottovoceError, match="holds no such predictions: choose another file"):
+        predict(north, records, f"p.{kind}", keep=["id"])
+
+
 def test_a_model_may_be_named_by_its_file() -> None:
     north, records = model(CLASSES), written("new.csv", CSV)
     predict(north, records, "one.csv")

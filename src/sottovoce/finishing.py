@@ -10,6 +10,8 @@ the gain is too small for its standard error.
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.data import Facts, Records, description, read_inputs, training_size
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, shown
 from sottovoce.features.kept import described_client
 from sottovoce.files import PRIVATE, check_writable, write_atomically
 from sottovoce.fitting import AS_PUBLISHED, Choice, Family, open_family
 from sottovoce.metrics import constant, student
 from sottovoce.modelfile import check_place
-from sottovoce.models import flat_parameters, import_model, logits, model_options
+from sottovoce.models import flat_parameters, logits, model_options, open_model
 from sottovoce.personal import PersonalModel, home_model
 from sottovoce.tasks import Task, open_task
 
@@ -234,12 +236,10 @@ def _points(task: Task, outputs: Mapping[str, Tensor], row: str, y: Tensor) -> T
 
 def _fresh(model: PersonalModel) -> Tensor:
     """The parameters of the model's module before any training; those of a given one are as it was given."""
+    if model.untrained is not None:
+        return flat_parameters(model.untrained)
     plan, facts = model.plan, model.facts
-    try:
-        module = import_model(plan.model, facts.shape, facts.classes, 0, model_options(plan))
-    except SottovoceError:
-        return flat_parameters(model.module)
-    return flat_parameters(module)
+    return flat_parameters(open_model(plan.model, facts.shape, facts.classes, 0, model_options(plan)))
 
 
 def _check(records: Records, held_out: int = 0) -> None:
@@ -265,8 +265,14 @@ def finish(
 
     `out` is by default NAME.home.safetensors beside the model's file. `module` and `features` are the run's
     own, if it has some, by name or as a module. Records without a target are left out and counted; nothing
-    but `out` is written. `progress` is called with the share that is done.
+    but `out` is written. `progress` is called with the share that is done. `unknown` and `unreadable` count
+    cells, by column, that the model does not know or cannot read; `empty` are columns without any.
     """
+    _check_path("data", data)
+    if not isinstance(model, PersonalModel):
+        _check_path("model", model)
+    if out is not None:
+        _check_path("out", out)
     if out is None:
         if isinstance(model, PersonalModel):
             raise CannotFinish("a model in memory has no place: say where its home model goes", "out")
@@ -287,7 +293,8 @@ def finish(
     found = described_client(source, model.plan, model.facts, needed=0, local=features, limited=False)
     trained, held_out = divided(found, model.division)
     try:
-        _check_read(source, model.records, found)
+        _check_usable(found)
+        odd = _odd_cells(source, model.records, len(found))
         finished = finish_records(model, trained, held_out, progress)
     except CannotFinish as refused:
         raise CannotFinish(f"{source}: {refused}") from None
@@ -303,28 +310,42 @@ def finish(
         "left_out": len(found) - finished.records,
     }
     write_atomically(target, home_model(model, finished.theta, told), PRIVATE)
-    return {"model": str(target), "client": model.origin.client, **told}
+    return {"model": str(target), "client": model.origin.client, **told, **odd}
 
 
-def _check_read(source: Path, facts: Facts, records: Records) -> None:
-    """Refuses a file of which a whole column, or every target, says nothing to the model."""
+def _check_path(name: str, path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise CannotFinish(f"{name}={shown(repr(path))} is no path: say where its file lies", name)
+
+
+def _check_usable(records: Records) -> None:
     if not bool(records.usable.any()):
         raise CannotFinish(
             f"none of {len(records)} records can be used: give some with a target that the model knows"
         )
+
+
+def _odd_cells(source: Path, facts: Facts, records: int) -> dict[str, Any]:
+    """What is odd in the columns of a file; one of which a whole column says nothing is refused.
+
+    `unknown` and `unreadable` count cells by column, `empty` are columns in which no record has anything.
+    """
+    odd = {name: Counter[str]() for name in ("unknown", "unreadable", "missing")}
     agreed = description.of(facts)
-    if agreed is None or agreed.array is not None:
-        return
-    unreadable = dict.fromkeys(agreed.columns, 0)
-    for _, _, found in read_inputs(source, facts):
-        for name, column in found.items():
-            unreadable[name] += column.unreadable
+    if agreed is not None and agreed.array is None:
+        for _, _, columns in read_inputs(source, facts):
+            for name, column in columns.items():
+                for kind, counts in odd.items():
+                    counts[name] += getattr(column, kind)
+    unknown, unreadable, missing = ({name: n for name, n in one.items() if n} for one in odd.values())
     for name, cells in unreadable.items():
-        if cells == len(records):
+        if cells == records:
             raise CannotFinish(
                 f"column '{name}' holds nothing that the model could read: write it as the records that it "
                 "was trained on"
             )
+    empty = [name for name, cells in missing.items() if cells + unreadable.get(name, 0) == records]
+    return {"unknown": unknown, "unreadable": unreadable, "empty": empty}
 
 
 def home_file(published: Path) -> Path:

@@ -82,6 +82,8 @@ class PersonalModel:
     None: none of them trained, or there is no such file."""
     home: bool = False
     """Finished on its client's records without noise: it is not private, and never leaves."""
+    untrained: nn.Module | None = None
+    """The module before the file's parameters were loaded, where it is not a built-in one."""
 
     def __post_init__(self) -> None:
         if self.home:
@@ -108,6 +110,10 @@ class PersonalModel:
             raise ModelFileError(
                 f"{path} is a run's generator, not one client's model: 'sottovoce models' writes those"
             )
+        if not {"model", "origin"} <= metadata.keys():
+            raise ModelFileError(
+                f"{path} holds no client's model: give a file that 'sottovoce models' or 'personalize' wrote"
+            )
         try:
             values, fields = json.loads(metadata["model"]), json.loads(metadata["origin"])
             origin = Origin.parse(fields)
@@ -122,8 +128,9 @@ class PersonalModel:
         if plan.features != "none" and metadata.get("map") != weights_digest():
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")
         check_model(plan, facts, model=model)
-        module = _loaded(path, plan, facts, model, state)
-        return cls(module, plan, facts, origin, division, home=HOME in metadata)
+        untrained = _named(plan, facts, model)
+        module = _loaded(path, plan, facts, untrained, state)
+        return cls(module, plan, facts, origin, division, home=HOME in metadata, untrained=untrained)
 
     @property
     def records(self) -> Facts:
@@ -201,17 +208,27 @@ def _within(value: Any, low: float, high: float) -> bool:
     return type(value) in (int, float) and low <= value < high
 
 
+def _named(plan: Plan, facts: Facts, model: nn.Module | str | None) -> nn.Module | None:
+    """The module that this machine's owner gave, or named, as it was before any training; None: built in.
+
+    Nothing is imported by the word of a file.
+    """
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).float().eval()
+    if plan.model in MODELS or plan.model != model:
+        return None
+    return import_model(plan.model, facts.shape, facts.classes, 0)
+
+
 def _loaded(
-    path: Path, plan: Plan, facts: Facts, model: nn.Module | str | None, state: dict[str, Tensor]
+    path: Path, plan: Plan, facts: Facts, untrained: nn.Module | None, state: dict[str, Tensor]
 ) -> nn.Module:
     """The module with the tensors of the file, which must be exactly its own."""
-    if isinstance(model, nn.Module):
-        module = copy.deepcopy(model).float().eval()
-    elif plan.model in MODELS:
+    if untrained is not None:
+        module = copy.deepcopy(untrained)
+    else:
         with torch.device("meta"):
             module = MODELS[plan.model](facts.shape, facts.classes, **model_options(plan)).eval()
-    else:
-        module = import_model(plan.model, facts.shape, facts.classes, 0)
     wanted = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
     if wanted != {name: (value.shape, value.dtype) for name, value in state.items()}:
         raise ModelFileError(

@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,9 @@ import torch
 from sottovoce.data import DataError, Facts, read_inputs
 from sottovoce.data.cells import whole_records
 from sottovoce.data.columns import ColumnFindings, arrow
-from sottovoce.data.tables import PART
+from sottovoce.data.description import NAME as AGREED
+from sottovoce.data.tables import PART, column_names
+from sottovoce.errors import SottovoceError
 from sottovoce.features.kept import view
 from sottovoce.files import replaced
 from sottovoce.personal import PersonalModel
@@ -142,6 +144,7 @@ def predict(
     if not isinstance(model, PersonalModel):
         model = PersonalModel.read(model, home=True, features=features)
     layout, summary = Layout.of(model, keep), Summary()
+    _check_over(out, layout)
     with replaced(out) as file, writers[out.suffix.lower()](file, layout) as write:
         for block in predictions(model, records, threshold, features, keep):
             write(block)
@@ -185,6 +188,21 @@ def predictions(
             decisions = decided.long().reshape(len(x), -1).numpy()
             yield Block(values.numpy(), decisions, usable.numpy(), kept, found)
             found = {}  # counted once
+
+
+def _check_over(out: Path, layout: Layout) -> None:
+    """Refuses to write over another site's records: in their folder, over anything but such predictions.
+
+    A client's own folder may hold both, and predictions are made again.
+    """
+    if not out.exists() or not (out.parent / AGREED).exists():
+        return
+    with suppress(SottovoceError):
+        if list(column_names(out)) == list(layout.columns):
+            return
+    raise DataError(
+        f"{out} lies in a folder of records and holds no such predictions: choose another file", "out"
+    )
 
 
 def _check_threshold(records: Facts, threshold: float) -> None:

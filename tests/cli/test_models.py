@@ -18,7 +18,7 @@ from sottovoce.cli.application import app
 from sottovoce.data import Description
 from sottovoce.modelfile import load_tensors, save_tensors
 from sottovoce.personal import personal_model
-from sottovoce.report.table import Table
+from sottovoce.report.table import Table, number, percent, plain
 from tests.data.hospitals import folder
 from tests.run.test_comparison import site
 from tests.small import SMALL, built, small_plan
@@ -122,6 +122,69 @@ def test_finish_does_not_say_that_the_run_held_out_what_it_may_never_have_seen(
     shown = " ".join(answer.stdout.split())
     assert "on 10 records set aside" in shown
     assert "The run held these out if it trained on this file as it is now." in shown
+
+
+def test_models_finished_at_home_say_for_each_site_what_finish_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    sites = folder(Path("sites"), north=site(1, 60, 0), west=site(2, 80, 0))
+    words = ["train", f"dataset={sites}", "rounds=1", "channel=direct", "--out", "run"]
+    assert runner.invoke(app, words).exit_code == 0
+    west = Path("sites/west.csv")
+    lines = west.read_text().splitlines()
+    lines[1] = lines[1].rpartition(",")[0] + ","
+    lines[2:] = [line.replace(",f,", ",x,") for line in lines[2:]]
+    west.write_text("\n".join(lines) + "\n")
+    words = ["models", "run", "--out", "models", "--finish"]
+    written = json.loads(runner.invoke(app, [*words, "--json"]).stdout)["models"]
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    shown = [" ".join(line.split()) for line in answer.stdout.splitlines()]
+    for row in written:
+        home, client = row["home"], row["client"]
+        measured = (
+            f"{number(each['loss'], zeros=True)} {percent(each['accuracy'])}"
+            for each in home["rows"].values()
+        )
+        assert plain(" ".join([client, *measured])) in shown
+        share, pull = home["chosen"]["share"], home["chosen"]["pull"]
+        chosen = f"{share:g} {'∞' if pull is None else f'{pull:.3g}'}"
+        [told] = [
+            line for line in shown if line.startswith(f"{client} {chosen} {home['worth']['points']:+.1f}")
+        ]
+        assert told.endswith(f" {home['held_out']} {home['left_out']}")
+    assert [row["home"]["left_out"] for row in written] == [0, 1]
+    assert "log loss, accuracy" in answer.stdout
+    assert "west: column 'sex' has 79 values that the model does not know" in answer.stderr
+    assert "north: column" not in answer.stderr
+
+
+def test_finish_notes_columns_that_say_nothing_to_the_model_as_predict_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder(Path("sites"), north=site(1, 60, 0), west=site(2, 60, 0))
+    for words in (
+        ["train", "dataset=sites", "rounds=1", "channel=direct", "--out", "run"],
+        ["models", "run", "--out", "models"],
+    ):
+        assert runner.invoke(app, words).exit_code == 0
+    head, *lines = site(3, 40, 0).splitlines()
+    cells = [line.split(",") for line in lines]
+    cells = [["", "?" if i % 2 else row[1], "diverse", row[3]] for i, row in enumerate(cells)]
+    Path("odd.csv").write_text("\n".join([head, *map(",".join, cells), ""]))
+    data = ["models/north.safetensors", "--data", "odd.csv"]
+    said = [
+        runner.invoke(app, ["finish", *data, "--out", "h.safetensors"]),
+        runner.invoke(app, ["predict", *data, "--out", "p.csv"]),
+    ]
+    for answer in said:
+        assert answer.exit_code == 0, answer.output
+        assert "column 'sex' has 40 values that the model does not know: they count as other" in answer.stderr
+        assert "column 'pressure' has 20 values that cannot be read: they count as missing" in answer.stderr
+    assert "column 'age' is empty in every record" in said[0].stderr
 
 
 def test_finish_tells_rows_and_worth_and_writes_a_file_of_its_owners(model: Path, tmp_path: Path) -> None:

@@ -334,6 +334,16 @@ OTHERS: list[tuple[str, list[str], list[str]]] = [
         ["new.csv is damaged or not"],
     ),
     (
+        "predictions over another site",
+        ["predict", NORTH, "--data", "new.csv", "--out", "AT/sites/west.csv"],
+        ["west.csv lies in a folder of records", "choose another file (--out)"],
+    ),
+    (
+        "a run's generator for a model",
+        ["finish", "AT/run/model.safetensors", "--data", "one.csv", "--out", "h.safetensors"],
+        ["is a run's generator, not one client's model"],
+    ),
+    (
         "predictions to nowhere",
         ["predict", NORTH, "--data", "new.csv", "--out", "no/p.csv"],
         ["no/p.csv", "check"],

@@ -23,7 +23,7 @@ from sottovoce.cli.display import (
     show_table,
 )
 from sottovoce.errors import SottovoceError
-from sottovoce.report.table import UNKNOWN, Table, count, label, percent
+from sottovoce.report.table import UNKNOWN, Table, count, label, number, percent
 
 AT_HOME = ("constant", "alone", "published", "finished")
 """Rows of a finish."""
@@ -62,11 +62,14 @@ def models(
     if json:
         as_json({"models": written})
         raise typer.Exit(int(any("unfinished" in row for row in written)))
-    rows = [[row["client"], epsilon(row["epsilon"]), *(_home(row) if finish else [])] for row in written]
-    head = ["client", "ε", *([*AT_HOME, "gain", "95 %"] if finish else [])]
-    judged = [label(row["home"]["metric"]) for row in written if "home" in row]
-    show_table(Table(head, rows, ", ".join([count(len(rows), "model"), *judged[:1]])))
+    rows = [[row["client"], epsilon(row["epsilon"])] for row in written]
+    show_table(Table(["client", "ε"], rows, count(len(rows), "model")))
     say(f"in {out}, each named after its client")
+    at_home = {row["client"]: row["home"] for row in written if "home" in row}
+    if at_home:
+        _show_homes(at_home)
+    for name, told in at_home.items():
+        _odd_columns(told, f"{name}: ")
     unfinished = [row for row in written if "unfinished" in row]
     for row in unfinished:
         bullet(f"{row['client']} is not finished at home: {row['unfinished']}", to=err)
@@ -100,12 +103,7 @@ def predict(
         summary = predict_records(
             personal, data, out, predicting, threshold=threshold, features=features, keep=keep
         )
-    for name, times in summary.unknown.items():
-        many = count(times, "value")
-        bullet(f"column '{name}' has {many} that the model does not know: they count as other", to=err)
-    for name, times in summary.unreadable.items():
-        many = count(times, "value")
-        bullet(f"column '{name}' has {many} that cannot be read: they count as missing", to=err)
+    _odd_columns(vars(summary))
     if summary.unusable:
         bullet(f"{count(summary.unusable, 'record')} could not be used: empty cells in {out}", to=err)
     if json:
@@ -154,6 +152,7 @@ def finish(
             features=features,
             progress=lambda share: advance(round(100 * share), 100),
         )
+    _odd_columns(told)
     if json:
         as_json(told)
     else:
@@ -180,14 +179,52 @@ def export(
     facts(f"Model written to {onnx}", rows | stays)
 
 
-def _home(row: Mapping[str, Any]) -> list[str]:
-    """Returns what a finish gives a client, and what joining is worth to it."""
-    if "home" not in row:
-        return [UNKNOWN] * (len(AT_HOME) + 2)
-    home, worth = row["home"], row["home"]["worth"]
-    metrics = [percent(home["rows"][name][home["metric"]]) for name in AT_HOME]
-    interval = UNKNOWN if worth["low"] is None else f"{worth['low']:+z.1f} to {worth['high']:+z.1f}"
-    return [*metrics, f"{worth['points']:+z.1f}", interval]
+def _show_homes(homes: Mapping[str, Mapping[str, Any]]) -> None:
+    """What a finish gives each client, how it was chosen, and what joining is worth to it, a line each."""
+    one = next(iter(homes.values()))
+    loss = "loss" if one["task"] == "number" else "log loss"
+    given = [[name, *(_measured(told, row) for row in AT_HOME)] for name, told in homes.items()]
+    show_table(Table(["client", *AT_HOME], given, f"finished at home: {loss}, {label(one['metric'])}"))
+    if any(not told["held_out"] for told in homes.values()):
+        say("by cross-validation where no records were set aside, which flatters published and finished")
+    head = ["client", "chosen τ", "λ", "worth, points", "95 %", "set aside", "left out"]
+    show_table(Table(head, [[name, *_worth(told)] for name, told in homes.items()], "what joining is worth"))
+    say(
+        "worth: finished against alone; left out: records without a target that the model knows, or that are "
+        "not finite"
+    )
+    say("τ: the share of the published model that was kept, 0 is alone; λ = ∞: the published model as it is")
+
+
+def _measured(told: Mapping[str, Any], row: str) -> str:
+    """The loss and the metric of one row of a finish, such as '0.415 81.2 %'."""
+    given = told["rows"][row]
+    return f"{number(given['loss'], 3, zeros=True)} {percent(given[told['metric']])}"
+
+
+def _worth(told: Mapping[str, Any]) -> list[str]:
+    """What was chosen, what joining is worth, and how many records that is made of."""
+    worth, pull = told["worth"], told["chosen"]["pull"]
+    return [
+        f"{told['chosen']['share']:g}",
+        "∞" if pull is None else f"{pull:.3g}",
+        f"{worth['points']:+z.1f}",
+        UNKNOWN if worth["low"] is None else f"{worth['low']:+z.1f} to {worth['high']:+z.1f}",
+        number(told["held_out"]),
+        number(told["left_out"]),
+    ]
+
+
+def _odd_columns(odd: Mapping[str, Any], whose: str = "") -> None:
+    """Notes on columns that hold what a model does not know or cannot read, or nothing."""
+    for name, times in odd["unknown"].items():
+        many = count(times, "value")
+        bullet(f"{whose}column '{name}' has {many} that the model does not know: they count as other", to=err)
+    for name, times in odd["unreadable"].items():
+        many = count(times, "value")
+        bullet(f"{whose}column '{name}' has {many} that cannot be read: they count as missing", to=err)
+    for name in odd.get("empty", []):
+        bullet(f"{whose}column '{name}' is empty in every record: the model sees no value in it", to=err)
 
 
 def _check_there(model: Path) -> None:

@@ -17,10 +17,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower import server_app, write_app
-from sottovoce.federation.flower.client_app import RECORD, client_app
+from sottovoce.federation.flower.client_app import FLAGS, RECORD, client_app, member_of
 from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
 from sottovoce.federation.progress import Progress
+from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.modelfile import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train
@@ -253,6 +254,37 @@ def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> 
     message = sent(world.coordinator.roster.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
     assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("said", ["yes", "maybe", "false", 1])
+def test_a_setting_that_is_neither_true_nor_false_is_refused(
+    tmp_path: Path, flag: str, said: str | int
+) -> None:
+    node = {name: str(tmp_path / name) for name in ("directory", "records", "agreement")}
+    with pytest.raises(EnrolmentError, match=f"'{flag}' is neither .*SuperNode with {flag}=true or") as no:
+        member_of(Context(1, 100, {**node, flag: said}, RecordDict(), {"threads": 1}, 1))
+    assert "\n" not in str(no.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_node_finishes_at_home_as_its_owner_says(
+    tmp_path: Path, finish: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    monkeypatch.setattr("sottovoce.federation.flower.client_app._agreement", lambda context: world.agreement)
+    clients = tmp_path / "clients"
+    node = {
+        "directory": str(clients / "client-0"),
+        "records": str(clients / "client-0.npz"),
+        "agreement": str(clients / "agreement.toml"),
+        "simulated": True,  # the plan is seeded
+        "finish": finish,
+    }
+    member = member_of(Context(1, 100, node, RecordDict(), {"threads": 1}, 1))
+    assert isinstance(member, Node)
+    assert member.finish is finish
 
 
 @pytest.mark.parametrize("fault", ["label", "shape", "bug"])

@@ -31,6 +31,9 @@ log = logging.getLogger("sottovoce.federation")
 RECORD = "sottovoce"
 """The name of our record in every message."""
 
+FLAGS = ("simulated", "helper", "diagnostics", "noise-at-server", "looked-up", "noise-shared", "finish")
+"""Settings of a node that are true or false, which its owner says and nobody else."""
+
 TOLD = (EnrolmentError, Declined)
 """Errors that say nothing about records, nor about what is on this machine."""
 Handler = Callable[[Node | HelperNode, Mapping[str, Any]], dict[str, Any]]
@@ -56,10 +59,11 @@ def member_of(context: Context) -> Node | HelperNode:
     """
     node, run = context.node_config, context.run_config
     torch.set_num_threads(int(run.get("threads", 1)))
-    simulated = bool(node.get("simulated", False))
+    says = {name: _flag(context, name) for name in FLAGS}
+    simulated = says["simulated"]
     if ("num-partitions" in node or simulated) and "directory" not in node and "simulated-clients" in run:
         return _played(context, Path(str(run["simulated-clients"])))
-    if node.get("helper") is True:
+    if says["helper"]:
         _needs(context, "directory", "agreement", "key")
         return HelperNode(str(node["directory"]), _agreement(context), SiteKey.read(str(node["key"])))
     _needs(context, "directory", "records", "agreement")
@@ -68,20 +72,20 @@ def member_of(context: Context) -> Node | HelperNode:
         Path(str(node["records"])),
         _agreement(context),
         wish=int(node["partition-id"]) if "partition-id" in node else None,
-        diagnostics=bool(node.get("diagnostics", False)),
+        diagnostics=says["diagnostics"],
         terms=Terms(
             ledger=_text(context, "ledger"),
             client=_text(context, "client"),
             epsilon=float(node["epsilon"]) if "epsilon" in node else None,
             delta=float(node["delta"]) if "delta" in node else None,
-            noise_at_server=node.get("noise-at-server") is True,
-            looked_up=node.get("looked-up") is True,
-            noise_shared=node.get("noise-shared") is True,
+            noise_at_server=says["noise-at-server"],
+            looked_up=says["looked-up"],
+            noise_shared=says["noise-shared"],
             honest=int(node.get("honest", 0)),
             helpers=accepted(str(node.get("helpers", ""))),
         ),
         simulated=simulated,
-        finish=node.get("finish") is True,
+        finish=says["finish"],
         key=SiteKey.read(str(node["key"])) if "key" in node else None,
     )
 
@@ -107,6 +111,17 @@ def _agreement(context: Context) -> Agreement:
 def _text(context: Context, name: str) -> str | None:
     node = context.node_config
     return str(node[name]) if name in node else None
+
+
+def _flag(context: Context, name: str) -> bool:
+    """A setting that is true or false, and nothing that somebody might take for it."""
+    said = context.node_config.get(name, False)
+    if not isinstance(said, bool):
+        raise EnrolmentError(
+            f"the node config's '{name}' is neither true nor false: start the SuperNode with {name}=true or "
+            f"{name}=false"
+        )
+    return said
 
 
 def _needs(context: Context, *names: str) -> None:
