@@ -6,7 +6,10 @@ docs/why-join.md and docs/choosing.md are made: every table of `site_tables`, wi
 error over that of each site's mean, in the mean over sites on the fifth that they hold out; *alone* and
 *finished* are those of the first `FINISHED` sites. `grid` is the best of `studies.table_grid` on the same
 seeds, picked on what it is judged by, which favours it; `picked` is the setting that was best on other seeds
-(`CHOOSING`), as somebody would find it who may try the whole grid without privacy.
+(`CHOOSING`), as somebody would find it who may try the whole grid without privacy. Seven divisions of a
+small table say little: `results/small_tables.json` has 21 others of four of them, by `--seeds 901 921
+--epsilons 2 8 32 --out FILE` with `--tables "breast cancer" wine --choosing 521 532`, and then with `--tables
+heart indomethacin --device none`, which tries no grid.
 
 Blueprint, noise, weights, steps and server are the package's own; clipped means of a linear model are in
 closed form, and releases are drawn as what channels decode to, as in `benchmarks.hospitals`.
@@ -203,7 +206,7 @@ def _judged(task: Task, outputs: Tensor, y: Tensor) -> tuple[float, float]:
     return float(task.losses(outputs, y).mean()), task.score(outputs, y) or 0.0
 
 
-def summed_up(figures: Sequence[Figures]) -> list[Figures]:
+def summed_up(figures: Sequence[Figures], choosing: Sequence[int] = CHOOSING) -> list[Figures]:
     """One line for each table, place and ε: means over seeds, of numbers in units of the constant's."""
     runs = [one for one in figures if "loss" in one]
     grids = {(*_cell(one), one["seed"]): one["grid"] for one in figures if "grid" in one}
@@ -222,7 +225,7 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
         over = losses["published"] / losses["constant"]
         own = np.array([one["score"]["published"] - one["without_own"]["score"] for one in mine])
         grid = [grids[(*cell, one["seed"])] for one in mine if (*cell, one["seed"]) in grids]
-        before = [grids[(*cell, seed)] for seed in CHOOSING if (*cell, seed) in grids]
+        before = [grids[(*cell, seed)] for seed in choosing if (*cell, seed) in grids]
         others = [one["pooled"] for one in figures if "pooled" in one and one["table"] == cell[0]]
         line = {
             **dict(zip(("table", "place", "epsilon"), cell, strict=True)),
@@ -246,7 +249,11 @@ def summed_up(figures: Sequence[Figures]) -> list[Figures]:
             means = np.mean(np.array(grid) / scale[:, None, None], axis=0)
             line["grid"] = round(float(means.min()), 4)
             if before:
-                line["picked"] = round(float(means.flat[np.argmin(np.mean(before, axis=0))]), 4)
+                each = (
+                    np.array([one.flat[np.argmin(np.mean(before, axis=0))] for one in np.array(grid)]) / scale
+                )
+                line["picked"] = round(float(each.mean()), 4)
+                line["picked_error"] = _error((losses["published"] - each) / each.mean())
         found.append(line)
     return found
 
@@ -274,6 +281,28 @@ def table(lines: Sequence[Figures], place: str, epsilons: Sequence[float] = (2.0
     return "\n".join(told)
 
 
+def further(lines: Sequence[Figures]) -> str:
+    """What more divisions of small tables say, as Markdown."""
+    told = ["| | above constant | above picked | above luckiest | finished − alone | own part, points |"]
+    told.append("|---|---|---|---|---|---|")
+    for one in lines:
+        cells = [_above(one, one["loss"]["constant"], one["over_constant_error"])]
+        cells += [_above(one, one.get("picked"), one.get("picked_error")), _above(one, one.get("grid"))]
+        cells += [
+            f"{one['gain']:+.3f} ± {one['gain_error']:.3f}",
+            f"{one['own']:+.2f} ± {one['own_error']:.2f}",
+        ]
+        told.append(f"| {one['table']}, {one['place']}, ε = {one['epsilon']:g} | {' | '.join(cells)} |")
+    return "\n".join(told)
+
+
+def _above(one: Figures, known: float | None, error: float | None = None) -> str:
+    if known is None:
+        return "–"
+    sure = "" if error is None else f" ± {100 * error:.1f}"
+    return f"{100 * (one['loss']['published'] / known - 1):+.1f}{sure} %"
+
+
 @lru_cache(maxsize=2)
 def loaded(folder: Path, name: str) -> Dataset:
     """The records of a table that was written to a folder."""
@@ -281,20 +310,35 @@ def loaded(folder: Path, name: str) -> Dataset:
 
 
 def with_grid(lines: Sequence[Figures], before: Sequence[Figures]) -> list[Figures]:
-    """Lines with what was found of the grid before, on the same seeds."""
-    known = {_cell(one): one for one in before}
-    return [one | {name: known[_cell(one)][name] for name in ("grid", "picked")} for one in lines]
+    """Lines with what was found of the grid before, on the same seeds; and those of other tables."""
+    known, kept = {_cell(one): one for one in before}, ("grid", "picked", "picked_error")
+    found = {
+        _cell(one): one | {name: value for name, value in known.get(_cell(one), {}).items() if name in kept}
+        for one in lines
+    }
+    return list((known | found).values())
 
 
-def work(folder: Path, names: Sequence[str], device: str) -> Iterator[tuple[Any, ...]]:
+def work(given: argparse.Namespace) -> Iterator[tuple[Any, ...]]:
     """What is to be done: a function, the table, and what else it is called with."""
-    for name in names:
-        yield from ((pooled, folder, name, seed) for seed in SEEDS)
-        for place, epsilon, seed in itertools.product(PRESETS, EPSILONS, SEEDS):
-            yield measured, folder, name, place, epsilon, seed
-        if device == "cpu":
-            for place, epsilon, seed in itertools.product(PRESETS, EPSILONS, SEEDS + CHOOSING):
-                yield tried, folder, name, place, epsilon, seed
+    for name in given.tables:
+        yield from ((pooled, given.folder, name, seed) for seed in given.seeds)
+        for place, epsilon, seed in itertools.product(PRESETS, given.epsilons, given.seeds):
+            yield measured, given.folder, name, place, epsilon, seed
+        if given.device == "cpu":
+            for place, epsilon, seed in itertools.product(PRESETS, given.epsilons, _both(given)):
+                yield tried, given.folder, name, place, epsilon, seed
+
+
+def _both(given: argparse.Namespace) -> tuple[int, ...]:
+    return (*given.seeds, *given.choosing)
+
+
+class Range(argparse.Action):
+    """Two seeds stand for all from the first to the last."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, tuple(range(values[0], values[1] + 1)))
 
 
 def _do(job: tuple[Any, ...]) -> Figures:
@@ -313,41 +357,48 @@ def main() -> None:
     )
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs=2, action=Range, default=SEEDS, help="first and last")
+    parser.add_argument("--choosing", type=int, nargs=2, action=Range, default=CHOOSING)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--device", default="cpu", help="where the grid is tried; none: its figures stay")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the tables of what was measured before")
     options = parser.parse_args()
     if options.table:
         lines = json.loads(options.out.read_text(encoding="utf-8"))
-        print("\n\n".join([*(table(lines, place) for place in PRESETS), counts(lines)]))
+        if options.out == RESULTS:
+            print("\n\n".join([*(table(lines, place) for place in PRESETS), counts(lines)]))
+        else:
+            print(further(lines))
         return
     for name in options.tables:
         if not (options.folder / name).exists():
             TABLES[name].write(options.source, options.folder / name)
     figures: list[Figures] = []
-    jobs = list(work(options.folder, options.tables, options.device))
-    cells, before = len(PRESETS) * len(EPSILONS), []
-    total = len(options.tables) * (len(SEEDS) * (1 + 2 * cells) + len(CHOOSING) * cells)
+    jobs = list(work(options))
+    cells, before = len(PRESETS) * len(options.epsilons), []
+    total = len(options.tables) * (len(options.seeds) * (1 + cells) + len(_both(options)) * cells)
+    if options.out.exists():
+        before = json.loads(options.out.read_text(encoding="utf-8"))
     if options.device == "none":
-        before, total = json.loads(options.out.read_text(encoding="utf-8")), len(jobs)
+        total = len(jobs)
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         found = pool.imap_unordered(_do, jobs, chunksize=1)
         if options.device not in ("cpu", "none"):  # one process on the device while the others are on cores
             for name, place in itertools.product(options.tables, PRESETS):
-                for epsilon, seed in itertools.product(EPSILONS, SEEDS + CHOOSING):
+                for epsilon, seed in itertools.product(options.epsilons, _both(options)):
                     records = loaded(options.folder, name)
                     figures.append({**tried(records, place, epsilon, seed, options.device), "table": name})
         for one in found:
             figures.append(one)
             print(len(figures), one["table"], flush=True)
             if len(figures) % 25 == 0 or len(figures) == total:
-                _write(figures, options.out, before)
+                _write(figures, options, before)
 
 
-def _write(figures: Sequence[Figures], out: Path, before: Sequence[Figures]) -> None:
-    lines = summed_up(sorted(figures, key=lambda one: one["seed"]))
-    lines = with_grid(lines, before) if before else lines
-    out.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def _write(figures: Sequence[Figures], given: argparse.Namespace, before: Sequence[Figures]) -> None:
+    lines = with_grid(summed_up(sorted(figures, key=lambda one: one["seed"]), given.choosing), before)
+    given.out.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from studies.real_tables import (
     RESULTS,
     ROWS,
     clipped_means,
+    further,
     published,
     summed_up,
     table,
@@ -95,3 +96,23 @@ def test_the_documented_figures_are_the_measured_ones_and_keep_what_is_promised(
         if line["epsilon"] >= 2 and line["pooled"] < 0.9 * loss["constant"]:
             assert loss["published"] < loss["constant"], line
     assert sum(line["gain"] < 0 for line in lines) > 0.8 * len(lines)
+    losses = {(line["table"], line["place"], line["epsilon"]): line["loss"]["published"] for line in lines}
+    for name, place in itertools.product(TABLES, PRESETS):
+        for before, epsilon in itertools.pairwise(EPSILONS):
+            assert losses[name, place, epsilon] < losses[name, place, before] + 0.001, (name, place, epsilon)
+
+
+def test_the_page_shows_what_more_divisions_of_small_tables_say() -> None:
+    lines = json.loads((RESULTS.parent / "small_tables.json").read_text(encoding="utf-8"))
+    page = (Path(__file__).parents[2] / "docs" / "why-join.md").read_text(encoding="utf-8")
+    assert further(lines) in page
+    assert {line["table"] for line in lines} == {"breast cancer", "wine", "heart", "indomethacin"}
+
+
+def test_a_line_without_a_grid_says_so_and_one_with_it_how_far_it_is_above() -> None:
+    line = {"table": "heart", "place": "client", "epsilon": 2.0, "loss": {"published": 0.42, "constant": 0.4}}
+    line |= {"over_constant_error": 0.01, "gain": 0.0, "gain_error": 0.0, "own": 0.0, "own_error": 0.0}
+    assert "| +5.0 ± 1.0 % | – | – |" in further([line])
+    known = {"grid": 0.35, "picked": 0.4, "picked_error": 0.02}
+    (kept,) = with_grid([line], [{**line, **known}])
+    assert "| +5.0 ± 1.0 % | +5.0 ± 2.0 % | +20.0 % |" in further([kept])
