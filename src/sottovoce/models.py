@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from types import CellType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -305,7 +305,7 @@ class _Copies(threading.local):
 _copies = _Copies()
 
 
-_MARK = "made_at_home"
+_MARK, _EMPTY = "made_at_home", CellType()
 
 
 def keep_at_home(module: nn.Module) -> None:
@@ -332,16 +332,19 @@ def made_at_home(thing: object) -> bool:
 
 
 def _held_by(one: object) -> list[object]:
-    """Returns what an object holds where a model could be: parts, attributes, closures, arguments, items."""
+    """Returns what an object holds where a model could be: items, closures, bound arguments, attributes."""
     if isinstance(one, Mapping):
         return list(one.values())
     if isinstance(one, list | tuple | set | frozenset):
         return list(one)
-    found = [getattr(one, name, None) for name in ("__self__", "__wrapped__", "func", "args", "keywords")]
-    found += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if cell != CellType()]
-    if not isinstance(one, type | ModuleType | Tensor | str | bytes):
-        found.append(getattr(one, "__dict__", None))
-    return [each for each in found if each is not None]
+    if isinstance(one, partial):
+        return [one.func, one.args, one.keywords]
+    if isinstance(one, MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, type | ModuleType | Tensor):
+        return []
+    cells = one.__closure__ or () if isinstance(one, FunctionType) else ()
+    return [vars(one) if hasattr(one, "__dict__") else None, *(c.cell_contents for c in cells if c != _EMPTY)]
 
 
 def imported(what: str, name: str) -> Any:
