@@ -102,6 +102,14 @@ def test_what_does_not_agree_is_said(trained: Path, tmp_path: Path, what: str) -
     assert any(said in fault for fault in recount(run)["faults"]), recount(run)["faults"]
 
 
+def faults_of(run: Path, copied: Path, statement: str) -> list[str]:
+    """What a recount says of a copy of a run in whose ledger a statement changed something."""
+    shutil.copytree(run, copied)
+    altered_ledger(statement)(copied)
+    faults: list[str] = recount(copied)["faults"]
+    return faults
+
+
 @pytest.mark.parametrize(
     ("run", "kind"),
     [("best", "context"), ("best", "confusion"), ("centred", "centre"), ("centred", "calibration")],
@@ -109,20 +117,18 @@ def test_what_does_not_agree_is_said(trained: Path, tmp_path: Path, what: str) -
 def test_everything_that_is_released_once_needs_a_row(
     trained: Path, tmp_path: Path, run: str, kind: str
 ) -> None:
-    copied = tmp_path / "run"
-    shutil.copytree(trained / run, copied)
-    altered_ledger(f"DELETE FROM release WHERE client = '1' AND kind = '{kind}'")(copied)
-    assert f"the {kind} of 1 in round 0 is in no row of the ledger" in recount(copied)["faults"]
+    gone = f"DELETE FROM release WHERE client = '1' AND kind = '{kind}'"
+    found = faults_of(trained / run, tmp_path / "run", gone)
+    assert f"the {kind} of 1 in round 0 is in no row of the ledger" in found
 
 
 @pytest.mark.parametrize(("run", "kind"), [("best", "confusion"), ("centred", "centre")])
 def test_what_is_released_once_has_the_sensitivity_that_the_pages_state(
     trained: Path, tmp_path: Path, run: str, kind: str
 ) -> None:
-    copied = tmp_path / "run"
-    shutil.copytree(trained / run, copied)
-    altered_ledger(f"UPDATE release SET sensitivity = sensitivity / 100 WHERE kind = '{kind}'")(copied)
-    assert any(f"for the {kind} of" in fault for fault in recount(copied)["faults"])
+    cheaper = f"UPDATE release SET sensitivity = sensitivity / 100 WHERE kind = '{kind}'"
+    found = faults_of(trained / run, tmp_path / "run", cheaper)
+    assert any(f"for the {kind} of" in fault for fault in found)
 
 
 def test_what_a_ledger_has_lost_is_counted(trained: Path, tmp_path: Path) -> None:
