@@ -41,7 +41,7 @@ test-federation: .venv/installed
 	@PATH="$$PATH:/usr/sbin"; for program in nginx openssl ssh-keygen; do \
 	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
-	$(BIN)/pytest tests/federation tests/onboarding
+	$(BIN)/pytest tests/federation
 
 # Pairs of files that differ in one unit, and everything that would leave of both: minutes. Prints the tables of
 # docs/privacy.md.

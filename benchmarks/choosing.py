@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sottovoce.files import write_atomically
+from sottovoce.machine.files import write_atomically
 from sottovoce.report.chart import Axis, Chart, line_of, linear, svg, trend
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sottovoce.plan import Plan
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import train
 
 

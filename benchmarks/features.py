@@ -27,13 +27,13 @@ from torch import Tensor
 
 from benchmarks.contest import contest
 from benchmarks.peers.turns import Turns
-from sottovoce.cores import side_by_side
 from sottovoce.data import Dataset, Facts
 from sottovoce.gradients import clipped_mean
+from sottovoce.machine.determinism import side_by_side
 from sottovoce.plan import Plan
 from sottovoce.run.prepare import prepare
-from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
+from sottovoce.run.simulation import Simulation
 
 CLIENTS, RECORDS, FEATURES, CLASSES = 40, 800, 2_048, 10
 SERIES = {"clients": (40, 100, 300, 1_000), "enrolled": (100, 1_000, 10_000, 100_000)}

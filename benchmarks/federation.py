@@ -46,13 +46,13 @@ def enrolment(count: int) -> dict[str, Any]:
     import flwr.serverapp  # noqa: F401  (what a ServerApp has loaded anyway)
     import torch
 
-    from sottovoce.blueprint import participant_name
     from sottovoce.data import Facts
     from sottovoce.federation import Agreement
-    from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.sealing import agreed_secret, new_key, proof, public_key
+    from sottovoce.federation.server import Coordinator
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
+    from sottovoce.release.secrets import participant_name
 
     torch.set_num_threads(1)
     before = memory()
@@ -100,8 +100,8 @@ def release(folder: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     started, began_cpu = time.perf_counter(), time.process_time()
-    import sottovoce.client
     import sottovoce.federation.flower.client_app
+    import sottovoce.training.client
     from sottovoce.federation import Agreement
     from sottovoce.federation.node import Node
 
@@ -136,8 +136,8 @@ def round_trip(channel: str) -> dict[str, Any]:
     import torch
 
     from sottovoce.federation import agree, write_client_files
-    from sottovoce.federation.coordinator import Coordinator
     from sottovoce.federation.node import Node
+    from sottovoce.federation.server import Coordinator
     from sottovoce.federation.store import Store
     from sottovoce.plan import Plan
 

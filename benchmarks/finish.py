@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from sottovoce.data import Facts, Records
-from sottovoce.finishing import finish_records
 from sottovoce.personal import Origin, PersonalModel
+from sottovoce.personal.finishing import finish_records
 from sottovoce.plan import Plan
 
 CASES = {"2,048 features, 1,000 records": (2048, 1000, 10), "table of 10,000 rows": (20, 10_000, 4)}

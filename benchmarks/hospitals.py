@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from sottovoce.data import Dataset, Facts
-from sottovoce.models import logits
+from sottovoce.models.parameters import logits
+from sottovoce.models.tasks import open_task
 from sottovoce.plan import Plan
 from sottovoce.run.prepare import Prepared, prepare
-from sottovoce.server import Server
-from sottovoce.tasks import open_task
+from sottovoce.training.server import Server
 
 SIZES = (2600, 1900, 1500, 1300, 1100, 900, 750, 650, 520, 430, 350, 300)
 COLUMNS, CLASSES, FRESH, LARGE = 20, 4, 10_000, 1_000

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.memory import kilobytes
 from sottovoce.channel import Channel
+from sottovoce.federation.onboarding import BUCKET, NAME, VERSION, Specification
 from sottovoce.federation.sealing import agreed_secret, new_key, pad, public_key
-from sottovoce.onboarding import BUCKET, NAME, VERSION, Specification
 from sottovoce.plan import Plan
 from sottovoce.run.training import train
 

@@ -22,10 +22,10 @@ import torch
 from pyarrow.csv import read_csv, write_csv
 from pyarrow.parquet import write_table
 
-from sottovoce.blueprint import build
 from sottovoce.data import Description
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
+from sottovoce.release.blueprint import build
 
 NUMBERS, CLASSES = 20, ("healthy", "cardiac", "renal", "infection")
 CATEGORIES = {"sex": ("f", "m"), "ward": ("a", "b", "c", "d")}

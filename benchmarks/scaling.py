@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from benchmarks.contest import contest
 from benchmarks.memory import kilobytes
 from benchmarks.peers.turns import Turns
-from sottovoce.models import lenet
+from sottovoce.models.architectures import lenet
 
 TURNS = 7
 SERIES = {  # by quantity: its values, and what is measured at each

@@ -19,9 +19,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.channel import SystemRandomness
-from sottovoce.helper import Helper
-from sottovoce.masking import KIND, HelperKeys, MaskTerms, ephemeral_of, masked, public_hex, unmasked
-from sottovoce.shared import Sharing
+from sottovoce.release.places.helper import Helper
+from sottovoce.release.places.masks import (
+    KIND,
+    HelperKeys,
+    MaskTerms,
+    ephemeral_of,
+    masked,
+    public_hex,
+    unmasked,
+)
+from sottovoce.release.places.shared import Sharing
 
 SIZE, HELPERS, ROUNDS = 20_490, 3, 5
 TARGETS = {"client_ms": 150.0, "helper_ms": 60.0, "unmasking_ms": 60.0, "bytes_up": 42_000.0}

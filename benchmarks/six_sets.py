@@ -1,9 +1,9 @@
 """One default for records it has never seen: six unlike sets, the setting chosen on the other five.
 
 `python -m benchmarks.six_sets [--sets …]` writes `results/six_sets.json`, from which the table of
-docs/benchmarks.md is made. Grid: what noise alone may move a logit (the drift of `sottovoce.blending`, 2.5 by
-default) and how much of it through own parts (0.5). Each set is judged at the point that is best on the mean
-of the others, at the default, and at its own best point, which is a maximum over noisy cells and so
+docs/benchmarks.md is made. Grid: what noise alone may move a logit (the drift of `sottovoce.release.recipe`,
+2.5 by default) and how much of it through own parts (0.5). Each set is judged at the point that is best on
+the mean of the others, at the default, and at its own best point, which is a maximum over noisy cells and so
 flattered. Digits and breast cancer are scikit-learn's, the latter standardized by constants of the whole set,
 which stand in for public ones; pictures are seen through scattering, projected to 512 numbers. Runs are those
 of `benchmarks.hospitals`.
@@ -22,10 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.hospitals import Judged, accuracies, hospitals, judged
-from sottovoce import blending, data
+from sottovoce import data
 from sottovoce.data import Dataset, Facts
 from sottovoce.data.partitions import partition
 from sottovoce.plan import Plan
+from sottovoce.release import recipe as blending
 from sottovoce.run.prepare import prepare
 
 DRIFTS, OWN_DRIFTS = (1.4, 2.0, 2.5, 2.8, 4.0), (0.25, 0.5, 1.0)

@@ -31,8 +31,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from sottovoce.gradients import clipped_means
-from sottovoce.models import flat_parameters, lenet
-from sottovoce.subspace import BASIS_KINDS, open_basis
+from sottovoce.models.architectures import lenet
+from sottovoce.models.bases import BASIS_KINDS, open_basis
+from sottovoce.models.parameters import flat_parameters
 
 METHODS = ("Global", "Full-DG", "DeepLin-DG", "Ours-DG", "Ours-LRSUQ")
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from sottovoce.data import Dataset
-from sottovoce.metrics import constant
-from sottovoce.models import logits
+from sottovoce.models.metrics import constant
+from sottovoce.models.parameters import logits
+from sottovoce.models.tasks import open_task
 from sottovoce.run.prepare import prepare
-from sottovoce.tasks import open_task
 from studies.real_tables import PRESETS, loaded, trained
 from studies.site_tables import TABLES
 from studies.table_grid import prepared_plan

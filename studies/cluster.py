@@ -25,7 +25,7 @@ import studies
 from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from studies.work import Batch, Ended, Finished, Progress, Said, Setting, work
 
 BRING_SECONDS = 60.0  # between the states of an unfinished run that come back, where no machine is lost

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from studies.grid import CellRun, batches_of
 from studies.pool import Pool
 from studies.summary import finished

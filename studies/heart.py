@@ -26,8 +26,8 @@ from torch import Tensor
 
 from sottovoce import data
 from sottovoce.data import Dataset, Description, Facts
-from sottovoce.finishing import finished_outputs
-from sottovoce.tasks import open_task
+from sottovoce.models.tasks import open_task
+from sottovoce.personal.finishing import finished_outputs
 from studies.own_splits import Rival, Split, rival, rival_scores, run, score
 
 ROOT = Path(__file__).parents[1]

@@ -26,15 +26,15 @@ from benchmarks.hospitals import CLASSES, COLUMNS, SIZES, hospitals
 from torch import Tensor
 
 from sottovoce.data import Records
-from sottovoce.data.description import Description
-from sottovoce.finishing import finished_outputs, joined
-from sottovoce.modelfile import load_tensors
+from sottovoce.data.tables.schema import Description
+from sottovoce.models.tasks import Task, open_task
+from sottovoce.models.tensors import load_tensors
+from sottovoce.personal.finishing import finished_outputs, joined
 from sottovoce.plan import Plan
 from sottovoce.report.chart import line_of, linear, logarithmic, svg, trend
 from sottovoce.run.prepare import Prepared, prepare
-from sottovoce.run.rounds import Simulation
-from sottovoce.server import Server
-from sottovoce.tasks import Task, open_task
+from sottovoce.run.simulation import Simulation
+from sottovoce.training.server import Server
 from studies.real_tables import trained
 from studies.sweep import Job, run_batch
 from studies.table_grid import prepared_plan

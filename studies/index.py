@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import PUBLIC, write_atomically
+from sottovoce.machine.files import PUBLIC, write_atomically
 from studies.cells import EXPERIMENTS, Cell
 from studies.grid import run_of
 from studies.summary import united

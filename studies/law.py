@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.central import Update, noised_sum
 from sottovoce.channel.wire import HEADER_BYTES
-from sottovoce.client import Client
 from sottovoce.errors import SottovoceError
-from sottovoce.metrics import Own
+from sottovoce.models.metrics import Own
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import StreamReused
-from sottovoce.release import Release
-from sottovoce.run.rounds import Round, Simulation
+from sottovoce.release.kind import Release
+from sottovoce.release.places.server import Update, noised_sum
+from sottovoce.release.places.shared import Shares
 from sottovoce.run.session import Session
-from sottovoce.shared import Shares
+from sottovoce.run.simulation import Round, Simulation
+from sottovoce.training.client import Client
 from studies.memory import MemoryLedger
 
 

@@ -13,10 +13,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
-from sottovoce.files import write_atomically
+from sottovoce.machine.files import write_atomically
+from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_file import LedgerFile
-from sottovoce.privacy.rollback import Memory
 
 
 class MemoryFile(LedgerFile):

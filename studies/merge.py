@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import PUBLIC, write_atomically
+from sottovoce.machine.files import PUBLIC, write_atomically
 from studies.bench import channel
 from studies.cells import EXPERIMENTS, SEEDS, open_cells
 from studies.grid import runs_of

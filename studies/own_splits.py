@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.blueprint import Blueprint
 from sottovoce.data import Dataset, Facts, Records, split_seeds
-from sottovoce.models import logits
+from sottovoce.models.parameters import logits
+from sottovoce.models.tasks import open_task
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import calibrate
-from sottovoce.run.comparison import rehearse
+from sottovoce.release.blueprint import Blueprint
 from sottovoce.run.prepare import prepare
-from sottovoce.tasks import open_task
+from sottovoce.run.rehearsal import rehearse
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sottovoce.features.fixed import Scattering
-from sottovoce.features.patterns import Network, Patterns, paths, standardized
+from sottovoce.models.features.fixed import Scattering
+from sottovoce.models.features.patterns import Network, Patterns, paths, standardized
 from studies.images import generate
 
 _RENEWED = 4096  # pictures made at once

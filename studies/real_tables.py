@@ -31,15 +31,15 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
-from sottovoce.centring import cut
 from sottovoce.channel.wire import SeededRandomness
 from sottovoce.data import Dataset
-from sottovoce.finishing import finished_outputs, joined
-from sottovoce.metrics import constant
-from sottovoce.models import flat_parameters, logits
+from sottovoce.models.metrics import constant
+from sottovoce.models.parameters import flat_parameters, logits
+from sottovoce.models.tasks import Task, open_task
+from sottovoce.personal.finishing import finished_outputs, joined
+from sottovoce.release.once.centre import cut
 from sottovoce.run.prepare import Prepared, prepare
-from sottovoce.server import Server
-from sottovoce.tasks import Task, open_task
+from sottovoce.training.server import Server
 from studies.counts import counts
 from studies.site_tables import TABLES
 from studies.table_grid import ROUNDS, Tried, padded, prepared_plan, settings, with_constant

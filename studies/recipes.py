@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sottovoce import catalog
-from sottovoce.blending import kept_parts
-from sottovoce.calibration import Scaling
-from sottovoce.centring import measured_from
-from sottovoce.metrics import constant
+from sottovoce.models.metrics import constant
+from sottovoce.models.tasks import open_task
+from sottovoce.plan import catalog
+from sottovoce.release.once.calibration import Scaling
+from sottovoce.release.once.centre import measured_from
+from sottovoce.release.recipe import kept_parts
 from sottovoce.run.prepare import Prepared, prepare
-from sottovoce.server import Server
-from sottovoce.tasks import open_task
+from sottovoce.training.server import Server
 from studies.real_tables import PRESETS, loaded, release_once
 from studies.site_tables import TABLES
 from studies.table_grid import AVERAGED, padded, prepared_plan, with_constant

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.blueprint import Blueprint
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan, PlanError
-from sottovoce.server import Server
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.training.server import Server
 
 METHOD = "replay"
 """What tables and names of runs call it; its plan says `direct`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from sottovoce import report
 from sottovoce.errors import SottovoceError
-from sottovoce.files import PUBLIC, write_atomically
+from sottovoce.machine.files import PUBLIC, write_atomically
 from sottovoce.report.table import Table, TableEntry
 from studies.cells import EXPERIMENTS
 from studies.figures import figures

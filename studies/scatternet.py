@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sottovoce.features.fixed import COEFFICIENTS, Scattering
+from sottovoce.models.features.fixed import COEFFICIENTS, Scattering
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import calibrate
 from sottovoce.run.prepare import prepare

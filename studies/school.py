@@ -26,8 +26,8 @@ from scipy.io import loadmat
 from torch import Tensor
 
 from sottovoce.data import Facts
-from sottovoce.finishing import finished_outputs
-from sottovoce.tasks import open_task
+from sottovoce.models.tasks import open_task
+from sottovoce.personal.finishing import finished_outputs
 from studies.heart import RIVALS
 from studies.own_splits import Rival, Split, padded, rival, rival_scores, run
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import PUBLIC, write_atomically
-from sottovoce.run import RunDirectory
+from sottovoce.machine.files import PUBLIC, write_atomically
+from sottovoce.run.directory import RunDirectory
 from studies.grid import CellRun
 
 FILE = "summary.json"

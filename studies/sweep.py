@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.centring import measured_from
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_means
 from sottovoce.plan import Plan
-from sottovoce.run import RunDirectory
+from sottovoce.release.once.centre import measured_from
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import Shared, prepare
-from sottovoce.run.rounds import Round
 from sottovoce.run.session import Session
+from sottovoce.run.simulation import Round
 from studies import replay
 from studies.law import LawSession, session_of
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.blending import counted_sizes
-from sottovoce.central import CARRIED
 from sottovoce.data import Records
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
+from sottovoce.release.places.server import CARRIED
+from sottovoce.release.recipe import counted_sizes
 from sottovoce.run.prepare import Prepared
 
 AVERAGED = 0.3

@@ -16,7 +16,7 @@ import torch
 
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import train
 from studies.grid import CellRun
 from studies.summary import write_summary

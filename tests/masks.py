@@ -10,8 +10,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce.helper import Helper
-from sottovoce.masking import HelperKeys, MaskTerms, RoundKey, ephemeral_of, masked, public_hex
+from sottovoce.release.places.helper import Helper
+from sottovoce.release.places.masks import HelperKeys, MaskTerms, RoundKey, ephemeral_of, masked, public_hex
 
 
 @dataclass(frozen=True)

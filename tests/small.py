@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 from torch import nn
 
-from sottovoce.blueprint import Blueprint, build
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.data import Facts
 from sottovoce.plan import Plan
+from sottovoce.release.blueprint import Blueprint, build
 
 SMALL = {
     "preset": "tuned",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.modelfile import load_tensors
+from sottovoce.models.tensors import load_tensors
 from sottovoce.run.training import train
 
 PAGE = Path(__file__).parents[1] / "docs" / "algorithm.md"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import sottovoce
-from sottovoce.catalog import CHANNELS, CONTEXTS, METHODS
-from sottovoce.context import open_statistic
+from sottovoce.plan.catalog import CHANNELS, CONTEXTS, METHODS
+from sottovoce.release.once.context import open_statistic
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

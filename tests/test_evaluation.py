@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sottovoce.data import Facts
-from sottovoce.metrics import Curves, Evaluation, mean_accuracy
-from sottovoce.tasks import open_task
+from sottovoce.models.metrics import Curves, Evaluation, mean_accuracy
+from sottovoce.models.tasks import open_task
 
 TASK, WIDE = open_task(Facts((1,), 3)), open_task(Facts((1,), 5))
 

@@ -21,20 +21,21 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.blueprint import build
 from sottovoce.data import Description, Facts
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import described_facts, view
 from sottovoce.federation import Agreement
+from sottovoce.federation.onboarding import Specification
+from sottovoce.federation.onboarding.remote import parsed_json
+from sottovoce.federation.onboarding.server import FinishedRun
 from sottovoce.federation.sealing import new_key, public_key
-from sottovoce.foreign import MOST_BYTES, MOST_PARAMETERS, foreign_plan
-from sottovoce.modelfile import GeneratorFile
-from sottovoce.onboarding import Specification
-from sottovoce.onboarding.remote import parsed_json
-from sottovoce.onboarding.server import FinishedRun
+from sottovoce.models.architectures import MOST_BYTES, MOST_PARAMETERS
+from sottovoce.models.features.cache import described_facts, view
 from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.plan import Plan
-from sottovoce.server import Server
+from sottovoce.plan.limits import foreign_plan
+from sottovoce.release.blueprint import build
+from sottovoce.run.models import GeneratorFile
+from sottovoce.training.server import Server
 
 FACTS = Facts((1, 16, 16), 3)
 VALUES = {

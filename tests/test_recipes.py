@@ -21,25 +21,28 @@ from numpy.typing import NDArray
 from studies.exactness import STATISTICS, collect
 from torch import Tensor, nn
 
-from sottovoce import catalog, channel, context, data, generator, models
+from sottovoce import channel, data
 from sottovoce.channel import Channel
 from sottovoce.channel.wire import PrivateRandomness, SharedRandomness
-from sottovoce.context import Statistic
 from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Fields
+from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.progress import write_run
-from sottovoce.generator import Generator
-from sottovoce.modelfile import load_tensors
-from sottovoce.onboarding.future_client import personalize
-from sottovoce.optimizers import Optimizer
+from sottovoce.federation.server import Fields
+from sottovoce.models import architectures as models
+from sottovoce.models.tasks import Task
+from sottovoce.models.tensors import load_tensors
+from sottovoce.plan import catalog
+from sottovoce.release.once import Statistic, context
 from sottovoce.report.run import write_report
 from sottovoce.report.table import measure
-from sottovoce.run import RunDirectory
 from sottovoce.run.cost import outline
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
-from sottovoce.server import Server
-from sottovoce.tasks import Task
+from sottovoce.training import generator
+from sottovoce.training.generator import Generator
+from sottovoce.training.optimizers import Optimizer
+from sottovoce.training.server import Server
 from tests.federation.world import World, everyone_paid, same
 from tests.small import built, small_plan
 
@@ -348,6 +351,7 @@ def test_the_page_states_the_layers_of_the_contract() -> None:
 def test_no_way_through_the_house_is_longer_than_the_page_allows() -> None:
     """All but the lines, which no test counts."""
     heads = {"modules": "modules in the wheel", "release": "files of a gradient release"}
+    heads |= {"root": "names at the root", "room": "entries of the largest room"}
     heads["training"] = "files of a training of two rounds"
     script = [sys.executable, str(PAGE.parents[1] / "tools" / "rooms.py")]
     found = json.loads(subprocess.run(script, check=True, capture_output=True).stdout)

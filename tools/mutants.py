@@ -37,16 +37,26 @@ from trials import Bench
 
 ROOT = Path(__file__).parents[1]
 TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("privacy", "cli/test_ledger.py"): tuple(
-        f"privacy/{name}" for name in ("accounting", "ledger", "ledger_file", "past", "rollback", "__init__")
+    ("privacy", "plan/test_schedule.py", "cli/test_ledger.py"): (
+        *(f"privacy/{name}" for name in ("accounting", "ledger", "ledger_file", "history", "terms")),
+        "machine/rollback",
+        "plan/schedule",
     ),
-    ("test_account.py", "federation/test_recovery.py", "federation/test_own_ledger.py"): (
-        "account",
-        "federation/client_directory",
+    ("training/test_accounts.py", "federation/test_recovery.py", "federation/test_own_ledger.py"): (
+        "training/accounts",
+        "federation/directory",
     ),
-    ("test_context.py", "gradients/test_units.py", "test_release.py"): ("context",),
+    ("release/once/test_context.py", "gradients/test_units.py", "release/test_kind.py"): (
+        "release/once/context",
+        "release/once/__init__",
+    ),
     ("gradients",): tuple(f"gradients/{name}" for name in ("__init__", "clipping", "identity", "vmap")),
-    ("test_client.py", "test_release.py", "test_central.py", "run/test_cost.py"): ("client", "release"),
+    (
+        "training/test_client.py",
+        "release/test_kind.py",
+        "release/places/test_server.py",
+        "run/test_cost.py",
+    ): ("training/client", "release/kind", "release/blueprint"),
     ("run/test_prepare.py",): ("run/prepare",),
     ("channel/test_wire.py", "channel/test_randomness.py"): ("channel/wire",),
     (
@@ -55,8 +65,12 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "channel/test_golden.py",
         "channel/test_fuzz.py",
     ): ("channel/__init__", "channel/direct"),
-    ("test_calibration.py",): ("calibration",),
-    ("test_shared.py", "test_masking.py", "test_helper.py"): ("shared", "masking", "helper"),
+    ("release/once/test_calibration.py",): ("release/once/calibration",),
+    ("release/places/test_shared.py", "release/places/test_masks.py", "release/places/test_helper.py"): (
+        "release/places/shared",
+        "release/places/masks",
+        "release/places/helper",
+    ),
 }
 """Tests, and the modules of the safety core for which they answer."""
 CORE = [module for modules in TESTS.values() for module in modules]

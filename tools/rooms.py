@@ -30,9 +30,21 @@ PLAN = {
 
 
 def wheel() -> dict[str, int]:
-    """Modules and lines of the wheel."""
+    """Modules and lines of the wheel, names at its root, entries of its largest room."""
     files = list(SOURCE.rglob("*.py"))
-    return {"modules": len(files), "lines": sum(len(file.read_text().splitlines()) for file in files)}
+    entries = {folder: len(_entries(folder)) for folder in (SOURCE, *filter(Path.is_dir, SOURCE.iterdir()))}
+    return {
+        "modules": len(files),
+        "lines": sum(len(file.read_text().splitlines()) for file in files),
+        "root": entries.pop(SOURCE),
+        "room": max(entries.values()),
+    }
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Modules and folders beside the page of a folder."""
+    there = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"]
+    return [path for path in there if not path.name.startswith("__")]
 
 
 def entered(work: Callable[[], object]) -> list[str]:
@@ -63,11 +75,11 @@ def rooms() -> dict[str, Any]:
     """The figures, and which files they are."""
     import torch
 
-    from sottovoce.client import Client
     from sottovoce.plan import Plan
     from sottovoce.privacy.ledger import Ledger
     from sottovoce.run.prepare import prepare
     from sottovoce.run.training import train
+    from sottovoce.training.client import Client
 
     plan = Plan.load(overrides=PLAN)
     with TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from torch.nn import functional as F
 
 from benchmarks.peers.records import clients
-from sottovoce.models import lenet
+from sottovoce.models.architectures import lenet
 
 app = ClientApp()
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.records import CLIENTS_PER_ROUND, clients
 from benchmarks.peers.turns import Turns
-from sottovoce.models import lenet
+from sottovoce.models.architectures import lenet
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "direct": {"channel": "direct"},

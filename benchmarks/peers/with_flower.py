@@ -18,7 +18,7 @@ from flwr.simulation import run_simulation
 from benchmarks.peers.flower_client import app as client_app
 from benchmarks.peers.records import CLIENTS, CLIENTS_PER_ROUND
 from benchmarks.peers.turns import Turns
-from sottovoce.models import lenet
+from sottovoce.models.architectures import lenet
 
 
 class FlowerClock(FedAvg):

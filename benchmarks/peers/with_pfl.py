@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.records import CLIENTS, CLIENTS_PER_ROUND, clients
 from benchmarks.peers.turns import Turns
-from sottovoce.models import lenet
+from sottovoce.models.architectures import lenet
 
 RANK, ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
 

@@ -13,20 +13,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sottovoce.api import train
     from sottovoce.data import Dataset, from_torch, load
+    from sottovoce.data.python import from_clients, from_huggingface
     from sottovoce.errors import SottovoceError
-    from sottovoce.estimators import PrivateClassifier, PrivateRegressor
-    from sottovoce.finishing import finish
-    from sottovoce.given import from_clients, from_huggingface
-    from sottovoce.onboarding.future_client import personalize
-    from sottovoce.onnxfile import export_onnx
+    from sottovoce.federation.onboarding.client import personalize
     from sottovoce.personal import PersonalModel
+    from sottovoce.personal.finishing import finish
+    from sottovoce.personal.onnx import export_onnx
+    from sottovoce.personal.prediction import predict
     from sottovoce.plan import Plan
-    from sottovoce.prediction import predict
-    from sottovoce.privacy import Terms
-    from sottovoce.run.comparison import compare
-    from sottovoce.run.export import write_models
+    from sottovoce.privacy.terms import Terms
+    from sottovoce.run import train
+    from sottovoce.run.estimators import PrivateClassifier, PrivateRegressor
+    from sottovoce.run.models import write_models
+    from sottovoce.run.rehearsal import compare
     from sottovoce.run.training import evaluate
 
 __version__ = "0.2.0"
@@ -56,22 +56,22 @@ _HOME = {
     "Dataset": "data",
     "PersonalModel": "personal",
     "Plan": "plan",
-    "PrivateClassifier": "estimators",
-    "PrivateRegressor": "estimators",
+    "PrivateClassifier": "run.estimators",
+    "PrivateRegressor": "run.estimators",
     "SottovoceError": "errors",
-    "Terms": "privacy",
-    "compare": "run.comparison",
+    "Terms": "privacy.terms",
+    "compare": "run.rehearsal",
     "evaluate": "run.training",
-    "export_onnx": "onnxfile",
-    "finish": "finishing",
-    "from_clients": "given",
-    "from_huggingface": "given",
+    "export_onnx": "personal.onnx",
+    "finish": "personal.finishing",
+    "from_clients": "data.python",
+    "from_huggingface": "data.python",
     "from_torch": "data",
     "load": "data",
-    "personalize": "onboarding.future_client",
-    "predict": "prediction",
-    "train": "api",
-    "write_models": "run.export",
+    "personalize": "federation.onboarding.client",
+    "predict": "personal.prediction",
+    "train": "run",
+    "write_models": "run.models",
 }
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.catalog import CHANNELS
 from sottovoce.cli.display import as_json, err, facts, out
 from sottovoce.cli.options import JSON
+from sottovoce.plan.catalog import CHANNELS
 
 app = typer.Typer(help="Measure channels, gradients and rounds on this machine.", no_args_is_help=True)
 

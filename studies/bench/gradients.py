@@ -24,8 +24,9 @@ from torch.nn import functional as F
 
 import sottovoce
 from sottovoce.gradients import clipped_mean, vmap
-from sottovoce.models import flat_parameters, lenet
-from sottovoce.subspace import BASIS_KINDS, BasisKind, SignedPartition, open_basis
+from sottovoce.models.architectures import lenet
+from sottovoce.models.bases import BASIS_KINDS, BasisKind, SignedPartition, open_basis
+from sottovoce.models.parameters import flat_parameters
 from studies.bench.interleaved import medians
 
 COEFFICIENTS = 16_384

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sottovoce import server, shared
 from sottovoce.audit import game, guessing
 from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
@@ -25,7 +24,9 @@ from sottovoce.channel import direct
 from sottovoce.channel.direct import draw
 from sottovoce.channel.wire import PrivateRandomness
 from sottovoce.privacy.ledger import Charge, Ledger
-from sottovoce.release import Release
+from sottovoce.release.kind import Release
+from sottovoce.release.places import shared
+from sottovoce.training import server
 
 from .toys import BEST, CENTRAL, CENTRED, SHARED, quick, toy
 
@@ -85,11 +86,14 @@ def shares_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are as long as they come."""
-    import sottovoce.release as module
+    import sottovoce.gradients as gradients
+    import sottovoce.release.blueprint as release_blueprint
 
-    clipped = module.clipped_mean
+    clipped = gradients.clipped_mean
     monkeypatch.setattr(
-        module, "clipped_mean", lambda *given, clip, **more: clipped(*given, clip=100 * clip, **more)
+        release_blueprint,
+        "clipped_mean",
+        lambda *given, clip, **more: clipped(*given, clip=100 * clip, **more),
     )
 
 

@@ -19,9 +19,9 @@ from sottovoce.audit.pair import (
     worst_pair,
     worst_records,
 )
-from sottovoce.centring import cut
-from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, Records
+from sottovoce.release.once.centre import cut
+from sottovoce.training.client import Asked, Client
 
 from .toys import BEST, CENTRAL, CENTRED, SHARED, toy
 
@@ -50,7 +50,8 @@ BY_INPUTS = {"calibration": -1.0, "context": -1.0, "confusion": -1.0}
 
 LEAST = {"calibration": 0.45}
 """Two records that are both taken for what they are not, the worst pair of all other releases, tell as much
-of a slope: they differ in shifts alone. `tests/test_calibration.py` has pairs that come near its bound."""
+of a slope: they differ in shifts alone. `tests/release/once/test_calibration.py` has pairs that come near its
+bound."""
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -72,7 +73,7 @@ def test_the_worst_pair_moves_every_release_as_far_as_is_charged(tmp_path: Path,
 def test_the_worst_pair_of_a_centred_plan_is_the_worst_wherever_the_centre_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, Any], at: list[float]
 ) -> None:
-    monkeypatch.setattr("sottovoce.server.centre", lambda *_: torch.tensor(at))
+    monkeypatch.setattr("sottovoce.training.server.centre", lambda *_: torch.tensor(at))
     pair = worst_pair(*toy(tmp_path, **{**noise, **CENTRED}))
     seen = play(pair, 0, pair.files[0])
     assert seen.ratios["gradient"] == pytest.approx(1.0, abs=0.01)

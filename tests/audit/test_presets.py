@@ -14,8 +14,8 @@ import pytest
 from sottovoce.audit import guessing
 from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
-from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import worst_pair
+from sottovoce.audit.sensitivity import ratios
 from sottovoce.plan import Plan
 
 from .toys import opened

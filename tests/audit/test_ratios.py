@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.audit.leaving import ratios
+from sottovoce.audit.sensitivity import ratios
 from sottovoce.data import dataset as dataset_module
 from sottovoce.errors import SottovoceError
 from tests.run.test_folder import planned, sites
 from tests.small import small_plan
 
-from .test_leaving import SHARES
+from .test_sensitivity import SHARES
 
 
 def kinds(found: Any) -> set[tuple[str, str]]:

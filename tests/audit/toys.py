@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.blueprint import Blueprint
 from sottovoce.data import FederatedDataset
 from sottovoce.plan import Plan
+from sottovoce.release.blueprint import Blueprint
 from sottovoce.run.prepare import prepare
 
 TOY = {"partition": "client", "participants": 0, "clients_per_round": 0, "future_clients": 0, "rounds": 3}

@@ -9,8 +9,8 @@ import torch
 from benchmarks.hospitals import LARGE, RESULTS, SIZES, accuracies, clipped_mean, hospitals, table
 
 from sottovoce.gradients import clipped_mean as general
-from sottovoce.models import linear
-from sottovoce.subspace import Identity
+from sottovoce.models.architectures import linear
+from sottovoce.models.bases import Identity
 
 
 def test_the_closed_form_is_the_packages_clipped_mean() -> None:

@@ -14,7 +14,7 @@ from sottovoce.cli import rehearsals
 from sottovoce.cli.application import app
 from sottovoce.plan import Plan
 from tests.data.hospitals import folder
-from tests.run.test_comparison import site
+from tests.run.test_rehearsal import site
 
 from .conftest import Failing
 

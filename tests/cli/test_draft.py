@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sottovoce.cli import datasets as command
+from sottovoce.cli import data as command
 from sottovoce.cli.application import app
 from sottovoce.data import Description
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
+from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, client_scope
-from sottovoce.privacy.rollback import Memory
 
 from .conftest import Failing
 

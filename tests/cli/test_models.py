@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from sottovoce.cli import main
 from sottovoce.cli.application import app
 from sottovoce.data import Description
-from sottovoce.modelfile import load_tensors, save_tensors
+from sottovoce.models.tensors import load_tensors, save_tensors
 from sottovoce.personal import personal_model
 from sottovoce.report.table import Table, number, percent, plain
 from tests.data.hospitals import folder
-from tests.run.test_comparison import site
+from tests.run.test_rehearsal import site
 from tests.small import SMALL, built, small_plan
 
 from .conftest import Failing

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.plan import Plan
 from tests.data.hospitals import folder
-from tests.run.test_comparison import site
 from tests.run.test_folder import sites
+from tests.run.test_rehearsal import site
 from tests.small import SMALL
 
 from .conftest import SETTINGS, Failing

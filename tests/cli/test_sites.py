@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli.application import app
 from sottovoce.federation import Agreement
-from sottovoce.federation.parties import Parties, SiteKey, accepted, fingerprint
+from sottovoce.federation.keys import Parties, SiteKey, accepted, fingerprint
 from tests.cli.conftest import Failing
 from tests.federation.world import SHARED
 

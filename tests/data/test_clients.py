@@ -25,7 +25,8 @@ from sottovoce.data import (
 )
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import agree
-from sottovoce.plan import Plan, PlanError
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites
 

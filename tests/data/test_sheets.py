@@ -11,7 +11,7 @@ import pytest
 from openpyxl import Workbook
 
 from sottovoce.data import DataError, Description, check, load, read_inputs, read_site
-from sottovoce.data.tables import read_parts
+from sottovoce.data.tables.readers import read_parts
 from sottovoce.errors import SottovoceError
 
 from .hospitals import AGREED, HEADER, folder, written

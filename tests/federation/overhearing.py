@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.release import Release
+from sottovoce.release.kind import Release
 
 Secrets = list[bytes]
 

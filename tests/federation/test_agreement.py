@@ -17,7 +17,7 @@ from sottovoce.data import division, load, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import MOST_RECORDS, Agreement, AgreementError, agree, write_client_files
 from sottovoce.federation.flower import write_app
-from sottovoce.foreign import MOST_TEXT, ForeignError
+from sottovoce.machine.documents import MOST_TEXT, ForeignError
 from sottovoce.plan.keys import FirstKeys
 from tests.run.test_folder import planned, sites
 from tests.small import federated_plan

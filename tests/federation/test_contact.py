@@ -10,7 +10,7 @@ import pytest
 
 from sottovoce.federation import status
 from sottovoce.federation.status import CONTACT, NodeStatus, look
-from sottovoce.files import FileError, locked
+from sottovoce.machine.files import FileError, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
 
 from .world import QUICK, World

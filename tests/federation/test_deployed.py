@@ -13,15 +13,15 @@ import torch
 
 from sottovoce.data import Description
 from sottovoce.federation import Agreement, agree, write_client_files
-from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower import write_app
-from sottovoce.federation.parties import Parties
-from sottovoce.modelfile import load_tensors
-from sottovoce.onboarding import new_token
-from sottovoce.onboarding.remote import OnboardingError, onboard
+from sottovoce.federation.keys import Parties
+from sottovoce.federation.onboarding.remote import OnboardingError, onboard
+from sottovoce.federation.server import Options
+from sottovoce.machine.tokens import new_token
+from sottovoce.models.tensors import load_tensors
 from sottovoce.personal import PersonalModel
+from sottovoce.personal.prediction import predict
 from sottovoce.plan import Plan
-from sottovoce.prediction import predict
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train

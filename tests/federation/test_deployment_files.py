@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-from sottovoce.watch import PROXY
+from sottovoce.federation.live import PROXY
 
 from .processes import DEPLOY
 

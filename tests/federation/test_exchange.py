@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from sottovoce.channel import ChannelError
-from sottovoce.federation.coordinator import Options
 from sottovoce.federation.node import Declined, Node
 from sottovoce.federation.sealing import EnrolmentError, seal_downward, unseal_downward
-from sottovoce.modelfile import load_tensors
-from sottovoce.models import state_dict_at
+from sottovoce.federation.server import Options
+from sottovoce.models.parameters import state_dict_at
+from sottovoce.models.tensors import load_tensors
 from sottovoce.personal import PersonalModel
-from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS
+from sottovoce.privacy.terms import Terms
 from sottovoce.run.training import train
-from sottovoce.server import Server
+from sottovoce.training.server import Server
 
 from .world import World, charged, ledger
 

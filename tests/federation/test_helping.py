@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from sottovoce.federation import agree
-from sottovoce.federation.coordinator import Fields
-from sottovoce.federation.parties import PartyError
+from sottovoce.federation.keys import PartyError
 from sottovoce.federation.sealing import Declined, EnrolmentError
-from sottovoce.federation.sharing import HelperNode, answered
-from sottovoce.helper import Helper
-from sottovoce.masking import ephemeral_of, unmasked
+from sottovoce.federation.server import Fields
+from sottovoce.federation.sums import HelperNode, answered
+from sottovoce.release.places.helper import Helper
+from sottovoce.release.places.masks import ephemeral_of, unmasked
 from tests.small import federated_plan
 
 from .world import SHARED, World

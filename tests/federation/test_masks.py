@@ -10,14 +10,14 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.keys import SiteKey, fingerprint
 from sottovoce.federation.node import Node
-from sottovoce.federation.parties import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError
-from sottovoce.federation.sharing import check_consent
-from sottovoce.masking import RoundKey
-from sottovoce.privacy import Terms
+from sottovoce.federation.server import Coordinator, Fields, Options
+from sottovoce.federation.sums import check_consent
 from sottovoce.privacy.ledger import OWN_RECORDS
+from sottovoce.privacy.terms import Terms
+from sottovoce.release.places.masks import RoundKey
 
 from .world import SHARED, World, charged, ledger
 

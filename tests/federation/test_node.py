@@ -21,19 +21,19 @@ import torch
 from sottovoce.data import Records, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
-from sottovoce.federation.client_directory import Enrolment
-from sottovoce.federation.coordinator import Options
+from sottovoce.federation.directory import Enrolment
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.server import Options
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.models import logits
+from sottovoce.machine.rollback import Memory
+from sottovoce.models.parameters import logits
+from sottovoce.models.tasks import open_task
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
-from sottovoce.privacy.rollback import Memory
-from sottovoce.run.export import write_models
+from sottovoce.run.models import write_models
 from sottovoce.run.training import train
-from sottovoce.tasks import open_task
 from tests.run.test_folder import sites
 
 from .world import QUICK, World, charged, ledger

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
-from sottovoce.federation import coordinator as coordinator_module
-from sottovoce.federation.coordinator import Options
+from sottovoce.federation import server as coordinator_module
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.server import Options
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import load_tensors
-from sottovoce.privacy import Terms
+from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
+from sottovoce.privacy.terms import Terms
+from sottovoce.release.places.server import AlreadyDrawn, DrawnRounds, Update
 from sottovoce.run.training import train
-from sottovoce.server import Server
+from sottovoce.training.server import Server
 from tests.small import aged, noise_draws
 
 from .world import World, charged, everyone_paid, ledger, same

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sottovoce.account import Account
-from sottovoce.blueprint import build
 from sottovoce.data import read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
-from sottovoce.federation.client_directory import LedgerBehind, opened
-from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.directory import LedgerBehind, opened
 from sottovoce.federation.node import Node
+from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.server import Coordinator
 from sottovoce.federation.store import Store
-from sottovoce.onboarding.future_client import personalize
-from sottovoce.privacy import Terms
+from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope
-from sottovoce.privacy.rollback import Memory
+from sottovoce.privacy.terms import Terms
+from sottovoce.release.blueprint import build
+from sottovoce.training.accounts import Account
 
 from .world import World
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Options
-from sottovoce.modelfile import load_tensors
-from sottovoce.release import Release
+from sottovoce.federation.server import Options
+from sottovoce.models.tensors import load_tensors
+from sottovoce.release.kind import Release
 from sottovoce.run.training import train
 
 from .world import QUICK, World, same

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation.coordinator import Options
 from sottovoce.federation.progress import Progress
+from sottovoce.federation.server import Options
 from sottovoce.federation.status import FILE, look
-from sottovoce.files import FileError
+from sottovoce.machine.files import FileError
 
 from .test_tables import Tables
 from .world import QUICK, SHARED, World

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_directory import ClientLog, Recovery
-from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.directory import ClientLog, Recovery
+from sottovoce.federation.server import Coordinator, Fields, Options
 from sottovoce.federation.store import Store
 from sottovoce.privacy.accounting import Budget, Charge, Total
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
 
-from .test_coordinator import SHARES
+from .test_server import SHARES
 from .world import World, charged, everyone_paid, ledger
 
 Restore = Callable[[Path, Path], None]

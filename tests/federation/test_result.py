@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.progress import write_run
-from sottovoce.modelfile import GeneratorFile
-from sottovoce.onboarding.future_client import personalize
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
+from sottovoce.run.models import GeneratorFile
 from sottovoce.run.training import evaluate, train
 
-from .test_coordinator import SHARES
+from .test_server import SHARES
 from .world import World, ledger, same
 
 

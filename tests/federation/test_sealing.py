@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.blueprint import client_secret, seeded_master
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
-from sottovoce.federation.coordinator import Fields, Options
 from sottovoce.federation.flower.server_app import _keep_log
 from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import (
@@ -35,6 +33,8 @@ from sottovoce.federation.sealing import (
     unseal,
     unseal_downward,
 )
+from sottovoce.federation.server import Fields, Options
+from sottovoce.release.secrets import client_secret, seeded_master
 from tests.small import federated_plan
 
 from . import overhearing

@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.federation.progress import write_run
 from sottovoce.federation.status import FILE, SUPERVISOR, look
-from sottovoce.files import locked
+from sottovoce.machine.files import locked
 from sottovoce.run.status import Status
 
 from .test_progress import Told

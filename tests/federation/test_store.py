@@ -12,7 +12,7 @@ from sottovoce.federation import agree
 from sottovoce.federation import store as store_module
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.store import Store, StoreError
-from sottovoce.files import FileError
+from sottovoce.machine.files import FileError
 from tests.small import federated_plan
 
 from .world import World
@@ -183,7 +183,7 @@ def test_keys_live_until_their_release_is_applied(store: Store) -> None:
 def test_a_reader_delays_the_cutting_of_the_log_and_is_named(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sottovoce.files._READER_MILLISECONDS", 50)
+    monkeypatch.setattr("sottovoce.machine.files._READER_MILLISECONDS", 50)
     reader = sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM release").fetchall()

@@ -14,15 +14,15 @@ import pytest
 from sottovoce.data import Description
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Coordinator, Options
+from sottovoce.federation.keys import Parties, SiteKey, fingerprint
 from sottovoce.federation.node import Node
-from sottovoce.federation.parties import Parties, SiteKey, fingerprint
 from sottovoce.federation.progress import write_run
-from sottovoce.federation.sharing import HelperNode, Sums
+from sottovoce.federation.server import Coordinator, Options
 from sottovoce.federation.store import Store
+from sottovoce.federation.sums import HelperNode, Sums
 from sottovoce.plan import Plan
-from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
 from sottovoce.run.prepare import complete
 from tests.run.test_folder import sites
 

@@ -16,20 +16,20 @@ from sottovoce.cli.application import app
 from sottovoce.data import Description, division, read_folder
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Coordinator, Options
 from sottovoce.federation.node import Node
+from sottovoce.federation.onboarding import Specification
+from sottovoce.federation.onboarding.client import personalize
+from sottovoce.federation.onboarding.server import Onboarding
 from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.server import Coordinator, Options
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import load_tensors
-from sottovoce.onboarding import Specification
-from sottovoce.onboarding.future_client import personalize
-from sottovoce.onboarding.server import Onboarding
+from sottovoce.models.tensors import load_tensors
 from sottovoce.personal import PersonalModel
+from sottovoce.personal.prediction import predict
 from sottovoce.plan import Plan
-from sottovoce.prediction import predict
-from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
+from sottovoce.privacy.terms import Terms
 from sottovoce.report.run import write_report
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train
@@ -198,7 +198,7 @@ def test_a_model_that_cannot_take_these_records_is_noticed_before_the_first_char
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("sottovoce.release.clipped_mean", broken)
+    monkeypatch.setattr("sottovoce.release.blueprint.clipped_mean", broken)
     with pytest.raises(EnrolmentError, match="not ready"):
         world.node(0).enrol(world.coordinator.roster.offer())
     assert "mat1 and mat2" in world.log(0)
@@ -295,7 +295,7 @@ def test_who_is_waited_for_is_said_once_in_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("sottovoce.federation.coordinator.time.monotonic", lambda: now)
+    monkeypatch.setattr("sottovoce.federation.server.time.monotonic", lambda: now)
     world = Tables(tmp_path, options=Options(patience=60.0))
     world.enrol(1)
     said = []

@@ -10,21 +10,21 @@ import pytest
 from torch import Tensor
 
 from sottovoce.channel.wire import Stream
-from sottovoce.client import Asked
 from sottovoce.data import Dataset
 from sottovoce.federation import Agreement, agree, write_client_files
-from sottovoce.federation.coordinator import Coordinator, Fields, Options
+from sottovoce.federation.keys import Parties, SiteKey
 from sottovoce.federation.node import Node
-from sottovoce.federation.parties import Parties, SiteKey
 from sottovoce.federation.sealing import public_key, seal, unseal
-from sottovoce.federation.sharing import HelperNode
+from sottovoce.federation.server import Coordinator, Fields, Options
 from sottovoce.federation.store import Store
-from sottovoce.modelfile import load_tensors
+from sottovoce.federation.sums import HelperNode
+from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.privacy import Terms
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
-from sottovoce.run.rounds import Round, Simulation
+from sottovoce.privacy.terms import Terms
+from sottovoce.run.simulation import Round, Simulation
 from sottovoce.run.training import train
+from sottovoce.training.client import Asked
 from tests.small import federated_plan
 
 SHARED = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sottovoce import models
+from sottovoce.models import architectures as models
 
 
 def lenet(channels: int = 3, side: int = 32) -> nn.Module:

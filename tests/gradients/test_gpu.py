@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sottovoce.gradients import clipped_means, gpu
 from sottovoce.gradients.gpu import Window
 from sottovoce.gradients.partitions import _products
-from sottovoce.subspace import open_basis
+from sottovoce.models.bases import open_basis
 
 from . import models, reference_kernels
 

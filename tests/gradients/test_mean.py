@@ -17,7 +17,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
 from sottovoce.gradients.identity import squares
 from sottovoce.gradients.layers import capture, stack
-from sottovoce.subspace import Basis, BasisKind, Identity, open_basis
+from sottovoce.models.bases import Basis, BasisKind, Identity, open_basis
 
 from . import models
 from .test_gpu import like_a_card

@@ -16,9 +16,10 @@ from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import check_outputs, check_recordwise, clipped_mean, recordwise_logits, sensitivity
 from sottovoce.gradients.layers import stack
-from sottovoce.models import lenet, logits
-from sottovoce.subspace import open_basis
-from sottovoce.tasks import open_task
+from sottovoce.models.architectures import lenet
+from sottovoce.models.bases import open_basis
+from sottovoce.models.parameters import logits
+from sottovoce.models.tasks import open_task
 from tests.small import built, small_plan
 
 from . import models
@@ -167,7 +168,7 @@ def test_a_centring_module_cannot_move_the_predictions_beyond_what_is_charged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One record shifts the batch's mean, and with it every prediction: 69 times the charge, once."""
-    monkeypatch.setattr("sottovoce.blueprint.check_recordwise", lambda *_: None)
+    monkeypatch.setattr("sottovoce.release.blueprint.check_recordwise", lambda *_: None)
     plan = small_plan(
         gradient_records=40, context="predictions", context_round=2, context_records=100, coefficients=20
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sottovoce.gradients import clipped_mean, clipped_means, recordwise_logits, sensitivity
 from sottovoce.gradients.clipping import sum_clipped
-from sottovoce.subspace import Basis, Identity, open_basis
+from sottovoce.models.bases import Basis, Identity, open_basis
 
 from . import models
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce.context import LabelHistogram, Moments
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, sensitivity, vmap
 from sottovoce.gradients.vmap import record_gradients
-from sottovoce.subspace import Identity
+from sottovoce.models.bases import Identity
+from sottovoce.release.once.context import LabelHistogram, Moments
 
 NET, BASIS = nn.Linear(3, 2), Identity(8)
 THETA = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.4, -0.6, 0.2, -0.1])

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
-from sottovoce.audit.leaving import Leaving
 from sottovoce.audit.neighbours import Table, family
-from sottovoce.finishing import finish
-from sottovoce.onboarding.service import create_service
+from sottovoce.audit.sensitivity import Leaving
+from sottovoce.federation.onboarding.service import create_service
+from sottovoce.personal.finishing import finish
 from sottovoce.plan import Plan
-from sottovoce.run.export import write_models
-from tests.onboarding.live import live
+from sottovoce.run.models import write_models
+from tests.federation.onboarding.live import live
 
 from . import spy
 from .spy import Notes

@@ -13,7 +13,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from random import Random
 
-from sottovoce.audit.leaving import Largest
+from sottovoce.audit.sensitivity import Largest
 
 from .commands import through
 from .worlds import Case, cases, neighbours, routes, world

@@ -20,20 +20,20 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from sottovoce.audit.leaving import Leaving, What, weight
+from sottovoce.audit.sensitivity import Leaving, What, weight
 from sottovoce.channel.direct import Integers
 from sottovoce.cli import main
-from sottovoce.client import Asked, Client
 from sottovoce.data import Description
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Coordinator
+from sottovoce.federation.keys import Parties, SiteKey, fingerprint
 from sottovoce.federation.node import Node
-from sottovoce.federation.parties import Parties, SiteKey, fingerprint
-from sottovoce.federation.sharing import HelperNode
+from sottovoce.federation.server import Coordinator
 from sottovoce.federation.store import Store
+from sottovoce.federation.sums import HelperNode
 from sottovoce.plan import Plan
-from sottovoce.privacy import Terms
+from sottovoce.privacy.terms import Terms
 from sottovoce.run.prepare import complete
+from sottovoce.training.client import Asked, Client
 
 
 class Notes:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sottovoce.audit.leaving import Largest
+from sottovoce.audit.sensitivity import Largest
 from sottovoce.errors import SottovoceError
 
 from . import spy

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sottovoce import data
-from sottovoce.audit.leaving import Largest, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, family
-from sottovoce.plan import Plan, PlanError
+from sottovoce.audit.sensitivity import Largest, coefficients, leaving, opened
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 
 from .worlds import Case, cases, left, neighbours, routes, world
 

@@ -14,15 +14,15 @@ from unittest.mock import Mock
 import numpy as np
 
 from sottovoce import data
-from sottovoce.audit.leaving import Leaving, coefficients, leaving, opened
 from sottovoce.audit.neighbours import Table, family
-from sottovoce.blueprint import Blueprint
-from sottovoce.catalog import PLACES
+from sottovoce.audit.sensitivity import Leaving, coefficients, leaving, opened
 from sottovoce.data import Description, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.node import Node
-from sottovoce.onboarding.future_client import divided, future_records
+from sottovoce.federation.onboarding.client import divided, future_records
 from sottovoce.plan import Plan
+from sottovoce.plan.catalog import PLACES
+from sottovoce.release.blueprint import Blueprint
 
 Route = Literal["train", "future", "personalize", "node"]
 ROUTES: tuple[Route, ...] = ("train", "future", "personalize", "node")

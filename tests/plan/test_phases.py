@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from sottovoce.catalog import CONTEXTS
 from sottovoce.data import Facts
-from sottovoce.plan import ONCE, phases
+from sottovoce.plan.catalog import CONTEXTS
+from sottovoce.release.blueprint import phases
+from sottovoce.release.once import ONCE
 from tests.small import built, small_plan
 
 BLEND = {"method": "blend", "learning_rate": 0.5}

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from sottovoce.plan import METHODS, Plan, PlanError, keys
+from sottovoce.plan import Plan, keys
+from sottovoce.plan.catalog import METHODS
+from sottovoce.plan.checks import PlanError
 from tests.small import small_plan
 
 

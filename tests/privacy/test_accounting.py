@@ -11,8 +11,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from sottovoce import privacy
 from sottovoce.errors import SottovoceError
+from sottovoce.plan import schedule
 from sottovoce.privacy.accounting import calibrate, epsilon, mu_squared
 
 DELTA = 1e-5
@@ -93,7 +93,7 @@ def test_dp_accountings_rdp_lies_between_the_exact_curve_and_the_papers_closed_f
 
 @pytest.mark.parametrize("seed", range(41, 46))
 def test_random_schedules_cost_what_numerical_composition_says(seed: int) -> None:
-    busiest = int(privacy.call_counts(privacy.random_schedule(40, 2, 500, seed), 40).max())
+    busiest = int(schedule.call_counts(schedule.random_schedule(40, 2, 500, seed), 40).max())
     target = float(np.random.default_rng(seed).choice([4, 8, 16, 32]))
     total = (busiest + 1) * STEP**2
     sigma = calibrate(epsilon=target, delta=DELTA, accounting="exact", squared_sensitivity=total)

@@ -335,7 +335,7 @@ def test_no_ledger_appears_on_a_full_disk(path: Path) -> None:
 def test_what_another_process_is_reading_is_forgotten_when_it_has_ended(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sottovoce.files._READER_MILLISECONDS", 50)
+    monkeypatch.setattr("sottovoce.machine.files._READER_MILLISECONDS", 50)
     log = Path(f"{path}-wal")
     secret = b"a message that reveals more than its release" * 10
     reader = sqlite3.connect(path, isolation_level=None)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy import Price, Terms
+from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Budget, Charge, Ledger, Overspent, client_scope
-from sottovoce.privacy.rollback import Memory
+from sottovoce.privacy.terms import Price, Terms
 
 
 @pytest.fixture

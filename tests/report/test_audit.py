@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.catalog import PLACES
+from sottovoce.plan.catalog import PLACES
 from sottovoce.report import promise
 
 GAME: dict[str, Any] = {

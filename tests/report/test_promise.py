@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sottovoce.catalog import CONTEXTS, PLACES
+from sottovoce.plan.catalog import CONTEXTS, PLACES
 from sottovoce.report.promise import promise, warning
-from sottovoce.report.reading import read_run
+from sottovoce.report.result import read_run
 
 from .example import example_result, write_example
 

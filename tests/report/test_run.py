@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.catalog import PLACES
 from sottovoce.errors import SottovoceError
+from sottovoce.plan.catalog import PLACES
 from sottovoce.report.run import write_report
 from sottovoce.report.table import THIN
 

@@ -20,7 +20,7 @@ from sottovoce.report.tracking import (
     final_scalars,
     scalars,
 )
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import train
 from tests.run.test_dry_run import own, own_plan
 

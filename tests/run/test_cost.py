@@ -9,7 +9,8 @@ import pytest
 
 from sottovoce import data
 from sottovoce.data import Dataset
-from sottovoce.plan import Plan, PlanError
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 from sottovoce.privacy import accounting
 from sottovoce.run import prepare
 from sottovoce.run.cost import outline

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.run import RunDirectory, RunError
+from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.training import train
 from tests.small import small_plan
 

@@ -11,12 +11,13 @@ import pytest
 
 from sottovoce import data
 from sottovoce.errors import SottovoceError
-from sottovoce.onboarding.future_client import personalize
+from sottovoce.federation.onboarding.client import personalize
 from sottovoce.personal import PersonalModel
-from sottovoce.plan import Plan, PlanError
-from sottovoce.prediction import predict
+from sottovoce.personal.prediction import predict
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.run.export import write_models
+from sottovoce.run.models import write_models
 from sottovoce.run.prepare import prepare
 from sottovoce.run.training import train
 

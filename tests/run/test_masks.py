@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from sottovoce import data
-from sottovoce.cli.outcome import show
+from sottovoce.cli.result import show
 from sottovoce.data import Dataset
-from sottovoce.modelfile import load_tensors
-from sottovoce.plan import Plan, PlanError
+from sottovoce.models.tensors import load_tensors
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.run.masks import Masks
 from sottovoce.run.training import Interrupted, train

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.data.description import Description
+from sottovoce.data.tables.schema import Description
 from sottovoce.personal import PersonalModel, personal_model
+from sottovoce.personal.card import card_file, model_card
 from sottovoce.plan import Plan
-from sottovoce.run.export import card_file, model_card, write_model, write_models
+from sottovoce.run.models import write_model, write_models
 from sottovoce.run.training import train
 from tests.run.test_folder import sites
 from tests.small import ILL, built

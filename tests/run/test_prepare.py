@@ -17,16 +17,18 @@ from studies.sweep import Job, run_batch
 from torch import nn
 
 from sottovoce import data, federation
-from sottovoce.blueprint import Blueprint
 from sottovoce.data import Dataset
-from sottovoce.data.description import Description
+from sottovoce.data.tables.schema import Description
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement, agree
-from sottovoce.plan import Plan, PlanError, keys
+from sottovoce.plan import Plan, keys
+from sottovoce.plan.checks import PlanError
 from sottovoce.plan.keys import SHAPES
-from sottovoce.run import cost, export, prepare
-from sottovoce.run.comparison import compare
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.run import cost, prepare
+from sottovoce.run import models as export
 from sottovoce.run.prepare import complete, outline, resolve
+from sottovoce.run.rehearsal import compare
 from sottovoce.run.training import evaluate, train
 from tests.run.toy import TABLE, pair, records
 from tests.small import small_plan
@@ -45,7 +47,7 @@ kind = "tokens"
 shape = [8]
 vocabulary = 40
 """
-HALVES = "tests.features.test_local:halves"
+HALVES = "tests.models.features.test_local:halves"
 
 BLEND: dict[str, Any] = {"rounds": 2, "epsilon": 4, "channel": "direct", "evaluate_every": 0, "seeded": True}
 PICTURES = data.load("mnist-small")
@@ -196,17 +198,17 @@ def test_a_federation_whose_sites_bring_files_completes_the_plan_of_the_folder(t
 ONLY = {
     ("plan", "for_dataset"): {"src/sottovoce/run/prepare.py"},
     ("data", "divide"): {"src/sottovoce/run/prepare.py"},
-    ("kept", "described"): {
+    ("cache", "described"): {
         "src/sottovoce/run/prepare.py",
-        "src/sottovoce/audit/leaving.py",  # one record, of a plan that is complete
+        "src/sottovoce/audit/sensitivity.py",  # one record, of a plan that is complete
     },
-    ("prepare", "with_given"): {"src/sottovoce/run/comparison.py"},  # whose rows change that plan
+    ("prepare", "with_given"): {"src/sottovoce/run/rehearsal.py"},  # whose rows change that plan
     ("prepare", "complete"): {"src/sottovoce/cli/federation.py"},  # before sites declare their sizes
     ("prepare", "resolve"): {"src/sottovoce/federation/__init__.py"},  # when all have
     ("blueprint", "build"): {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/federation/__init__.py",  # of a plan that all have agreed on
-        "src/sottovoce/run/export.py",  # of a finished run
+        "src/sottovoce/run/models.py",  # of a finished run
         "src/sottovoce/audit/pair.py",  # of a prepared run, with another model
         "benchmarks/predict.py",  # a model without any records
     },
@@ -255,7 +257,7 @@ def test_what_shapes_the_price_changes_it() -> None:
 
 
 LISTS = {
-    "src/sottovoce/report/reading.py",  # fields of result.json, which other programs write too
+    "src/sottovoce/report/result.py",  # fields of result.json, which other programs write too
     "studies/tables.py",  # columns of a table of results
 }
 

@@ -15,11 +15,11 @@ import torch
 from sottovoce import data
 from sottovoce.data import Dataset, Facts, scope
 from sottovoce.errors import SottovoceError
-from sottovoce.files import FileError
-from sottovoce.modelfile import ModelFileError, load_tensors
+from sottovoce.machine.files import FileError
+from sottovoce.models.tensors import ModelFileError, load_tensors
+from sottovoce.privacy.history import Copied
 from sottovoce.privacy.ledger import Budget, Charge, Ledger, LedgerError, Overspent
-from sottovoce.privacy.past import Copied
-from sottovoce.run import RunDirectory, RunError
+from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session
 from sottovoce.run.training import Interrupted, train

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sottovoce.data import Facts
+from sottovoce.models.tasks import open_task
 from sottovoce.run.splits import STATISTICS, Scored, Split, _interval, _reach, gain_of
-from sottovoce.tasks import open_task
 
 
 def test_the_interval_of_a_mean_over_sites_is_that_of_the_mean_of_each_split() -> None:

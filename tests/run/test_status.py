@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.status import EXIT_CODES, Status, read_status, reading
 from sottovoce.run.training import train
 from tests.small import small_plan

@@ -15,7 +15,7 @@ from sottovoce import data
 from sottovoce.data import Dataset
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.training import evaluate, train
 from tests.run.test_dry_run import own, own_plan
 from tests.small import LEARNING, SMALL, small_plan, tiny

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce import api, data
-from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
-from sottovoce.cli.outcome import show
+from sottovoce import data
+from sottovoce import run as api
+from sottovoce.cli.result import show
 from sottovoce.data import Dataset
-from sottovoce.modelfile import ModelFileError, load_tensors
+from sottovoce.models.tensors import ModelFileError, load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import Updates, rounds
+from sottovoce.release.places.server import AlreadyDrawn, DrawnRounds, Update, Updates
+from sottovoce.run import simulation as rounds
 from sottovoce.run.training import train
-from sottovoce.server import Server
+from sottovoce.training.server import Server
 from tests.small import aged, noise_draws, small_plan
 
 IDENTITY = {"run": "run", "reference": "reference"}

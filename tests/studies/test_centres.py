@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from studies.images import generate
 
-from sottovoce.features.fixed import Scattering
-from sottovoce.features.patterns import (
+from sottovoce.models.features.fixed import Scattering
+from sottovoce.models.features.patterns import (
     Network,
     Patterns,
     by_kind,

@@ -20,8 +20,8 @@ from studies.grid import CellRun, runs_of
 from studies.summary import collect
 
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import load_tensors
-from sottovoce.run import RunDirectory
+from sottovoce.models.tensors import load_tensors
+from sottovoce.run.directory import RunDirectory
 from studies import cluster
 
 TIMES = ("seconds", "time", "device")

@@ -15,7 +15,7 @@ from studies.index import build_index
 from studies.replay import recorded_gains
 from studies.summary import collect, united
 
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 """Each run starts processes of its own, which take seconds to begin."""

@@ -13,18 +13,18 @@ from studies.law import LawSimulation, has_law, session_of
 from studies.sweep import Job, run_batch
 
 from sottovoce import data
-from sottovoce.central import noised_sum
 from sottovoce.channel.wire import SystemRandomness
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import load_tensors
+from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.run import RunDirectory
+from sottovoce.release.places.server import noised_sum
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
-from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
+from sottovoce.run.simulation import Simulation
 from sottovoce.run.training import train
-from sottovoce.server import Server
+from sottovoce.training.server import Server
 from studies import sweep
 from tests.small import small_plan
 

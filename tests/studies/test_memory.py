@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from studies.memory import MemoryFile, MemoryLedger
 
+from sottovoce.machine.rollback import Memory
+from sottovoce.privacy.history import Remembered
 from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
 from sottovoce.privacy.ledger_file import LedgerFile
-from sottovoce.privacy.past import Remembered
-from sottovoce.privacy.rollback import Memory
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from studies.pretrain import Recipe, contrast, crops, folded, main, train, untrained
 
-from sottovoce.features.patterns import Network
+from sottovoce.models.features.patterns import Network
 
 TINY = Recipe(steps=4, pairs=8, pool=16, picture=20, crop=16, stem=4, fine=4, coarse=6, channels=8)
 

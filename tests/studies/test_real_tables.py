@@ -25,10 +25,10 @@ from studies.site_tables import TABLES
 from studies.table_grid import padded, prepared_plan
 
 from sottovoce import data
-from sottovoce.finishing import constant
 from sottovoce.gradients import clipped_mean
+from sottovoce.models.tasks import open_task
+from sottovoce.personal.finishing import constant
 from sottovoce.run.prepare import prepare
-from sottovoce.tasks import open_task
 
 
 def test_the_closed_form_is_the_packages_clipped_mean() -> None:

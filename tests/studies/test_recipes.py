@@ -7,8 +7,8 @@ from studies.recipes import CHOSEN, RECIPES, Draws, table
 from studies.table_grid import prepared_plan
 
 from sottovoce import data
+from sottovoce.models.tasks import open_task
 from sottovoce.run.prepare import prepare
-from sottovoce.tasks import open_task
 
 
 @pytest.mark.parametrize("preset", ["best", "central"])

@@ -10,9 +10,10 @@ import torch
 from studies.replay import ReplayServer, digest, recorded_gains
 
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan, PlanError
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
 from tests.small import small_plan
-from tests.test_server import releases, server
+from tests.training.test_server import releases, server
 
 
 def test_gains_come_from_a_run(tmp_path: Path) -> None:

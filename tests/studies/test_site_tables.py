@@ -9,7 +9,7 @@ import pytest
 from studies.site_tables import FEWEST, TABLES, Table
 
 from sottovoce import data
-from sottovoce.data.description import Description
+from sottovoce.data.tables.schema import Description
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -10,7 +10,7 @@ from studies.sweep import Job, run_batch, shape
 
 from sottovoce import data
 from sottovoce.errors import SottovoceError
-from sottovoce.modelfile import load_tensors
+from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import CHOICES, keys
 from sottovoce.run.training import train
 from tests.run.test_folder import planned, sites

@@ -8,9 +8,9 @@ from studies.real_tables import trained
 from studies.table_grid import Setting, Tried, prepared_plan, settings
 
 from sottovoce import data
-from sottovoce.finishing import constant
+from sottovoce.models.tasks import open_task
+from sottovoce.personal.finishing import constant
 from sottovoce.run.prepare import prepare
-from sottovoce.tasks import open_task
 
 
 @pytest.mark.parametrize("preset", ["best", "central"])

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.audit.guessing import check_runs, guess_canaries, guess_pair
-from sottovoce.audit.leaving import ratios
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
-from sottovoce.blending import counted_sizes
+from sottovoce.audit.sensitivity import ratios
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress
-from sottovoce.plan import Plan, phases
-from sottovoce.privacy import call_counts
-from sottovoce.release import spending
-from sottovoce.run import RunDirectory
+from sottovoce.models.features.cache import Progress
+from sottovoce.plan import Plan
+from sottovoce.plan.schedule import call_counts
+from sottovoce.release.blueprint import phases
+from sottovoce.release.kind import spending
+from sottovoce.release.recipe import counted_sizes
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.status import reading
 

@@ -20,14 +20,14 @@ import numpy as np
 from torch import Tensor
 
 from sottovoce.audit.pair import Pair, ask
-from sottovoce.blueprint import client_secret, seeded_master
-from sottovoce.catalog import Kind
 from sottovoce.channel.direct import draw
-from sottovoce.client import release_together
 from sottovoce.data import ClientRecords
+from sottovoce.plan.catalog import Kind
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.release import Release, server_randomness
-from sottovoce.server import Server
+from sottovoce.release.kind import Release, server_randomness
+from sottovoce.release.secrets import client_secret, seeded_master
+from sottovoce.training.client import release_together
+from sottovoce.training.server import Server
 
 Vector = np.ndarray
 

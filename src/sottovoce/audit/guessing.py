@@ -24,13 +24,13 @@ import torch
 
 from sottovoce.audit.game import Seen, play
 from sottovoce.audit.pair import Pair, busiest, is_by_class, narrowed, put, worst_blueprint, worst_records
-from sottovoce.blueprint import Blueprint
-from sottovoce.cores import derived_seed
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.errors import SottovoceError
-from sottovoce.features.kept import Progress
+from sottovoce.machine.determinism import derived_seed
+from sottovoce.models.features.cache import Progress
 from sottovoce.plan import Plan
 from sottovoce.privacy import accounting
+from sottovoce.release.blueprint import Blueprint
 
 MOST_POINTS = 200
 """Of a measured trade-off curve."""

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.data.columns import arrow
-from sottovoce.data.description import Description
-from sottovoce.data.kinds import Category, Date, Number, Text
-from sottovoce.data.own import read_arrays
+from sottovoce.data.arrays import read_arrays
 from sottovoce.data.section import canonical
-from sottovoce.data.tables import TEXTS as TEXT_FORMATS
-from sottovoce.data.tables import column_names, csv_header, read_columns
+from sottovoce.data.tables.columns import arrow
+from sottovoce.data.tables.kinds import Category, Date, Number, Text
+from sottovoce.data.tables.readers import TEXTS as TEXT_FORMATS
+from sottovoce.data.tables.readers import column_names, csv_header, read_columns
+from sottovoce.data.tables.schema import Description
 
 Row = dict[str, Any]
 MOST_RECORDS = 4

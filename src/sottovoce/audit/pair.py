@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sottovoce.blueprint import Blueprint, build
-from sottovoce.catalog import Kind
-from sottovoce.client import Asked, Client
 from sottovoce.data import ClientRecords, FederatedDataset, Records
-from sottovoce.privacy import call_counts
+from sottovoce.plan.catalog import Kind
+from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.release.blueprint import Blueprint, build
+from sottovoce.training.client import Asked, Client
 
 CERTAIN = 1e9
 """A logit (or a number) that no training moves to the other side."""

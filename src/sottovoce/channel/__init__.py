@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.catalog import CHANNELS, function
 from sottovoce.channel.wire import (
     ChannelError,
     Envelope,
@@ -37,6 +36,7 @@ from sottovoce.channel.wire import (
     SystemRandomness,
 )
 from sottovoce.errors import nearest
+from sottovoce.plan.catalog import CHANNELS, function
 
 __all__ = [
     "CHANNELS",

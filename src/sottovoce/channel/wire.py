@@ -31,8 +31,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.catalog import CHANNELS
 from sottovoce.errors import SottovoceError
+from sottovoce.plan.catalog import CHANNELS
 
 VERSION = 1
 TAG_BYTES = 4

@@ -12,7 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import datasets, federation, keeping, models, quickstart, rehearsals, runs, studies, watch
+from sottovoce.cli import data as datasets
+from sottovoce.cli import federation, models, quickstart, rehearsals, runs, studies
+from sottovoce.cli import ledgers as keeping
+from sottovoce.cli import status as watch
 
 
 class Commands(TyperGroup):

@@ -21,7 +21,7 @@ from sottovoce.errors import SottovoceError, visible
 from sottovoce.report.table import Table, count, data_size, label, number, percent
 
 if TYPE_CHECKING:
-    from sottovoce.privacy import Price
+    from sottovoce.privacy.terms import Price
 
 
 out = Console()
@@ -111,7 +111,7 @@ def personalized(answer: Mapping[str, Any], *, json: bool) -> None:
 @contextmanager
 def released_anyway(*, json: bool) -> Iterator[None]:
     """Tells what was released and written also where finishing it at home fails afterwards."""
-    from sottovoce.onboarding.future_client import NotFinished
+    from sottovoce.federation.onboarding.client import NotFinished
 
     try:
         yield
@@ -122,7 +122,7 @@ def released_anyway(*, json: bool) -> Iterator[None]:
 
 def finished(told: Mapping[str, Any], *, newcomer: bool = False) -> None:
     """Prints what a finish gives, in words; a `newcomer` has not trained."""
-    from sottovoce.finishing import Worth
+    from sottovoce.personal.finishing import Worth
 
     rows = [
         [name, number(row["loss"], 3, zeros=True), percent(row[told["metric"]])]

@@ -11,7 +11,7 @@ import typer
 from sottovoce.cli import options
 from sottovoce.cli.display import answer, consent, note, personalized, released_anyway
 from sottovoce.cli.runs import plan_of
-from sottovoce.cli.watch import wait_for
+from sottovoce.cli.status import wait_for
 from sottovoce.errors import SottovoceError
 from sottovoce.report.table import count
 
@@ -59,10 +59,10 @@ def federate(
     """
     from sottovoce import data
     from sottovoce.federation import Agreement, agree, write_client_files
-    from sottovoce.federation.coordinator import Options
     from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
-    from sottovoce.federation.parties import Parties
+    from sottovoce.federation.keys import Parties
+    from sottovoce.federation.server import Options
     from sottovoce.run.prepare import complete
 
     if app is not None:
@@ -188,10 +188,10 @@ def serve(
     try:
         import uvicorn
 
-        from sottovoce.onboarding import new_token as make_token
-        from sottovoce.onboarding import revoke_token
-        from sottovoce.onboarding.remote import this_machine
-        from sottovoce.onboarding.service import configured, create_service
+        from sottovoce.federation.onboarding.remote import this_machine
+        from sottovoce.federation.onboarding.service import configured, create_service
+        from sottovoce.machine.tokens import new_token as make_token
+        from sottovoce.machine.tokens import revoke_token
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:
@@ -235,8 +235,8 @@ def onboard(
 
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
-    from sottovoce.onboarding.remote import onboard as onboard_client
-    from sottovoce.privacy import Terms
+    from sottovoce.federation.onboarding.remote import onboard as onboard_client
+    from sottovoce.privacy.terms import Terms
 
     token = token_file.read_text().strip() if token_file is not None else ""
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))

@@ -46,7 +46,7 @@ def models(
     A file is named after its client and explains itself: sottovoce predict needs nothing else. Beside it lies
     its card, a page of Markdown.
     """
-    from sottovoce.run.export import write_models
+    from sottovoce.run.models import write_models
 
     with client_progress("writing") as writing:
         written = write_models(
@@ -94,8 +94,8 @@ def predict(
     The model's file says all that is needed. Nothing is released. Unusable records get empty cells.
     """
     from sottovoce.personal import PersonalModel
-    from sottovoce.prediction import Layout
-    from sottovoce.prediction import predict as predict_records
+    from sottovoce.personal.prediction import Layout
+    from sottovoce.personal.prediction import predict as predict_records
 
     _check_there(model_file)
     personal = PersonalModel.read(model_file, model=model, features=features, home=True)
@@ -140,7 +140,7 @@ def finish(
     The result says what joining is worth to you. It is made of your records and is not private: it stays
     here, and nothing of ours that sends, serves or releases reads it.
     """
-    from sottovoce.finishing import finish as finish_model
+    from sottovoce.personal.finishing import finish as finish_model
 
     _check_there(model_file)
     with progress("finishing") as advance:
@@ -167,7 +167,7 @@ def export(
     json: bool = options.JSON,
 ) -> None:
     """Export a linear or mlp model as ONNX, with its encoding of columns, for machines without sottovoce."""
-    from sottovoce.onnxfile import export_onnx
+    from sottovoce.personal.onnx import export_onnx
 
     _check_there(model_file)
     told = export_onnx(model_file, onnx, home=home, module=model)

@@ -52,7 +52,7 @@ def audit(
     found: dict[str, Any] = {"faults": []}
     run = _run_of(settings or [])
     if folder is not None:
-        from sottovoce.run import check_apart
+        from sottovoce.run.directory import check_apart
 
         check_apart(folder)
     if run is not None:
@@ -91,7 +91,7 @@ def _run_of(settings: list[str]) -> Path | None:
 
 def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
     """Writes what was found, for its owner's eyes only; in the directory of a run, into its report."""
-    from sottovoce.files import PRIVATE, private_folder, write_atomically
+    from sottovoce.machine.files import PRIVATE, private_folder, write_atomically
     from sottovoce.report.promise import audit_page, audit_picture, curve
     from sottovoce.report.run import write_report
 
@@ -137,9 +137,9 @@ def compare(
     published. Ledgers are its own, no model is written, and a choice made by
     looking at the accuracies is not covered by ε.
     """
-    from sottovoce.report.comparison import clients_table, rows_table, summary, write_comparison
-    from sottovoce.run.comparison import ROWS
-    from sottovoce.run.comparison import compare as compare_rows
+    from sottovoce.report.rehearsal import clients_table, rows_table, summary, write_comparison
+    from sottovoce.run.rehearsal import ROWS
+    from sottovoce.run.rehearsal import compare as compare_rows
 
     words = list(settings or [])
     if all("=" in word for word in words) and not any(word.startswith("preset=") for word in words):

@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from sottovoce.catalog import PLACES
 from sottovoce.cli import options
 from sottovoce.cli.display import (
     answer,
@@ -25,10 +24,11 @@ from sottovoce.cli.display import (
     say,
     show_table,
 )
-from sottovoce.cli.outcome import show, show_clients
+from sottovoce.cli.result import show, show_clients
 from sottovoce.errors import SottovoceError, nearest, shown
-from sottovoce.plan import Plan, PlanError, keys
-from sottovoce.plan.rules import split
+from sottovoce.plan import Plan, keys
+from sottovoce.plan.catalog import PLACES
+from sottovoce.plan.checks import PlanError, split
 from sottovoce.report.table import Table, data_size, duration, number
 
 THREADS = typer.Option(0, min=0, help="CPU threads; 0: as torch decides. Changes speed only.")
@@ -106,9 +106,9 @@ def train(
     """Train a federation and write its models, its ledger and its report into a directory."""
     import torch
 
-    from sottovoce.api import train as train_run
     from sottovoce.report.tracking import TensorBoard
-    from sottovoce.run import RunDirectory
+    from sottovoce.run import train as train_run
+    from sottovoce.run.directory import RunDirectory
 
     if threads:
         torch.set_num_threads(threads)
@@ -174,8 +174,8 @@ def personalize(
 
     The price is stated at the client's own δ, and asked for: nothing is released without a yes.
     """
-    from sottovoce.onboarding.future_client import personalize as personalize_client
-    from sottovoce.privacy import Terms
+    from sottovoce.federation.onboarding.client import personalize as personalize_client
+    from sottovoce.privacy.terms import Terms
 
     terms = Terms(ledger, client, epsilon, delta, consent(yes=yes))
     with released_anyway(json=json):

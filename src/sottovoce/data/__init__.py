@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.data import description
-from sottovoce.data.cells import Findings, UnusableFile, suspicions, verdict
+from sottovoce.data.arrays import from_torch, read_array_parts, read_arrays, read_npz, read_stored_parts
 from sottovoce.data.clients import (
     ClientRecords,
     FederatedDataset,
@@ -31,11 +30,10 @@ from sottovoce.data.clients import (
     split_seeds,
     training_size,
 )
-from sottovoce.data.columns import ArrayColumns, ColumnFindings, Values
 from sottovoce.data.dataset import Dataset, Facts, Records
-from sottovoce.data.description import Description, tokens
-from sottovoce.data.encoding import Reader, kinds_of, read_site
-from sottovoce.data.folder import (
+from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
+from sottovoce.data.section import DataError, canonical
+from sottovoce.data.sites import (
     Copies,
     agreement,
     client_files,
@@ -46,10 +44,12 @@ from sottovoce.data.folder import (
     read_one,
     unread_files,
 )
-from sottovoce.data.own import from_torch, read_array_parts, read_arrays, read_npz, read_stored_parts
-from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
-from sottovoce.data.section import DataError, canonical
-from sottovoce.data.tables import FORMATS, column_names, read_parts
+from sottovoce.data.tables import schema as description
+from sottovoce.data.tables.checks import Findings, UnusableFile, suspicions, verdict
+from sottovoce.data.tables.columns import ArrayColumns, ColumnFindings, Values
+from sottovoce.data.tables.encoding import Reader, kinds_of, read_site
+from sottovoce.data.tables.readers import FORMATS, column_names, read_parts
+from sottovoce.data.tables.schema import Description, tokens
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.plan.presets import FOLDERS
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce import catalog
-from sottovoce.cores import derived_seed
 from sottovoce.data.dataset import Dataset, Facts, Records
 from sottovoce.data.partitions import partition
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.plan import Plan, PlanError
+from sottovoce.machine.determinism import derived_seed
+from sottovoce.plan import Plan, catalog
+from sottovoce.plan.checks import PlanError
 
 # A quarter of this machine's memory, so that rounds do not normalize (or unpack) the same clients again.
 CACHE_BYTES = max(512 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)

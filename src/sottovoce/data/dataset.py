@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.catalog import TASKS
-from sottovoce.data import identity
+from sottovoce.data import units as identity
 from sottovoce.data.section import MOST_TEXT, DescriptionError, Section
 from sottovoce.errors import shown
+from sottovoce.plan.catalog import TASKS
 
 MOST_CLASSES = 2**16
 
@@ -121,7 +121,7 @@ class Records:
     unit: Tensor | None = None
     """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
     identity: Tensor | None = None
-    """What each record's unit is, int64 (n, 2) (`identity`); None where its place says so."""
+    """What each record's unit is, int64 (n, 2) (`units`); None where its place says so."""
     copied: bool = False
     """The tensors are copies made here: nobody else holds their memory, and it is never written to again."""
 

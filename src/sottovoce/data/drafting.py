@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from sottovoce.data.columns import ABSENT, NUMBER, Texts
-from sottovoce.data.description import NAME, written
-from sottovoce.data.folder import site_files
-from sottovoce.data.kinds import KINDS, MISSING, Date
 from sottovoce.data.section import BLANK, DataError, canonical
-from sottovoce.data.tables import column_names, read_columns
+from sottovoce.data.sites import site_files
+from sottovoce.data.tables.columns import ABSENT, NUMBER, Texts
+from sottovoce.data.tables.kinds import KINDS, MISSING, Date
+from sottovoce.data.tables.readers import column_names, read_columns
+from sottovoce.data.tables.schema import NAME, written
 
 Fields = Mapping[str, object]
 FEW = 20

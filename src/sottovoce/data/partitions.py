@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sottovoce.catalog import PARTITIONS
 from sottovoce.data.dataset import Dataset
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.plan.catalog import PARTITIONS
 
 Ints = npt.NDArray[np.int64]
 

@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce import files
 from sottovoce.data import formats
+from sottovoce.data.arrays import DAMAGED
 from sottovoce.data.dataset import Facts
 from sottovoce.data.formats import Bytes
-from sottovoce.data.own import DAMAGED
 from sottovoce.errors import SottovoceError, nearest
-from sottovoce.files import FileError, write_atomically
+from sottovoce.machine import files
+from sottovoce.machine.files import FileError, write_atomically
 
 Progress = Callable[[str], None]
 

@@ -5,7 +5,7 @@ The agreement is one TOML file, the resolved plan with a table `[records]`, give
 anything is released. Each end keeps its own copy and refuses to work with an end whose copy differs.
 Where the plan leaves numbers of records to the clients, the agreement is open: each client declares its
 own at enrolment, and when all have, the server freezes them into it. It comes from another party: it is
-checked (`foreign`) before anything is built from it, and no name in it is imported unless this machine's
+checked (`plan.limits`) before anything is built from it, and no name in it is imported unless this machine's
 owner has given the same name. Only a simulation may be seeded.
 
 The server coordinates and forgets nothing that was applied; each node keeps key, ledger and messages in a
@@ -26,15 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.blueprint import Blueprint, build
 from sottovoce.data import Dataset, Facts, division, load
-from sottovoce.data.description import NAME
+from sottovoce.data.tables.schema import NAME
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import described_facts
-from sottovoce.federation.parties import Parties
-from sottovoce.files import PUBLIC, private_folder, write_atomically
-from sottovoce.foreign import MOST_TEXT, check_sizes, foreign_plan
+from sottovoce.federation.keys import Parties
+from sottovoce.machine.documents import MOST_TEXT
+from sottovoce.machine.files import PUBLIC, private_folder, write_atomically
+from sottovoce.models.architectures import check_sizes
+from sottovoce.models.features.cache import described_facts
 from sottovoce.plan import Plan
+from sottovoce.plan.limits import foreign_plan
+from sottovoce.release.blueprint import Blueprint, build
 from sottovoce.run.prepare import outline, resolve
 
 MOST_RECORDS = 2**31

@@ -23,29 +23,32 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.account import Account
-from sottovoce.blueprint import Blueprint, participant_name
-from sottovoce.client import Client, Seal
-from sottovoce.data import ClientRecords, description, split_participant, split_seeds, training_size
-from sottovoce.downlink import BadCoefficients, Downlink
+from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
+from sottovoce.data.tables import schema as description
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import described_client
 from sottovoce.federation import Agreement, sealing
-from sottovoce.federation.client_directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
-from sottovoce.federation.parties import SiteKey
+from sottovoce.federation.directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
+from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.sealing import MODEL, Declined, EnrolmentError
-from sottovoce.federation.sharing import check_consent, held, helper_names, masks_for
 from sottovoce.federation.status import note_contact
-from sottovoce.files import PRIVATE, locked
-from sottovoce.models import MODELS
+from sottovoce.federation.sums import check_consent, held, helper_names, masks_for
+from sottovoce.machine.files import PRIVATE, locked
+from sottovoce.machine.rollback import Memory
+from sottovoce.models.architectures import MODELS
+from sottovoce.models.features.cache import described_client
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
-from sottovoce.privacy import Price, Terms, call_counts
+from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
-from sottovoce.privacy.rollback import Memory
-from sottovoce.release import spending
-from sottovoce.run.export import write_model
+from sottovoce.privacy.terms import Price, Terms
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.release.downlink import BadCoefficients, Downlink
+from sottovoce.release.kind import spending
+from sottovoce.release.secrets import participant_name
+from sottovoce.run.models import write_model
 from sottovoce.run.session import dry_client
+from sottovoce.training.accounts import Account
+from sottovoce.training.client import Client, Seal
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,18 +25,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sottovoce.blueprint import participant_name
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Coordinator, Fields, Open
+from sottovoce.federation.server import Coordinator, Fields, Open
 from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
-from sottovoce.files import FileError, private_folder, write_atomically
-from sottovoce.modelfile import GeneratorFile
-from sottovoce.plan import Plan, phases
+from sottovoce.machine.files import FileError, private_folder, write_atomically
+from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.release import spending
-from sottovoce.run import RunDirectory
-from sottovoce.run.result import of_rounds
+from sottovoce.release.blueprint import phases
+from sottovoce.release.kind import spending
+from sottovoce.release.secrets import participant_name
+from sottovoce.run.directory import RunDirectory
+from sottovoce.run.models import GeneratorFile
 from sottovoce.run.status import Status
+from sottovoce.run.summary import of_rounds
 
 EVERY_SECONDS = 2.0
 ERRORS = 10

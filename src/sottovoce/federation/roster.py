@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sottovoce.blueprint import participant_name
-from sottovoce.data.folder import CLIENT
-from sottovoce.downlink import Downlink
+from sottovoce.data.sites import CLIENT
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import MOST_RECORDS, Agreement, sealing
 from sottovoce.federation.sealing import KEY_BYTES, MODEL, EnrolmentError
 from sottovoce.federation.store import Store
-from sottovoce.release import Release
-from sottovoce.shared import Shares
+from sottovoce.release.downlink import Downlink
+from sottovoce.release.kind import Release
+from sottovoce.release.places.shared import Shares
+from sottovoce.release.secrets import participant_name
 
 log = logging.getLogger("sottovoce.federation")
 

@@ -33,10 +33,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from sottovoce.blueprint import client_secret, participant_name, seeded_master
 from sottovoce.channel.wire import ChannelError, Stream, stream_bytes
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
+from sottovoce.release.secrets import client_secret, participant_name, seeded_master
 
 KEY_BYTES = 32
 _TAG_BYTES = 16

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.account import Account
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.client_directory import Enrolment
-from sottovoce.files import FileError, write_atomically
+from sottovoce.federation.directory import Enrolment
+from sottovoce.machine.files import FileError, write_atomically
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import HELD, UNSAID, strictest
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.status import EXIT_CODES, RECENT, Status, is_locked, read_status, reading, unreadable
+from sottovoce.training.accounts import Account
 
 FILE = "status.json"
 SUPERVISOR = "federate.json"

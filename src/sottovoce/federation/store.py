@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.catalog import Kind
-from sottovoce.central import AlreadyDrawn, DrawnRounds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.sealing import EnrolmentError, new_key
-from sottovoce.files import Database, locked, private_folder
+from sottovoce.machine.files import Database, locked, private_folder
+from sottovoce.plan.catalog import Kind
+from sottovoce.release.places.server import AlreadyDrawn, DrawnRounds
 
 log = logging.getLogger("sottovoce.federation")
 

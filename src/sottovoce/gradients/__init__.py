@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sottovoce.cores import one_core, side_by_side
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import gpu, identity, vmap
 from sottovoce.gradients.clipping import (
@@ -30,9 +29,10 @@ from sottovoce.gradients.clipping import (
 )
 from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
 from sottovoce.gradients.partitions import Structured, Unstructured
-from sottovoce.models import parameters_at
-from sottovoce.subspace import Basis, Identity, SignedPartition, StructuredPartition
-from sottovoce.tasks import Losses, cross_entropy
+from sottovoce.machine.determinism import one_core, side_by_side
+from sottovoce.models.bases import Basis, Identity, SignedPartition, StructuredPartition
+from sottovoce.models.parameters import parameters_at
+from sottovoce.models.tasks import Losses, cross_entropy
 
 __all__ = [
     "check_outputs",
@@ -75,7 +75,7 @@ def clipped_mean(
     `remember` keeps norms of records for the next round: only of an `x` whose memory nobody else holds, since
     a write behind torch (a NumPy view, another process) would leave norms, and so the bound, untrue.
 
-    >>> from sottovoce.subspace import Identity
+    >>> from sottovoce.models.bases import Identity
     >>> net, x, y = nn.Linear(2, 3), torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
     >>> mean = clipped_mean(net, torch.zeros(9), Identity(9), x, y, clip=0.1, denominator=4)
     >>> bool(mean.norm() <= 0.1)

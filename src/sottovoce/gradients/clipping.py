@@ -23,14 +23,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from sottovoce.cores import seeded
 from sottovoce.data.dataset import Facts
-from sottovoce.data.description import random_records
+from sottovoce.data.tables.schema import random_records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import gpu
 from sottovoce.gradients.layers import linear_layers, stack, stack_outputs
-from sottovoce.models import flat_parameters, logits, output_at, parameters_at, reason
-from sottovoce.tasks import Task
+from sottovoce.machine.determinism import seeded
+from sottovoce.models.imports import reason
+from sottovoce.models.parameters import flat_parameters, logits, output_at, parameters_at
+from sottovoce.models.tasks import Task
 
 # Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
 _ROOM = 1.0 - 1e-12

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from sottovoce.gradients import gpu
 from sottovoce.gradients.gpu import Window
-from sottovoce.models import trainable
-from sottovoce.tasks import Losses
+from sottovoce.models.parameters import trainable
+from sottovoce.models.tasks import Losses
 
 Parameters = dict[str, Tensor]
 

@@ -36,8 +36,8 @@ from sottovoce.gradients.layers import (
     stack,
     written,
 )
-from sottovoce.models import places, trainable
-from sottovoce.subspace import Share, SignedPartition, StructuredPartition
+from sottovoce.models.bases import Share, SignedPartition, StructuredPartition
+from sottovoce.models.parameters import places, trainable
 
 _ALIGNED = 32
 """Records that a GPU reads at once: rows begin at multiples of it."""

@@ -20,9 +20,9 @@ from torch.func import grad_and_value, vmap
 
 from sottovoce.gradients.clipping import sum_clipped
 from sottovoce.gradients.layers import Layer, linear_layers, stack_outputs
-from sottovoce.models import output_at, parameters_at
-from sottovoce.subspace import Basis
-from sottovoce.tasks import Losses, cross_entropy
+from sottovoce.models.bases import Basis
+from sottovoce.models.parameters import output_at, parameters_at
+from sottovoce.models.tasks import Losses, cross_entropy
 
 _NUMBERS = 2**22
 """Of gradients that are held at a time."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce import catalog
+from sottovoce.plan import catalog
 from sottovoce.plan.presets import PRESETS
 
 SHAPES = ("records", "features", "division", "sets", "module", "accounting")

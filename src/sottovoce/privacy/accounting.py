@@ -18,8 +18,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
-from sottovoce.catalog import ACCOUNTINGS, Kind
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.plan.catalog import ACCOUNTINGS, Kind
 
 Place = Literal["client", "server", "shared"]
 Client = int | str

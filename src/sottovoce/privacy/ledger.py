@@ -20,13 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from sottovoce.catalog import Kind
 from sottovoce.errors import SottovoceError
+from sottovoce.machine.rollback import Memory
+from sottovoce.plan.catalog import Kind
 from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, epsilon
+from sottovoce.privacy.history import Past, Remembered
 from sottovoce.privacy.ledger_file import CLIENT, LedgerError, LedgerFile, other_scope, same_scope
 from sottovoce.privacy.ledger_file import OWN_RECORDS as OWN_RECORDS
-from sottovoce.privacy.past import Past, Remembered
-from sottovoce.privacy.rollback import Memory
 
 UNSAID = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 """What a client is willing to spend if its owner says nothing."""

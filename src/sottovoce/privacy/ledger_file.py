@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from sottovoce.errors import SottovoceError
-from sottovoce.files import Database, log_of, sync_folder
+from sottovoce.machine.files import Database, log_of, sync_folder
 
 log = logging.getLogger("sottovoce.privacy")
 

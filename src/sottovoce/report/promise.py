@@ -15,9 +15,9 @@ from typing import Any
 from markupsafe import Markup
 
 from sottovoce import report
-from sottovoce.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
+from sottovoce.plan.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
 from sottovoce.report.chart import Axis, Chart, Series, svg, trend
-from sottovoce.report.reading import ReportedRun
+from sottovoce.report.result import ReportedRun
 from sottovoce.report.table import Table, equals, number, percent
 
 TONES = {"worst": "orange", "given": "blue"}

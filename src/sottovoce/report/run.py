@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import report
-from sottovoce.files import write_atomically
+from sottovoce.machine.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.report import run_figures
+from sottovoce.report import figures as run_figures
 from sottovoce.report.promise import audit_section, place, promise, warning, without_noise
-from sottovoce.report.reading import ReportedRun, natural, read_run
+from sottovoce.report.result import ReportedRun, natural, read_run
 from sottovoce.report.table import Table, TableEntry, counted, duration, label, measure, number, percent
 
 

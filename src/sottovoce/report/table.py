@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sottovoce.catalog import METRICS
 from sottovoce.errors import visible
+from sottovoce.plan.catalog import METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid

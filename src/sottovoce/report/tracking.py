@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import extra
-from sottovoce.files import private_folder
+from sottovoce.machine.files import private_folder
 
 SCALARS = {
     "accuracy/future": "future",

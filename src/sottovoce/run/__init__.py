@@ -1,269 +1,72 @@
-"""The run directory: the files that one run leaves for people and other programs.
-
-`plan.toml` (complete), `run.json` (its name in streams, and where its ledger lies), `rounds.jsonl` (a
-line a round), `ledger.sqlite`, `checkpoint.safetensors` while it trains (with noise at the server also
-`updates/` and `run.witness`, the rounds whose noise was drawn), `helpers/` where shares have masks,
-`model.safetensors` and `result.json` when it is done, `report.html`. Files are replaced atomically and
-rounds appended, so a run that is killed at any moment can be resumed, by one process at a time
-(`run.lock`).
-
-The noised sums of a run with noise at the server are `Updates`, each durable and noted before anything is
-made from it. A sum is drawn once: a run that was killed finds the sums of the rounds since its last
-checkpoint here, and uses them instead of drawing again. With the checkpoint that makes them superfluous
-they are removed. A sum that was drawn and is not here was lost with files that were restored: its round
-is refused.
-"""
+"""What Python calls: a run with all its files, its report included, exactly as the command line makes it."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sottovoce.central import AlreadyDrawn, DrawnRounds, Update
-from sottovoce.data.description import NAME as AGREED
-from sottovoce.errors import SottovoceError
-from sottovoce.files import PRIVATE, kept_secret, locked, private_folder, sync_folder, write_atomically
-from sottovoce.modelfile import ModelFileError, load_tensors, save_tensors
+from torch import nn
+
+from sottovoce.data.python import Clients, Held
+from sottovoce.models.features.cache import Progress
+from sottovoce.models.metrics import Own
 from sottovoce.plan import Plan
+from sottovoce.report.run import write_report
+from sottovoce.run import training
+from sottovoce.run.summary import Result
+from sottovoce.run.training import OnRound
 
 
-class RunError(SottovoceError):
-    """A run directory that cannot be used as asked."""
-
-
-def make_folder(path: Path) -> None:
-    """A folder for what is made of a run, open to its owner only; one that is there stays as it is."""
-    try:
-        private_folder(path)
-    except OSError as error:
-        raise RunError(f"cannot create {path} ({error.strerror}): choose another folder") from None
-
-
-def check_apart(path: Path) -> None:
-    """Refuses a folder of records for what is made of a run: the next run on it would refuse those files."""
-    if (path / AGREED).exists():
-        raise RunError(
-            f"{path} is a folder of records, and no run would read it with other files in it: choose another",
-            "out",
-        )
-
-
-def round_line(
-    number: int,
-    clients: Sequence[str],
+def train(
+    plan: Plan,
+    out: str | Path,
     *,
-    downlink_bytes: int,
-    gain: float,
-    effective_gain: float | None,
-    started: float,
-    **observed: Any,
-) -> dict[str, Any]:
-    """A round's line of rounds.jsonl: what every engine knows of a round, and what this one has `observed`.
+    ledger: str | Path | None = None,
+    resume: bool = False,
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | None = None,
+    module: nn.Module | None = None,
+    device: str = "cpu",
+    cache: bool = True,
+    masks: bool = False,
+    metrics: Own | None = None,
+    callbacks: Sequence[object] = (),
+    on_round: OnRound = lambda line: None,
+    on_features: Progress = lambda done, of: None,
+) -> Result:
+    """Trains `plan` in the run directory `out`, writes its report there, and returns its result.
 
-    `started` is what `time.perf_counter` said when the round began.
+    `clients` are records from Python, {name: records, …} or a list: torch datasets, arrays (X, y), or tables
+    (DataFrames, Hugging Face datasets) that the file `records`, a records.toml, describes; `from_clients`
+    says more. `dataset` is a `Dataset`, a path, or a torch dataset whose records the plan deals out. They and
+    `module` replace what the plan names, and are written down: plan.toml and result.json name them, and
+    nothing stays of what a preset chose for another dataset. A dataset whose name can be loaded (a path, a
+    public name) is repeated from plan.toml alone; any other, and a module, must be given again.
+    `ledger` lets budgets add up over several runs on the same records, as those on a folder do by themselves.
+    `resume` continues after the last checkpoint. `masks` go on the shares of `noise=shared`. `metrics` are
+    functions of your own, {"f1": f}: f(true, decided) as scikit-learn's, of each client's held-out records,
+    and with a parameter `probabilities` also of those. `callbacks` have any of the methods `on_plan(plan)`,
+    `on_round(line)` and `on_result(result)`, called with what plan.toml, rounds.jsonl and result.json have;
+    `sottovoce.report.tracking` has some. The rest changes speed and display only. The result is a dict, and a
+    DataFrame by `frame()`.
     """
-    return {
-        "round": number,
-        "clients": list(clients),
-        "downlink_bytes": downlink_bytes,
-        "gain": gain,
-        "effective_gain": effective_gain,
-        "seconds": time.perf_counter() - started,
-        **observed,
-    }
-
-
-class RunDirectory:
-    """Paths and durable writes of one run."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.plan_file = self.path / "plan.toml"
-        self.rounds_file = self.path / "rounds.jsonl"
-        self.ledger_file = self.path / "ledger.sqlite"
-        self.checkpoint_file = self.path / "checkpoint.safetensors"
-        self.model_file = self.path / "model.safetensors"
-        self.updates_folder = self.path / "updates"
-        self.result_file = self.path / "result.json"
-        self.secret_file = self.path / "secret"
-        self.identity_file = self.path / "run.json"
-        self.helpers_folder = self.path / "helpers"
-        self.lock_file = self.path / "run.lock"
-        self.drawn = self.path / "run"
-        """Beside which rounds with drawn noise are noted."""
-
-    def reserve(self) -> None:
-        """Makes room for a new run; an earlier run is never overwritten."""
-        if self.plan_file.exists():
-            raise RunError(
-                f"{self.path} already holds a run: choose another folder, or resume it", "out", "resume"
-            )
-        check_apart(self.path)
-        make_folder(self.path)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Keeps other processes from training here."""
-        busy = f"another process is training in {self.path}: wait until it has ended"
-        # Whoever only asks whether it is held (`status`) has it for a moment.
-        return locked(self.lock_file, timeout=1.0, busy=busy)
-
-    def start(self, plan: Plan, run: str, ledger: Path | None) -> None:
-        """Writes down the plan, the run's name and its ledger: from here on there is a run to resume."""
-        where = None if ledger is None else str(ledger.absolute())
-        write_atomically(self.identity_file, json.dumps({"run": run, "ledger": where}).encode())
-        write_atomically(self.plan_file, plan.to_toml().encode())
-
-    def identity(self) -> tuple[str, Path]:
-        """The run's name, and the ledger that it was started with."""
-        try:
-            found = json.loads(self.identity_file.read_text())
-            return str(found["run"]), Path(found["ledger"] or self.ledger_file)
-        except (OSError, ValueError, KeyError, TypeError):
-            raise RunError(
-                f"{self.identity_file} is missing or damaged: restore it, or start a new run elsewhere"
-            ) from None
-
-    def plan(self) -> Plan:
-        """The resolved plan of the run."""
-        if not self.plan_file.exists():
-            raise RunError(f"{self.path} holds no run (no plan.toml): give the folder that a training wrote")
-        return Plan.load(self.plan_file)
-
-    def check_same_plan(self, plan: Plan) -> None:
-        """Refuses to resume under another plan, naming what changed."""
-        started = self.plan()
-        if started.digest() == plan.digest():  # where the folder of runs lies is no change
-            return
-        names = (field.name for field in dataclasses.fields(plan))
-        changed = [name for name in names if getattr(plan, name) != getattr(started, name)]
-        if changed:
-            name = changed[0]
-            raise RunError(
-                f"{self.path} was started with {name}={getattr(started, name)}, not {getattr(plan, name)}: "
-                "resume without changes, or start a new run in another folder",
-                "out",
-            )
-
-    def result(self) -> dict[str, Any]:
-        """The finished run's result."""
-        try:
-            result = json.loads(self.result_file.read_text(encoding="utf-8"))
-            if not isinstance(result, dict):
-                raise ValueError
-        except (FileNotFoundError, NotADirectoryError):
-            if not self.plan_file.exists():
-                raise RunError(
-                    f"{self.path} holds no run (no result.json, no plan.toml): give the folder that a "
-                    "training wrote"
-                ) from None
-            raise RunError(f"{self.path} has no result.json yet: resume its training", "resume") from None
-        except ValueError:
-            raise RunError(
-                f"{self.result_file} is damaged: delete it, and resume the training to make it again",
-                "resume",
-            ) from None
-        return result
-
-    def master_secret(self) -> bytes:
-        """32 bytes behind the clients' channel secrets, created once, readable by the owner only."""
-        return kept_secret(self.secret_file)
-
-    def append_round(self, line: Mapping[str, Any]) -> None:
-        """One more line of rounds.jsonl."""
-        descriptor = os.open(self.rounds_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def rounds(self) -> list[dict[str, Any]]:
-        """The complete lines of rounds.jsonl; a line cut off by a kill is left out."""
-        if not self.rounds_file.exists():
-            return []
-        try:
-            lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
-            rounds = [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):
-            raise RunError(f"{self.rounds_file} is damaged: restore it from a backup") from None
-        if [line.get("round") for line in rounds] != list(range(1, len(rounds) + 1)):
-            raise RunError(
-                f"{self.rounds_file} does not count its rounds 1, 2, 3, …: restore it from a backup"
-            )
-        return rounds
-
-    def sync_rounds(self) -> None:
-        """Makes the lines so far durable; a checkpoint counts on them."""
-        if self.rounds_file.exists():
-            with self.rounds_file.open("a") as file:
-                os.fsync(file.fileno())
-
-    def truncate_rounds(self, rounds: int) -> None:
-        """Drops lines written after the checkpoint from which the run continues."""
-        kept = [line for line in self.rounds() if line["round"] <= rounds]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(self.rounds_file, text.encode())
-
-
-class Updates:
-    """The folder of the sums of one run, whose name and reference are its `identity`."""
-
-    def __init__(self, folder: Path, identity: Mapping[str, str], drawn: DrawnRounds) -> None:
-        self._folder = folder
-        self._identity = identity
-        self._drawn = drawn
-
-    def check(self, after: int) -> None:
-        """Refuses to go on after so many rounds if one was not noted, or a sum drawn later is gone."""
-        self._drawn.check(after)
-        for round_number in self._drawn.digests:
-            if round_number > after:
-                self.get(round_number)
-
-    def get(self, round_number: int) -> Update | None:
-        """The sum of a round; None if none was drawn."""
-        path, drawn = self._path(round_number), self._drawn.digests.get(round_number)
-        if not path.exists():
-            if drawn is not None:
-                raise AlreadyDrawn(
-                    f"{self._folder} lacks round {round_number}, whose noise was drawn: put its newest files "
-                    "back, or start a new run, because drawing it again would undo it"
-                )
-            return None
-        tensors, metadata = load_tensors(path, self._identity)
-        try:
-            columns, participants = tensors["columns"], tuple(json.loads(metadata["participants"]))
-        except (KeyError, ValueError, TypeError):
-            raise ModelFileError(f"{path} is damaged: start a new run") from None
-        update = Update(round_number, participants, columns)
-        if drawn is None:  # stored by a process that was killed before it could use it
-            self._drawn.note(round_number, update.digest())
-        elif drawn != update.digest():
-            raise AlreadyDrawn(f"{path} is not the sum that was drawn: start a new run")
-        return update
-
-    def commit(self, update: Update) -> None:
-        """Keeps the sum of a round and notes it, durably; one that was drawn is never replaced."""
-        path = self._path(update.round)
-        if path.exists() or update.round in self._drawn.digests:
-            raise AlreadyDrawn(f"{path} was drawn before, and is not drawn again")
-        if not self._folder.is_dir():
-            self._folder.mkdir()
-            sync_folder(self._folder.parent)
-        told = {**self._identity, "participants": json.dumps(update.participants)}
-        save_tensors(path, {"columns": update.columns.contiguous()}, told)
-        self._drawn.note(update.round, update.digest())
-
-    def forget(self, up_to: int) -> None:
-        """Removes the sums of the first rounds, which a checkpoint holds by now."""
-        for path in self._folder.glob("*.safetensors"):
-            if int(path.stem) <= up_to:
-                path.unlink()
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
-            self._folder.rmdir()
-
-    def _path(self, round_number: int) -> Path:
-        return self._folder / f"{round_number}.safetensors"
+    result = training.train(
+        plan,
+        out,
+        ledger=ledger,
+        resume=resume,
+        dataset=dataset,
+        clients=clients,
+        records=records,
+        module=module,
+        device=device,
+        cache=cache,
+        masks=masks,
+        metrics=metrics,
+        callbacks=callbacks,
+        on_round=on_round,
+        on_features=on_features,
+    )
+    write_report(Path(out))
+    return result

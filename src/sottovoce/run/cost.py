@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from sottovoce import data
-from sottovoce.blueprint import Blueprint
-from sottovoce.data.description import random_records
+from sottovoce.data.tables.schema import protected_unit, random_records
+from sottovoce.models.tasks import open_task
 from sottovoce.plan import Plan
-from sottovoce.privacy import accounting, call_counts
-from sottovoce.release import spending
+from sottovoce.plan.schedule import call_counts
+from sottovoce.privacy import accounting
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.release.kind import spending
 from sottovoce.run import prepare
-from sottovoce.run.result import protected_unit, site_rows
-from sottovoce.tasks import open_task
+from sottovoce.run.summary import site_rows
 
 # In training the clipped mean of LeNet gradients has a norm of 0.1 to 0.6 of the clip bound.
 TYPICAL_NORM = 0.3

@@ -14,11 +14,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce import masking
-from sottovoce.blueprint import Blueprint, client_secret
-from sottovoce.client import Seal
-from sottovoce.files import private_folder
-from sottovoce.helper import Helper
+from sottovoce.machine.files import private_folder
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.release.places import masks as masking
+from sottovoce.release.places.helper import Helper
+from sottovoce.release.secrets import client_secret
+from sottovoce.training.client import Seal
 
 
 class Masks:

@@ -15,15 +15,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from sottovoce import data
-from sottovoce.blending import clip_bound, recipe
-from sottovoce.blueprint import Blueprint, build
-from sottovoce.catalog import PARTITIONS
 from sottovoce.data import Dataset, Facts, FederatedDataset
-from sottovoce.features import open_features
-from sottovoce.features.kept import Progress, described, described_facts
-from sottovoce.models import given_name
-from sottovoce.plan import Plan, PlanError
+from sottovoce.models.architectures import given_name
+from sottovoce.models.features import open_features
+from sottovoce.models.features.cache import Progress, described, described_facts
+from sottovoce.plan import Plan
+from sottovoce.plan.catalog import PARTITIONS
+from sottovoce.plan.checks import PlanError
 from sottovoce.privacy import accounting
+from sottovoce.release.blueprint import Blueprint, build
+from sottovoce.release.recipe import clip_bound, recipe
 
 KEPT = 2
 """Datasets whose features `Shared` keeps."""

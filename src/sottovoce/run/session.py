@@ -22,25 +22,29 @@ import numpy as np
 import torch
 
 from sottovoce import data
-from sottovoce.account import count_clients, folder_ledger
-from sottovoce.blueprint import Blueprint, seeded_master
-from sottovoce.central import DrawnRounds
-from sottovoce.data import ClientRecords, FederatedDataset, Records, description
+from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.data.section import DataError
+from sottovoce.data.tables import schema as description
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomically
-from sottovoce.metrics import Own
-from sottovoce.modelfile import GeneratorFile, load_tensors, save_tensors
-from sottovoce.models import logits
-from sottovoce.plan import Plan, PlanError
-from sottovoce.privacy import call_counts
+from sottovoce.machine.files import write_atomically
+from sottovoce.models.metrics import Own
+from sottovoce.models.parameters import logits
+from sottovoce.models.tensors import load_tensors, save_tensors
+from sottovoce.plan import Plan
+from sottovoce.plan.checks import PlanError
+from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import Ledger, Overspent
-from sottovoce.release import spending
-from sottovoce.run import RunDirectory, RunError, Updates
+from sottovoce.release.blueprint import Blueprint
+from sottovoce.release.kind import spending
+from sottovoce.release.places.server import DrawnRounds, Updates
+from sottovoce.release.secrets import seeded_master
+from sottovoce.run.directory import RunDirectory, RunError
+from sottovoce.run.models import GeneratorFile
 from sottovoce.run.prepare import Prepared
-from sottovoce.run.result import assemble, site_rows
-from sottovoce.run.rounds import Simulation
-from sottovoce.server import Server
+from sottovoce.run.simulation import Simulation
+from sottovoce.run.summary import assemble, site_rows
+from sottovoce.training.accounts import count_clients, folder_ledger
+from sottovoce.training.server import Server
 
 CHECKPOINT_SECONDS = 20.0
 TRIED = 32

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.metrics import Evaluation, mean_known, student
-from sottovoce.tasks import Task
+from sottovoce.models.metrics import Evaluation, mean_known, student
+from sottovoce.models.tasks import Task
 
 _HELD_OUT = 0.25
 """Held-out records for each that trains: splits overlap, and their mean is less sure than 1/repeats says."""

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce.catalog import PLACES
 from sottovoce.errors import SottovoceError
-from sottovoce.files import log_of
-from sottovoce.plan import Plan, PlanError
+from sottovoce.machine.files import log_of
+from sottovoce.plan import Plan
+from sottovoce.plan.catalog import PLACES
+from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 
 EXIT_CODES = {"finished": 0, "failed": 1, "unknown": 2, "running": 3, "waiting": 4}
 """What `sottovoce status` ends with, by state."""

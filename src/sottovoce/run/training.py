@@ -17,18 +17,18 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from sottovoce.data.python import Clients, Held, given
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.features.kept import Progress
-from sottovoce.given import Clients, Held, given
-from sottovoce.metrics import Own, check_own
-from sottovoce.modelfile import load_tensors
+from sottovoce.models.features.cache import Progress
+from sottovoce.models.metrics import Own, check_own
+from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
-from sottovoce.run import RunDirectory
+from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
-from sottovoce.run.result import Result, accuracies, measured
-from sottovoce.run.rounds import Simulation
 from sottovoce.run.session import Session
-from sottovoce.server import Server
+from sottovoce.run.simulation import Simulation
+from sottovoce.run.summary import Result, accuracies, measured
+from sottovoce.training.server import Server
 
 log = logging.getLogger(__name__)
 MOMENTS = ("on_plan", "on_round", "on_result")
@@ -95,7 +95,7 @@ def train(
     on_round: OnRound = lambda line: None,
     on_features: Progress = lambda done, of: None,
 ) -> Result:
-    """As `sottovoce.train` (`api`), without a report: returns the content of result.json.
+    """As `sottovoce.train` (`run`), without a report: returns the content of result.json.
 
     A resumed run makes the same releases as if nothing had happened; a finished one is left as it is. `masks`
     are put on shares and taken off their sums: the same result, by way of what a federation sends.

@@ -19,7 +19,7 @@ from sottovoce.channel.polar import (
     unrotate,
 )
 from sottovoce.channel.polar.model import BINS, SCALES, dither_bins, leaf_classes, model_for, scale_squared
-from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
+from sottovoce.channel.polar.payload import put_plane, put_states, take_plane, take_states
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 64, 2048])

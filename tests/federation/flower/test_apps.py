@@ -15,14 +15,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.coordinator import Options
 from sottovoce.federation.flower import server_app, write_app
 from sottovoce.federation.flower.client_app import FLAGS, RECORD, client_app, member_of
 from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
 from sottovoce.federation.progress import Progress
 from sottovoce.federation.sealing import EnrolmentError
-from sottovoce.modelfile import load_tensors
+from sottovoce.federation.server import Options
+from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train
 from tests.federation.world import World, same

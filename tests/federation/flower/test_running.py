@@ -13,7 +13,7 @@ import pytest
 from sottovoce.federation.flower import running
 from sottovoce.federation.flower.running import News, RunFailed, run_app
 from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
-from sottovoce.files import FileError, locked
+from sottovoce.machine.files import FileError, locked
 from sottovoce.run.status import Status
 
 SUBMITTED = {"success": True, "run-id": "7"}

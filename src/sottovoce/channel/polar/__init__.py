@@ -43,8 +43,8 @@ from sottovoce.channel.polar.folding import (
     transform,
 )
 from sottovoce.channel.polar.model import SCALES, Model, dither_bins, model_for, scale_number
+from sottovoce.channel.polar.payload import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.polar.states import States, chosen_words, select, uniforms
-from sottovoce.channel.polar.surprises import put_plane, put_states, take_plane, take_states
 from sottovoce.channel.wire import ChannelError, PrivateRandomness, SharedRandomness
 
 STEP = 4.0  # in units of σ: what is left is uniform with s² = 4/3, within the tables

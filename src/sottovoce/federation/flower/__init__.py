@@ -14,9 +14,9 @@ from pathlib import Path
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Options
-from sottovoce.files import PUBLIC, write_atomically
-from sottovoce.models import MODELS
+from sottovoce.federation.server import Options
+from sottovoce.machine.files import PUBLIC, write_atomically
+from sottovoce.models.architectures import MODELS
 
 
 def write_app(

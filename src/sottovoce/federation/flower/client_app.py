@@ -19,12 +19,12 @@ from flwr.clientapp import ClientApp
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
+from sottovoce.federation.keys import SiteKey, accepted
 from sottovoce.federation.node import Node
-from sottovoce.federation.parties import SiteKey, accepted
 from sottovoce.federation.sealing import Declined, EnrolmentError
-from sottovoce.federation.sharing import HelperNode
-from sottovoce.privacy import Terms
+from sottovoce.federation.sums import HelperNode
 from sottovoce.privacy.ledger import Overspent
+from sottovoce.privacy.terms import Terms
 
 log = logging.getLogger("sottovoce.federation")
 

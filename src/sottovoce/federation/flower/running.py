@@ -22,7 +22,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
-from sottovoce.files import FileError, locked, private_folder, write_atomically
+from sottovoce.machine.files import FileError, locked, private_folder, write_atomically
 from sottovoce.run.status import Status, is_locked
 
 WATCH_SECONDS = 5.0

@@ -19,13 +19,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement
-from sottovoce.federation.coordinator import Coordinator, Fields, Options
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.progress import Progress, write_run
 from sottovoce.federation.sealing import MODEL, EnrolmentError
-from sottovoce.federation.sharing import MASKS
+from sottovoce.federation.server import Coordinator, Fields, Options
 from sottovoce.federation.store import Store
-from sottovoce.files import PRIVATE, private_folder
+from sottovoce.federation.sums import MASKS
+from sottovoce.machine.files import PRIVATE, private_folder
 
 log = logging.getLogger("sottovoce.federation")
 

@@ -1,0 +1,148 @@
+"""Features of a dataset, computed once and kept: private data, so they are for their owner alone.
+
+They lie in the cache folder as float16, under a digest of records and map that is keyed with a secret of this
+machine, so that a name says nothing about records. What is kept is what is used: a run without the cache
+rounds its features the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
+from sottovoce.machine.files import kept_secret, locked, write_atomically
+from sottovoce.models.features import FeatureMap, fingerprint, open_features
+from sottovoce.plan import Plan
+
+Progress = Callable[[int, int], None]
+_BATCH = 2048
+
+
+def described(
+    dataset: Dataset,
+    plan: Plan,
+    *,
+    cache: bool = True,
+    progress: Progress = lambda done, of: None,
+    device: str = "cpu",
+    local: str | None = None,
+) -> Dataset:
+    """The dataset as the plan's feature map sees it; itself where the plan has none.
+
+    `progress` is called with the number of records done, and of all. Nothing is computed twice for one map
+    and dataset, not by two processes either: the second waits. `local` as in `open_features`, here and below.
+    Where clients see turned pictures, x holds the features of all four turns, (N, 4, size).
+    """
+    features = feature_map(plan, dataset.facts, device, local)
+    if features is None:
+        return dataset
+    facts, dataset = described_facts(dataset.facts, plan, local), identified(dataset, plan)
+    if cache:
+        path = _folder() / f"{_name(dataset, plan)}.npy"
+        with locked(path.with_suffix(".lock")):
+            if path.exists():
+                progress(len(dataset), len(dataset))
+            else:
+                file = io.BytesIO()
+                np.save(file, _computed(dataset, features, plan.shift, progress).numpy())
+                write_atomically(path, file.getvalue())
+        kept = torch.from_numpy(np.load(path, allow_pickle=False))
+    else:
+        kept = _computed(dataset, features, plan.shift, progress)
+    return replace(dataset, x=kept.to(dataset.x.device), facts=facts)
+
+
+def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts:
+    """Returns what a record is after the plan's feature map, with what it was before."""
+    features = feature_map(plan, facts, local=local)
+    if features is None:
+        return facts
+    size, outputs = (features.size,), facts.classes
+    return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
+
+
+def described_client(
+    path: Path,
+    plan: Plan,
+    facts: Facts,
+    *,
+    needed: int,
+    labels: bool = True,
+    local: str | None = None,
+    limited: bool = True,
+) -> Records:
+    """A client's own file, as the run's model sees it; `facts` are its, `limited` as in `read_site`."""
+    if facts.source is None:
+        return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
+    # A feature map takes records as they are stored.
+    own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
+    kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
+    return replace(own, x=kept.x.float())
+
+
+def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
+    """Returns what the model of a run sees of records as they are stored: normalized, or their features."""
+    features = None if facts.source is None else feature_map(plan, facts.source, local=local)
+    if features is None:
+        return facts.normalize
+    # Features are rounded as those that are kept.
+    return lambda x: features(x).half().float()
+
+
+def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
+    """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
+    if plan.features == "none" or facts.source is not None:
+        return None  # the model sees records themselves, or they are features already
+    size, mirror = plan.feature_size, plan.mirror
+    return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device, local=local)
+
+
+def clean() -> int:
+    """Removes everything that was kept; how many bytes that frees."""
+    folder = cache_folder() / "features"
+    size = sum(file.stat().st_size for file in folder.glob("*")) if folder.exists() else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    return size
+
+
+def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Progress) -> Tensor:
+    turns = 1 if shift == "none" else 4
+    kept = torch.empty(len(dataset), turns, features.size, dtype=torch.float16)
+    for start in range(0, len(dataset), _BATCH):
+        x = dataset.x[start : start + _BATCH].cpu()
+        for turn in range(turns):
+            kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3)) if turn else x).half()
+        progress(min(start + _BATCH, len(dataset)), len(dataset))
+    return kept if turns > 1 else kept[:, 0]
+
+
+def _folder() -> Path:
+    folder = cache_folder() / "features"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def _name(dataset: Dataset, plan: Plan) -> str:
+    described: tuple[object, ...] = (dataset.digest, plan.shaping("features"), weights_digest())
+    if ":" in plan.features:
+        described = (*described, fingerprint(plan.features))
+    return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def weights_digest() -> str:
+    """A fingerprint of the maps themselves: kept features of older weights are not taken for new ones."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

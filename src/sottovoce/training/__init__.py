@@ -1,0 +1,1 @@
+"""Client and server of a training: what each does in a round."""
