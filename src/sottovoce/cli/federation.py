@@ -90,7 +90,7 @@ def federate(
     else:
         own = {"model": chosen.model, "features": chosen.features}
         agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
-    agreed = data.description.of(agreement.facts.source or agreement.facts)
+    agreed = data.schema.of(agreement.facts.source or agreement.facts)
     for line in [] if agreed is None else agreed.uncovered:
         note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:

@@ -44,7 +44,7 @@ from sottovoce.data.sites import (
     read_one,
     unread_files,
 )
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.data.tables.checks import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.tables.columns import ArrayColumns, ColumnFindings, Values
 from sottovoce.data.tables.encoding import Reader, kinds_of, read_site
@@ -180,7 +180,7 @@ def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[
     Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
     cannot be used is a row of NaN, or of −1 where records are tokens.
     """
-    agreed = description.of(facts)
+    agreed = schema.of(facts)
     if agreed is None or (agreed.array is not None and path.suffix.lower() == ".npz"):
         kept, start = _kept(path, keep), 0
         if agreed is None:

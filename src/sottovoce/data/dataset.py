@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.data import units as identity
+from sottovoce.data import units
 from sottovoce.data.section import MOST_TEXT, DescriptionError, Section
 from sottovoce.errors import shown
 from sottovoce.plan.catalog import TASKS
@@ -150,10 +150,10 @@ class Records:
         if self.identity is None:
             return torch.from_numpy(np.random.default_rng(seed).permutation(self.units))
         if self.unit is None:
-            return identity.order(self.identity, seed)
+            return units.order(self.identity, seed)
         dense = torch.unique(self.unit, return_inverse=True)[1]
         row = torch.zeros(self.units, dtype=torch.int64).scatter_(0, dense, torch.arange(len(self)))
-        return identity.order(self.identity[row], seed)
+        return units.order(self.identity[row], seed)
 
     def rows_of(self, units: int) -> int:
         """Returns how many records the first units have, in an order of `of_units`."""
@@ -234,8 +234,8 @@ class Dataset:
         if self.identity is not None:
             return self
         if self.unit is None:
-            return replace(self, identity=identity.of_records(self.x, self.y, self.client))
-        return replace(self, identity=identity.of_names(map(str, self.unit.tolist())))
+            return replace(self, identity=units.of_records(self.x, self.y, self.client))
+        return replace(self, identity=units.of_names(map(str, self.unit.tolist())))
 
 
 def joined(name: str, clients: Mapping[str, Dataset]) -> Dataset:

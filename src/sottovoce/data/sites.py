@@ -21,7 +21,7 @@ from torch import Tensor
 from sottovoce.data.arrays import read_arrays, read_npz, whole_labels
 from sottovoce.data.dataset import Dataset, Facts, Records, joined
 from sottovoce.data.section import DataError, canonical
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.data.tables.checks import without_unusable
 from sottovoce.data.tables.encoding import Site, read_site
 from sottovoce.data.tables.readers import FORMATS, column_names
@@ -210,7 +210,7 @@ def read_client(
     `limited` as in `read_site`.
     """
     normalize = (Facts(facts.shape, facts.classes) if raw else facts).normalize
-    agreed = description.of(facts)
+    agreed = schema.of(facts)
     if agreed is not None:
         site = read_site(path, agreed, target=labels, limited=limited).dataset(facts).identified()
         records = Records(normalize(site.x), site.y, site.unit, site.identity)
@@ -243,5 +243,5 @@ def _with_labels(own: Dataset, classes: int, arrays: dict[str, npt.NDArray[Any]]
 
 def has_target(path: Path, facts: Facts) -> bool:
     """Returns whether a client's file has a place for what is to be predicted; it may still be empty."""
-    agreed, names = description.of(facts), set(column_names(path))
+    agreed, names = schema.of(facts), set(column_names(path))
     return "y" in names or (agreed is not None and names.issuperset(agreed.target.sources))

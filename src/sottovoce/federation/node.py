@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement, sealing
 from sottovoce.federation.directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
@@ -291,10 +291,10 @@ class Node:
             )
         if not self.simulated:
             check_consent(mine, self.terms)
-        agreed = description.of(mine.facts.source or mine.facts)
+        agreed = schema.of(mine.facts.source or mine.facts)
         if agreed is not None and agreed.looked_up and not (self.terms.looked_up or self.simulated):
             raise EnrolmentError(
-                f"this agreement has constants that were {description.UNCOVERED} "
+                f"this agreement has constants that were {schema.UNCOVERED} "
                 f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked-up=true in "
                 "the node config"
             )

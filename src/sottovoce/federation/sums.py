@@ -40,7 +40,7 @@ from sottovoce.machine.documents import foreign_name
 from sottovoce.machine.files import locked, private_folder
 from sottovoce.privacy.terms import Terms
 from sottovoce.release.blueprint import Blueprint
-from sottovoce.release.places import masks as masking
+from sottovoce.release.places import masks
 from sottovoce.release.places.helper import Helper
 from sottovoce.run.masks import mask_terms
 from sottovoce.training.client import Seal, unsealed
@@ -80,12 +80,12 @@ def helper_names(agreement: Agreement) -> str:
     return "" if agreement.parties is None else ", ".join(name for name, _ in agreement.parties.helpers)
 
 
-def terms_of(agreement: Agreement, blueprint: Blueprint, run: str) -> masking.MaskTerms:
+def terms_of(agreement: Agreement, blueprint: Blueprint, run: str) -> masks.MaskTerms:
     """Returns what masks of a run are derived from, with the full digest of its frozen agreement."""
-    parties, half = agreement.parties, 2 * masking.KEY_BYTES
+    parties, half = agreement.parties, 2 * masks.KEY_BYTES
     assert parties is not None
     sites = [public[:half] for _, public in parties.sites]
-    helpers = [masking.HelperKeys(name, public[:half], public[half:]) for name, public in parties.helpers]
+    helpers = [masks.HelperKeys(name, public[:half], public[half:]) for name, public in parties.helpers]
     return mask_terms(blueprint, run, sites, helpers, agreement.full_digest())
 
 
@@ -104,19 +104,19 @@ def masks_for(
         return unsealed
     terms = terms_of(agreement, blueprint, run)
     keys = [
-        masking.RoundKey(helper, int(request["round"]), bytes(public), bytes(signature))
+        masks.RoundKey(helper, int(request["round"]), bytes(public), bytes(signature))
         for helper, (public, signature) in enumerate(
             zip(request.get("helper_keys", ()), request.get("helper_signatures", ()), strict=False)
         )
     ]
     try:
         if len(keys) != len(terms.helpers):
-            raise masking.MaskingError("every helper that was agreed on must have sent its key of the round")
+            raise masks.MaskingError("every helper that was agreed on must have sent its key of the round")
         for one in keys:
             one.check(terms)
-    except masking.MaskingError as error:
+    except masks.MaskingError as error:
         raise Declined(str(error)) from None
-    return partial(masking.covered, terms, held(key).exchange, keys)
+    return partial(masks.covered, terms, held(key).exchange, keys)
 
 
 def held(key: SiteKey | None) -> SiteKey:
@@ -167,7 +167,7 @@ class HelperNode:
                 body = b""
                 if clients:
                     told = dict(zip(clients, keys, strict=True))
-                    body = helper.answer(str(request["run"]), masking.KIND, number, told)
+                    body = helper.answer(str(request["run"]), masks.KIND, number, told)
                     self._log.note(f"answers round {number}, for {len(clients)} clients")
                 while 0 < helper.round < number:
                     self._log.note(f"gives up round {helper.round}: it is never answered")
@@ -252,7 +252,7 @@ def _told() -> Iterator[None]:
 class Sums:
     """The sums of a run, round after round; what it knows is in the server's store."""
 
-    def __init__(self, store: Store, terms: masking.MaskTerms) -> None:
+    def __init__(self, store: Store, terms: masks.MaskTerms) -> None:
         self._store = store
         self.terms = terms
         self.round = 0
@@ -287,7 +287,7 @@ class Sums:
     def request(self, messages: Mapping[int, bytes]) -> dict[str, Any]:
         """Returns what a helper is asked: its key, while no set is fixed, else its masks of the set."""
         clients = self.fixed or []
-        keys = [masking.ephemeral_of(messages[client]) for client in clients]
+        keys = [masks.ephemeral_of(messages[client]) for client in clients]
         return {"kind": MASKS, "round": self.round, "clients": clients, "keys": keys}
 
     def keys(self) -> dict[str, Any]:
@@ -323,22 +323,22 @@ class Sums:
         if not self.fixed:
             return None
         answers = [body for _, body in sorted(self._answers().items())]
-        return masking.unmasked(self.terms, {client: messages[client] for client in self.fixed}, answers)
+        return masks.unmasked(self.terms, {client: messages[client] for client in self.fixed}, answers)
 
-    def _next(self, helper: int, answer: Mapping[str, Any]) -> masking.RoundKey:
+    def _next(self, helper: int, answer: Mapping[str, Any]) -> masks.RoundKey:
         """A helper's key of the round that it will answer next; of round 0 if it answers no more."""
         number, public, signature = (answer.get(name) for name in ("next", "key", "signature"))
         if number == 0:
-            return masking.RoundKey(helper, 0, b"", b"")
+            return masks.RoundKey(helper, 0, b"", b"")
         if not (type(number) is int and isinstance(public, bytes) and isinstance(signature, bytes)):
             raise SottovoceError(f"helper {self.terms.helpers[helper].name} sent no key: update it")
-        key = masking.RoundKey(helper, number, public, signature)
+        key = masks.RoundKey(helper, number, public, signature)
         key.check(self.terms)
         return key
 
-    def _keys(self) -> dict[int, masking.RoundKey]:
+    def _keys(self) -> dict[int, masks.RoundKey]:
         rows = self._store.query("SELECT helper, round, public, signature FROM helper_key")
-        return {row[0]: masking.RoundKey(*row) for row in rows}
+        return {row[0]: masks.RoundKey(*row) for row in rows}
 
     def _answers(self) -> dict[int, bytes]:
         return dict(self._store.query("SELECT helper, body FROM masks"))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sottovoce.data.dataset import Facts
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
 from sottovoce.plan.catalog import METRICS, entry, function
 from sottovoce.plan.catalog import TASKS as CAPABILITIES
@@ -123,7 +123,7 @@ class Number(Task):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        agreed = description.of(facts.source or facts)
+        agreed = schema.of(facts.source or facts)
         self._center, self._reach = (
             (0.0, 1.0) if agreed is None else (agreed.target.center, agreed.target.reach)
         )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sottovoce import __version__
 from sottovoce.data import Facts
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import shown
 from sottovoce.machine.documents import MOST_LETTERS, foreign_name
 from sottovoce.models.architectures import MODELS, check_model, import_model, model_options
@@ -126,7 +126,7 @@ class PersonalModel:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
         plan = foreign_plan(values, model=model, features=features)
         facts = Facts.from_metadata(metadata)
-        description.of(facts.source or facts)  # refuses columns that contradict the facts
+        schema.of(facts.source or facts)  # refuses columns that contradict the facts
         if (plan.features == "none") != (facts.source is None):
             raise ModelFileError(f"{path} contradicts itself about its features: ask for the file again")
         if plan.features != "none" and metadata.get("map") != weights_digest():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data import Facts
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.data.tables.schema import protected_unit
 from sottovoce.personal import Origin
 from sottovoce.plan.catalog import PLACES
@@ -36,7 +36,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     header = json.loads(model[8 : 8 + length])["__metadata__"]
     facts, origin = Facts.from_metadata(header), Origin.parse(json.loads(header["origin"]))
     built, records = json.loads(header["model"]), facts.source or facts
-    agreed, unit = description.of(records), protected_unit(facts)
+    agreed, unit = schema.of(records), protected_unit(facts)
     inputs = list(agreed.columns) if agreed is not None and agreed.array is None else None
     known = None if metrics is None else {name: value for name, value in metrics.items() if value is not None}
     head: dict[str, Any] = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.data import Facts, Records, read_inputs, training_size
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.machine.files import PRIVATE, check_writable, write_atomically
 from sottovoce.models.architectures import model_options, open_model
@@ -333,7 +333,7 @@ def _odd_cells(source: Path, facts: Facts, records: int) -> dict[str, Any]:
     `unknown` and `unreadable` count cells by column, `empty` are columns in which no record has anything.
     """
     odd = {name: Counter[str]() for name in ("unknown", "unreadable", "missing")}
-    agreed = description.of(facts)
+    agreed = schema.of(facts)
     if agreed is not None and agreed.array is None:
         for _, _, columns in read_inputs(source, facts):
             for name, column in columns.items():

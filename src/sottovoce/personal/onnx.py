@@ -21,7 +21,7 @@ from torch import nn
 from sottovoce import __version__
 from sottovoce.data import Facts
 from sottovoce.data.section import OTHER
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.data.tables.kinds import PARTS, Category, Date, Number
 from sottovoce.data.tables.schema import Description
 from sottovoce.errors import SottovoceError, extra
@@ -110,7 +110,7 @@ class _Graph:
         self._constants: list[Any] = []
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
-        self._model, self._agreed = model, description.of(model.records)
+        self._model, self._agreed = model, schema.of(model.records)
         agreed, facts = self._agreed, model.facts
         if agreed is not None and agreed.array is None:
             x = self._columns(agreed, facts)

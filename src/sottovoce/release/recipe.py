@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.data import Facts
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import OPTIMIZERS, TASKS
 
@@ -101,7 +101,7 @@ def recipe(plan: Plan, facts: Facts) -> Recipe:
     2.5
     """
     task = TASKS[facts.task]
-    agreed = None if facts.source is not None or plan.model != "linear" else description.of(facts)
+    agreed = None if facts.source is not None or plan.model != "linear" else schema.of(facts)
     if not task.curvature or agreed is None or agreed.array is not None:
         own = OWN_DRIFT * task.reach
         drifts = (DRIFT * task.reach, own, own, ALONE_DRIFT * task.reach)

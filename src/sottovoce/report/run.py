@@ -13,7 +13,7 @@ from typing import Any
 from sottovoce import report
 from sottovoce.machine.files import write_atomically
 from sottovoce.plan import Plan
-from sottovoce.report import figures as run_figures
+from sottovoce.report import figures
 from sottovoce.report.promise import audit_section, place, promise, warning, without_noise
 from sottovoce.report.result import ReportedRun, natural, read_run
 from sottovoce.report.table import Table, TableEntry, counted, duration, label, measure, number, percent
@@ -45,10 +45,10 @@ def render(run: ReportedRun) -> str:
 def _simulated(run: ReportedRun) -> dict[str, Any]:
     return {
         "charts": {
-            "accuracy": run_figures.accuracy(run),
-            "epsilon": run_figures.epsilon(run),
-            "noise": run_figures.noise(run),
-            "communication": run_figures.communication(run),
+            "accuracy": figures.accuracy(run),
+            "epsilon": figures.epsilon(run),
+            "noise": figures.noise(run),
+            "communication": figures.communication(run),
         },
         "tables": {
             "metrics": _metrics(run),
@@ -56,7 +56,7 @@ def _simulated(run: ReportedRun) -> dict[str, Any]:
             "rounds": _rounds(run),
             "plan": _plan(run),
         },
-        "confusion": run_figures.confusion(run),
+        "confusion": figures.confusion(run),
         "audit": audit_section(run.audit) if run.audit else "",
     }
 
@@ -64,7 +64,7 @@ def _simulated(run: ReportedRun) -> dict[str, Any]:
 def _federated(run: ReportedRun) -> dict[str, Any]:
     calls = [name for line in run.rounds for name in line["clients"]]
     return {
-        "charts": {"epsilon": run_figures.epsilon(run), "progress": run_figures.progress(run)},
+        "charts": {"epsilon": figures.epsilon(run), "progress": figures.progress(run)},
         "tables": {"clients": _sites(run, calls), "rounds": _released(run), "plan": _plan(run)},
         "released": len(calls),
         "rounds": len(run.rounds),

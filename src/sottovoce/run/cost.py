@@ -95,7 +95,7 @@ def doubts(blueprint: Blueprint) -> list[str]:
     sigma = min(blueprint.releases_of(i)["gradient"].sigma for i in range(plan.participants))
     if plan.participants == 1:
         said.append(ALONE)
-    agreed = data.description.of(blueprint.facts.source or blueprint.facts)
+    agreed = data.schema.of(blueprint.facts.source or blueprint.facts)
     said += [] if agreed is None else agreed.uncovered
     if not plan.private:
         return said

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.machine.files import private_folder
 from sottovoce.release.blueprint import Blueprint
-from sottovoce.release.places import masks as masking
+from sottovoce.release.places import masks
 from sottovoce.release.places.helper import Helper
 from sottovoce.release.secrets import client_secret
 from sottovoce.training.client import Seal
@@ -41,9 +41,9 @@ class Masks:
         self._terms = mask_terms(
             blueprint,
             run,
-            map(masking.public_hex, self._clients),
+            map(masks.public_hex, self._clients),
             [
-                masking.HelperKeys(name, masking.public_hex(exchange), masking.public_hex(signing))
+                masks.HelperKeys(name, masks.public_hex(exchange), masks.public_hex(signing))
                 for name, (exchange, signing) in zip(helpers, keys, strict=True)
             ],
             f"{plan.digest()} {blueprint.sharing}",
@@ -53,7 +53,7 @@ class Masks:
             stack.enter_context(Helper.open(folder / f"{name}.sqlite", self._terms, *pair))
             for name, pair in zip(helpers, keys, strict=True)
         ]
-        self._keys: list[masking.RoundKey] = []
+        self._keys: list[masks.RoundKey] = []
 
     def begin(self) -> None:
         """Before a round: its helpers' keys, which all clients get."""
@@ -62,23 +62,23 @@ class Masks:
     def seal(self, participant: int) -> Seal:
         """Returns what puts this client's masks on its shares, and nothing on other messages."""
         key = self._clients[participant]
-        return lambda message, stream: masking.covered(self._terms, key, self._keys, message, stream)
+        return lambda message, stream: masks.covered(self._terms, key, self._keys, message, stream)
 
     def total(self, number: int, messages: Mapping[int, bytes]) -> np.ndarray:
         """The sum of a round's shares: every helper answers, once."""
-        told = {participant: masking.ephemeral_of(message) for participant, message in messages.items()}
+        told = {participant: masks.ephemeral_of(message) for participant, message in messages.items()}
         run = self._terms.run
-        answers = [helper.answer(run, masking.KIND, number, told) for helper in self._helpers]
-        return masking.unmasked(self._terms, messages, answers)
+        answers = [helper.answer(run, masks.KIND, number, told) for helper in self._helpers]
+        return masks.unmasked(self._terms, messages, answers)
 
 
 def mask_terms(
-    blueprint: Blueprint, run: str, clients: Iterable[str], helpers: Iterable[masking.HelperKeys], rest: str
-) -> masking.MaskTerms:
+    blueprint: Blueprint, run: str, clients: Iterable[str], helpers: Iterable[masks.HelperKeys], rest: str
+) -> masks.MaskTerms:
     """Returns what masks of a run are derived from; `rest` is all else that was agreed, or its digest."""
     sharing = blueprint.sharing
     assert sharing is not None
-    return masking.MaskTerms(
+    return masks.MaskTerms(
         run=run,
         size=sharing.size,
         word=sharing.word,

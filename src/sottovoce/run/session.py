@@ -24,7 +24,7 @@ import torch
 from sottovoce import data
 from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.data.section import DataError
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.files import write_atomically
 from sottovoce.models.metrics import Own
@@ -287,8 +287,8 @@ def _check_finite(statistic: torch.Tensor) -> None:
 
 def _check_usable(name: str, records: Records, blueprint: Blueprint) -> None:
     """Refuses a client too many of whose records could contribute nothing but their share of the noise."""
-    agreed = description.of(blueprint.facts.source or blueprint.facts)
-    allowed = description.UNUSABLE if agreed is None else agreed.unusable
+    agreed = schema.of(blueprint.facts.source or blueprint.facts)
+    allowed = schema.UNUSABLE if agreed is None else agreed.unusable
     lost = int((~records.usable).sum())
     # A few of few records may be more than the share that the whole file may have.
     if lost <= 2 or lost <= 2 * allowed * len(records):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sottovoce.data import Description, Facts
 from sottovoce.data.section import DescriptionError, Names
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.data.tables.kinds import Category, Number
 from sottovoce.data.tables.schema import Array, Target
 from tests.data.hospitals import AGREED
@@ -176,11 +176,11 @@ def test_facts_travel_with_the_agreement_and_without() -> None:
     facts = Description.parse(AGREED).facts()
     for again in (Facts.parse(facts.fields()), Facts.from_metadata(facts.metadata())):
         assert again == facts
-        assert description.of(again) == Description.parse(AGREED)
+        assert schema.of(again) == Description.parse(AGREED)
     plain = Facts((1, 28, 28), 10, (0.1,), (0.3,))
     assert set(plain.fields()) == {"shape", "classes", "mean", "std"}, "files of older runs stay as they were"
     assert Facts.parse(plain.fields()) == plain
-    assert description.of(plain) is None
+    assert schema.of(plain) is None
 
 
 HUGE = "0x" + "F" * 5000
@@ -222,4 +222,4 @@ def test_facts_of_a_stranger_are_checked(lie: dict[str, object]) -> None:
 def test_facts_that_contradict_their_agreement_are_refused() -> None:
     fields = {**Description.parse(AGREED).facts().fields(), "shape": [5]}
     with pytest.raises(DescriptionError, match="contradicts itself"):
-        description.of(Facts.parse(fields))
+        schema.of(Facts.parse(fields))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sottovoce.data import Facts, Records
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
 from sottovoce.models.architectures import given_name
 from sottovoce.models.parameters import logits
@@ -163,7 +163,7 @@ def test_who_sets_nothing_has_it_for_linear_models_of_tables_whose_spreads_nobod
         return plan.centring, plan.rounds
 
     def table(task: str, more: str = "") -> Facts:
-        return description.Description.parse(TABLE.format(task, TARGETS[task]) + more).facts()
+        return schema.Description.parse(TABLE.format(task, TARGETS[task]) + more).facts()
 
     assert told(table("classes")) == (0.08, 100)
     assert told(table("classes"), centring=0, rounds=30) == (0.0, 30)

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce.release.places import masks as masking
+from sottovoce.release.places import masks
 from sottovoce.release.places.masks import (
     MaskingError,
     MaskTerms,
@@ -229,7 +229,7 @@ def test_a_client_refuses_rounds_and_keys_that_were_not_agreed(tmp_path: Path) -
         with pytest.raises(MaskingError, match=reason):
             made.message(client, number, given, values)
     with pytest.raises(MaskingError, match="not planned"):
-        masking.masked(made.terms, X25519PrivateKey.generate(), 1, first, values)
+        masks.masked(made.terms, X25519PrivateKey.generate(), 1, first, values)
 
 
 def test_the_key_of_a_stranger_for_a_helpers_round_is_refused() -> None:
@@ -257,7 +257,7 @@ def test_a_key_of_small_order_is_refused(tmp_path: Path) -> None:
 TERMS = MaskTerms(
     "run", 3, 16, 2, 1,
     clients=tuple(bytes([i] * 32).hex() for i in (1, 2)),
-    helpers=(masking.HelperKeys("h", bytes([3] * 32).hex(), bytes([4] * 32).hex()),),
+    helpers=(masks.HelperKeys("h", bytes([3] * 32).hex(), bytes([4] * 32).hex()),),
     schedule=((0, 1),),
 )  # fmt: skip
 
@@ -287,13 +287,13 @@ def test_no_two_masks_of_a_run_come_of_the_same_bytes(
 ) -> None:
     made = circle()
     seen: list[tuple[bytes, bytes]] = []
-    true = masking.HKDF
+    true = masks.HKDF
 
     def noting(algorithm: object, length: int, salt: bytes, info: bytes) -> object:
         seen.append((salt, info))
         return true(algorithm, length, salt, info)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(masking, "HKDF", noting)
+    monkeypatch.setattr(masks, "HKDF", noting)
     with ExitStack() as stack:
         helpers = made.opened(tmp_path, stack)
         for number in (1, 2, 3):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sottovoce.data import ClientRecords, Facts, Records, read_client, split_future
 from sottovoce.data.sites import has_target
-from sottovoce.data.tables import schema as description
+from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding import NAME
 from sottovoce.federation.onboarding.server import FinishedRun
@@ -183,7 +183,7 @@ def obtain_model(
             "the run's noise protects nobody, for it is seeded or absent: nothing was released"
         )
     uses_labels = plan.context_traits.future_uses_labels
-    agreed = description.of(blueprint.facts.source or blueprint.facts)
+    agreed = schema.of(blueprint.facts.source or blueprint.facts)
     model, records = server.context_model(), future_records(source, blueprint, features)
     account = Account.of(source, terms)
     keys = Keys(account, server.run, server.key)
