@@ -188,8 +188,8 @@ def test_a_model_with_tied_and_frozen_parameters_trains_evaluates_exports_and_lo
     reference = import_model(plan.model, (1, 28, 28), 10, derived_seed(plan.seed, "reference"))
     assert torch.equal(exported.fixed.weight, reference.fixed.weight)
     assert not torch.equal(exported.first.weight, reference.first.weight)
-    # It is judged on the records that its context left, drawn without labels: what it says of these, and of no
-    # others, becomes their label, and the context that was released already gives the same model.
+    # It is judged on the records that its context left, drawn without labels: what it says of these, and of
+    # no others, becomes their label, and the context that was released already gives the same model.
     blueprint = FinishedRun.load(tmp_path / "run", plan.model).blueprint
     unlabelled = read_client(file, facts=blueprint.facts, needed=50, labels=False)
     held_out = divided(replace(unlabelled, y=torch.arange(90)), blueprint).held_out
