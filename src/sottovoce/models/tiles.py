@@ -1,0 +1,73 @@
+"""Tiles: records are computed in blocks of one shape, so that neither place nor company decides about one.
+
+A product of matrices rounds a row by where it lies and by how many there are, differently for each shape,
+library and CPU; at weights that somebody chose, such a rounding decides about a whole gradient. So whatever is
+computed of records before a release is computed in tiles of `TILE` of them, the last one filled up with zeros.
+Whether a function may see tiles is tried on this machine with public records: each must get the same bits in
+every place, beside itself and beside others (`even`). A function that fails sees one record at a time: tiles of
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sottovoce.machine.determinism import one_core, side_by_side
+
+TILE = 32
+"""Records of a tile: a multiple of what a CPU's vectors hold, so that no operation has a rest."""
+_ALIGNED = 64
+"""Bytes: rows of an array begin anywhere, and where they do may decide how a library reads them."""
+_TRIED = (0, 1, 14, TILE - 1)
+
+Rows = Callable[[Tensor], Tensor]
+"""From records (n, …) to a row for each, (n, …)."""
+
+
+def tiles(x: Tensor, size: int = TILE) -> list[Tensor]:
+    """Records (m, …) in tiles of exactly `size`, the last one filled up with zeros.
+
+    >>> [tile.tolist() for tile in tiles(torch.tensor([1.0, 2.0, 3.0]), 2)]
+    [[1.0, 2.0], [3.0, 0.0]]
+    """
+    return [_whole(part, size) for part in torch.split(x, size)] if len(x) else []
+
+
+def by_tiles(function: Rows, x: Tensor, size: int = TILE) -> Tensor:
+    """The rows that `function` gives to records x (m, …), computed tile by tile and side by side.
+
+    >>> by_tiles(lambda tile: 2 * tile, torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
+    [2.0, 4.0, 6.0]
+    """
+    parts = side_by_side(function, tiles(x, size)) if len(x) else [function(_whole(x, size))[:0]]
+    return torch.cat(parts)[: len(x)]
+
+
+@one_core()
+def even(function: Callable[[Tensor], Sequence[Tensor]], records: Tensor) -> bool:
+    """Returns whether each of `TILE` public records gets the same bits in every place of a tile.
+
+    `function` gives any number of tensors with a row for each record. In which order it sums does not depend
+    on numbers, so those of a few records, drawn at random, tell for all.
+    """
+    together = function(records)
+    for place in _TRIED:
+        alike = function(records[place : place + 1].repeat_interleave(len(records), 0))
+        if not all(_same(rows, of_all[place]) for rows, of_all in zip(alike, together, strict=True)):
+            return False
+    return True
+
+
+def _same(rows: Tensor, row: Tensor) -> bool:
+    return bool(((rows == row) | (rows.isnan() & row.isnan())).all())
+
+
+def _whole(part: Tensor, size: int) -> Tensor:
+    if len(part) == size and part.is_contiguous() and part.data_ptr() % _ALIGNED == 0:
+        return part
+    tile = part.new_zeros(size, *part.shape[1:])
+    tile[: len(part)] = part
+    return tile
