@@ -209,15 +209,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             federation.start(service)
         token = (folder / "secrets" / "watch.token").read_text().strip()
         page, opened = f"http://127.0.0.1:{federation.ports['8445']}", False
-        print(f"live page: {page}")
-        print(f"  from elsewhere: https://127.0.0.1:{federation.ports['8446']}, password {token}")
+        print(f"live page: {page}, password {token}")
+        print(f"  from elsewhere: https://127.0.0.1:{federation.ports['8446']}, with the same")
         said = ""
         for found in federation.wait():
             line = f"{found.state}: {found.why}"
             if line != said:
                 print(f"{time.monotonic() - began:5.0f} s  {line}", flush=True)
                 said = line
-            if not opened and page in federation.log("watch"):
+            if not opened and "shows" in federation.log("watch"):
                 opened = True
                 show(page)
         for site in ("longbeach", "budapest"):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.cli.status import wait_for
 from sottovoce.run.directory import RunDirectory
+from tests.federation.live.test_page import request
 from tests.federation.test_contact import Watched
 from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
@@ -71,9 +72,9 @@ def test_watch_serves_the_page_until_ctrl_c_and_says_where(run: Path) -> None:
     command = [sys.executable, "-c", program, "watch", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = process.stdout.readline().split()[0]
+        link = process.stdout.readline().split()[0]
         for _ in range(600):
-            with suppress(OSError), urllib.request.urlopen(url, timeout=600) as answer:
+            with suppress(OSError), urllib.request.urlopen(request(link), timeout=600) as answer:
                 assert b"Sottovoce, live" in answer.read()
                 break
             time.sleep(0.1)

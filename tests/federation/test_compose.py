@@ -141,24 +141,27 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
             if service == "superlink":
                 until(lambda: "waiting: the SuperLink does not answer" in federation.log("server"))
             federation.start(service)
-        page = f"http://127.0.0.1:{federation.ports['8445']}"
+        page = f"127.0.0.1:{federation.ports['8445']}"
+        token = (folder / "secrets" / "watch.token").read_text().strip()
+        visitor = {"Authorization": f"Bearer {token}"}
         for found in federation.wait():
             if found.round >= 1 and not killed:
                 killed = True
-                browser.open(page, width=DESK[0], height=DESK[1], dark=False)
+                link = f"http://anybody:{token}@{page}"
+                browser.open(link, width=DESK[0], height=DESK[1], dark=False)
                 assert "of 3" in browser.script("return document.querySelector('#round .figure').innerText")
                 assert "longbeach" in browser.script("return document.body.innerText")
                 for service in ("server", "budapest"):
                     os.killpg(federation.running.pop(service).pid, signal.SIGKILL)
                     federation.start(service)
         assert killed
-        token = (folder / "secrets" / "watch.token").read_text().strip()
         trusted = ssl.create_default_context(cafile=folder / "secrets" / "ca.crt")
         outside = f"https://127.0.0.1:{federation.ports['8446']}/"
-        asked = urllib.request.Request(outside, headers={"Authorization": f"Bearer {token}"})
+        asked = urllib.request.Request(outside, headers=visitor)
         with urllib.request.urlopen(asked, context=trusted, timeout=600) as answer:
             assert b"3 of 3" in answer.read()
-        with urllib.request.urlopen(f"{page}/metrics", timeout=600) as answer:
+        asked = urllib.request.Request(f"http://{page}/metrics", headers=visitor)
+        with urllib.request.urlopen(asked, timeout=600) as answer:
             assert b"sottovoce_run_round 3.0" in answer.read()
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
         said = federation.log("server")

@@ -56,7 +56,7 @@ def watch(
     run: Path = RUN,
     port: int = typer.Option(8445, min=0, max=65535, help="Port to listen on, on this machine; 0: any free."),
     behind_proxy: bool = typer.Option(
-        False, help="Also answer nginx (deploy/nginx.conf, port 8446), to whom a token has to be shown."
+        False, help="Also answer nginx (deploy/nginx.conf, port 8446), with tokens too."
     ),
     new_token: str = typer.Option(None, metavar="NAME", help="Make a token for somebody, show it, and stop."),
     revoke: str = typer.Option(None, metavar="NAME", help="Revoke somebody's token, and stop."),
@@ -65,8 +65,9 @@ def watch(
 ) -> None:
     """Show a run, a federation or a client of one live in a browser on this machine. Ctrl-C ends it.
 
-    The page changes by itself, needs nothing from elsewhere, and disturbs nothing. /health says whether all
-    is well, and /metrics is for Prometheus.
+    The link that is shown opens the page, until it ends; other accounts of the machine see nothing. The page
+    changes by itself, needs nothing from elsewhere, and disturbs nothing. /health says whether all is well,
+    and /metrics is for Prometheus, with a token.
     """
     try:
         from sottovoce.federation.live import TOKENS_FILE, open_watch
@@ -86,10 +87,10 @@ def watch(
     with suppress(KeyboardInterrupt):
         if wait:
             wait_for(run)
-        server, listening = open_watch(run, port, behind_proxy=behind_proxy)
-        address = f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}"
-        text = f"{address} shows {run}; Ctrl-C ends it"
-        answer({"address": address}, text, json=json)
+        server, listening, token = open_watch(run, port, behind_proxy=behind_proxy)
+        here = "{}:{}".format(*listening.getsockname())
+        text = f"http://owner:{token}@{here} shows {run}, to you alone; Ctrl-C ends it"
+        answer({"address": f"http://{here}", "token": token}, text, json=json)
         with listening:
             server.run(sockets=[listening])
 

@@ -1,5 +1,6 @@
 // A live page: events bring the parts that have changed, by the id of the element that holds each.
-const source = new EventSource("events");
+// The page's address may hold its password, which the browser sends by itself: it is no part of this one.
+const source = new EventSource(location.origin + location.pathname + "events");
 const lost = document.getElementById("lost");
 source.onopen = () => { lost.hidden = true; };
 source.onerror = () => { lost.hidden = false; };

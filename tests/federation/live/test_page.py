@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import shutil
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,12 +49,12 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def watched(run: Path, *, behind_proxy: bool = False) -> Iterator[str]:
-    """The live page of a run; yields its address."""
-    server, listening = open_watch(run, 0, behind_proxy=behind_proxy)
+    """The live page of a run; yields the link that its owner is shown."""
+    server, listening, token = open_watch(run, 0, behind_proxy=behind_proxy)
     thread = threading.Thread(target=server.run, args=[[listening]], daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://owner:{token}@127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
@@ -77,7 +79,7 @@ def test_the_page_renders_without_errors_overflow_or_outside_resources(
         browser.open(url, width=size[0], height=size[1], dark=dark)
         seen(browser, "document.querySelectorAll('figure').length", lambda count: count == 2)
         fetched = browser.script("return performance.getEntriesByType('resource').map(e => e.name)")
-        assert set(fetched) <= {f"{url}/events"}
+        assert set(fetched) <= {f"http://{url.rpartition('@')[2]}/events"}
         assert browser.script("return document.documentElement.scrollWidth") <= size[0]
         assert browser.script(_OUTSIDE) == []
         assert browser.script(_LOW_CONTRAST) == []
@@ -144,10 +146,17 @@ def test_a_page_whose_server_has_ended_says_so(browser: Browser, run: Path) -> N
     seen(browser, "document.getElementById('lost').hidden", lambda hidden: hidden is False)
 
 
+def request(link: str, path: str = "/", **headers: str) -> urllib.request.Request:
+    """A request as a browser makes it of a link, which holds its password."""
+    where = urllib.parse.urlsplit(link)
+    password = base64.b64encode(f"{where.username}:{where.password}".encode()).decode()
+    address = f"http://127.0.0.1:{where.port}{path}"
+    return urllib.request.Request(address, headers={"Authorization": f"Basic {password}", **headers})
+
+
 def asked(url: str, path: str, host: str) -> tuple[int, str, bytes]:
-    request = urllib.request.Request(url + path, headers={"Host": host})
     try:
-        with urllib.request.urlopen(request, timeout=600) as answer:
+        with urllib.request.urlopen(request(url, path, Host=host), timeout=600) as answer:
             return answer.status, answer.headers["Content-Type"], answer.readline()
     except urllib.error.HTTPError as error:
         return error.code, "", b""
@@ -166,7 +175,7 @@ def test_events_bring_what_changes_and_nothing_of_a_single_client(run: Path) -> 
         status, kind, line = asked(url, "/events", "localhost")
         assert (status, kind) == (200, "text/event-stream; charset=utf-8")
         shown = json.loads(line.removeprefix(b"data: "))
-        with urllib.request.urlopen(url, timeout=600) as answer:
+        with urllib.request.urlopen(request(url), timeout=600) as answer:
             assert answer.headers["Cache-Control"] == "no-store"
             whole = answer.read().decode()
     assert set(shown) == {"title", "state", "figures", "charts", "clients"}
@@ -175,14 +184,14 @@ def test_events_bring_what_changes_and_nothing_of_a_single_client(run: Path) -> 
 
 def test_a_server_with_a_page_open_ends_without_a_word(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with watched(run) as url:
-        listening = urllib.request.urlopen(f"{url}/events", timeout=600)
+        listening = urllib.request.urlopen(request(url, "/events"), timeout=600)
         assert listening.readline()
     listening.close()
     assert capfd.readouterr() == ("", "")
 
 
 def test_only_this_machine_is_listened_on(run: Path) -> None:
-    _, listening = open_watch(run, 0)
+    _, listening, _ = open_watch(run, 0)
     with listening:
         assert listening.getsockname()[0] == "127.0.0.1"
 

@@ -5,11 +5,15 @@ that have changed, and puts them in their place; a chart that has not changed is
 results of a simulation or totals over clients; of a federation what its server may know, and nothing that
 depends on the records of one client; of a client what is its owner's own.
 
-Requests under another name than this machine's are refused, so that no page of the web can ask. From
-elsewhere it is seen through the nginx that we ship (`deploy/nginx.conf`), which asks under a name of its own:
-then the page wants a token, as the password of any user name. Nothing is written.
+Every account of a machine reaches its loopback, so the page wants a token, as the password of any user name:
+that of the link which its owner is shown, good until the page ends and kept nowhere, or one that was made for
+somebody. A password belongs to this port alone; a cookie would go to whoever listens on another one. Requests
+under another name than this machine's are refused, so that no page of the web can ask; the nginx that we ship
+(`deploy/nginx.conf`), through which the page is seen from elsewhere, asks under a name of its own. Nothing is
+written.
 
-Prometheus reads the same as numbers; nothing has a label that names a client.
+Prometheus reads the same as numbers, with a token; nothing has a label that names a client. Without one there
+is a word of health, and no reason.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import base64
 import binascii
 import errno
 import json
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
@@ -38,7 +43,7 @@ from starlette.routing import Route
 from sottovoce import report
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.status import NodeStatus, look
-from sottovoce.machine.tokens import Tokens
+from sottovoce.machine.tokens import TOKEN_BYTES, Tokens
 from sottovoce.plan.catalog import PLACES
 from sottovoce.report.chart import Chart
 from sottovoce.report.figures import over_rounds, percent_tick, scores, times
@@ -57,16 +62,21 @@ WHO = {"WWW-Authenticate": 'Basic realm="Sottovoce", charset="UTF-8"'}
 Found = Status | NodeStatus
 
 
-def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bool = False) -> Starlette:
-    """The web application: the page at /, and its events until `ended` says that the server is to end."""
+def create_watch(
+    run: str | Path, ended: Callable[[], bool], link: str, *, behind_proxy: bool = False
+) -> Starlette:
+    """The web application: the page at /, and its events until `ended` says that the server is to end.
+
+    `link` is the token of the link that the owner is shown.
+    """
     tokens = Tokens(Path(run), TOKENS_FILE)
 
     def may_see(request: Request) -> bool:
-        return request.url.hostname != PROXY or _known(tokens, request.headers.get("authorization", ""))
+        return _known(link, tokens, request.headers.get("authorization", ""))
 
     async def show(request: Request) -> Response:
         if not may_see(request):
-            return PlainTextResponse("a token is needed, as the password", 401, WHO)
+            return _refused()
         found = await asyncio.to_thread(look, run)
         return HTMLResponse(document(found), headers=NOTHING_KEPT)
 
@@ -81,15 +91,18 @@ def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bo
 
     async def events(request: Request) -> Response:
         if not may_see(request):
-            return PlainTextResponse("a token is needed, as the password", 401, WHO)
+            return _refused()
         return StreamingResponse(changes(request), media_type="text/event-stream", headers=NOTHING_KEPT)
 
-    async def health(_: Request) -> JSONResponse:
+    async def health(request: Request) -> JSONResponse:
         found = await asyncio.to_thread(look, run)
         well = found.state not in ("failed", "unknown")
-        return JSONResponse({"status": found.state, "why": found.why}, 200 if well else 503)
+        why = {"why": found.why} if may_see(request) else {}
+        return JSONResponse({"status": found.state, **why}, 200 if well else 503)
 
-    async def measured(_: Request) -> Response:
+    async def measured(request: Request) -> Response:
+        if not may_see(request):
+            return _refused()
         text = await asyncio.to_thread(metrics, lambda: look(run))
         return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
 
@@ -99,7 +112,13 @@ def create_watch(run: str | Path, ended: Callable[[], bool], *, behind_proxy: bo
     return Starlette(routes=[Route(path, end) for path, end in routes.items()], middleware=[allowed])
 
 
-def _known(tokens: Tokens, authorization: str) -> bool:
+def _refused() -> Response:
+    return PlainTextResponse(
+        "a token is needed, as the password: sottovoce watch shows a link with one", 401, WHO
+    )
+
+
+def _known(link: str, tokens: Tokens, authorization: str) -> bool:
     """Returns whether a request brings a token: as a password, or as a bearer's."""
     scheme, _, said = authorization.partition(" ")
     if scheme.lower() == "basic":
@@ -109,6 +128,8 @@ def _known(tokens: Tokens, authorization: str) -> bool:
             return False
     elif scheme.lower() != "bearer":
         return False
+    if secrets.compare_digest(said.encode(), link.encode()):
+        return True
     try:
         return tokens.name(said) is not None
     except SottovoceError:
@@ -117,8 +138,11 @@ def _known(tokens: Tokens, authorization: str) -> bool:
 
 def open_watch(
     run: str | Path, port: int, *, behind_proxy: bool = False
-) -> tuple[uvicorn.Server, socket.socket]:
-    """A server for the live page of a run and the socket that it is to listen on; port 0: any free one."""
+) -> tuple[uvicorn.Server, socket.socket, str]:
+    """A server for the live page of a run, the socket that it is to listen on, and the token of its link.
+
+    Port 0 is any free one.
+    """
     found = look(run)
     if found.state == "unknown":
         raise SottovoceError(found.why)
@@ -129,9 +153,10 @@ def open_watch(
             getattr(error, "errno", None) or 0, str(error)
         )
         raise SottovoceError(f"cannot listen on port {port}, {reason}: give another port", "port") from None
-    application = create_watch(run, ended=lambda: server.should_exit, behind_proxy=behind_proxy)
+    link = secrets.token_urlsafe(TOKEN_BYTES)
+    application = create_watch(run, lambda: server.should_exit, link, behind_proxy=behind_proxy)
     server = uvicorn.Server(uvicorn.Config(application, access_log=False, log_level="error", ws="none"))
-    return server, listening
+    return server, listening, link
 
 
 def parts(found: Found) -> dict[str, str]:
