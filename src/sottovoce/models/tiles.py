@@ -1,11 +1,11 @@
 """Tiles: records are computed in blocks of one shape, so that neither place nor company decides about one.
 
 A product of matrices rounds a row by where it lies and by how many there are, differently for each shape,
-library and CPU; at weights that somebody chose, such a rounding decides about a whole gradient. So whatever is
-computed of records before a release is computed in tiles of `TILE` of them, the last one filled up with zeros.
-Whether a function may see tiles is tried on this machine with public records: each must get the same bits in
-every place, beside itself and beside others (`even`). A function that fails sees one record at a time: tiles of
-one.
+library and CPU; at weights that somebody chose, such a rounding decides about a whole gradient. So whatever
+is computed of records before a release is computed in tiles of `TILE` of them, the last one filled up with
+zeros. Whether a function may see tiles is tried on this machine with public records: each must get the same
+bits in every place, beside itself and beside others (`even`). A function that fails sees one record at a
+time: tiles of one.
 """
 
 from __future__ import annotations
