@@ -72,6 +72,21 @@ def test_a_folder_of_sites_is_federated_by_its_records_toml(
     assert line.endswith("(--records)")
 
 
+@pytest.mark.parametrize("noise", ["client", "shared"])
+def test_a_described_table_is_not_dealt_out_and_nothing_is_written(
+    tmp_path: Path, failing: Failing, noise: str
+) -> None:
+    """Its rows would be encoded, and no node reads them: client-0 had no column 'age'."""
+    folder, out = sites(tmp_path / "sites"), [f"noise={noise}", "--out", str(tmp_path / "app")]
+    line = failing("federate", "dataset=heart", *out, "--deal", str(tmp_path / "deal"))
+    assert "heart is a described table" in line
+    line = failing(
+        "federate", f"dataset={folder}/3.csv", "partition=iid", *out, "--deal", str(tmp_path / "deal")
+    )
+    assert "3.csv is a described table, and nodes read its own files: give its records.toml" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["sites"]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sottovoce import data
 from sottovoce.cli.application import app
-from sottovoce.data import Description, division, read_folder
+from sottovoce.data import Description, read_folder
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.node import Node
@@ -30,6 +31,7 @@ from sottovoce.personal.prediction import predict
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.privacy.terms import Terms
+from sottovoce.release.secrets import participant_name
 from sottovoce.report.run import write_report
 from sottovoce.run.prepare import complete
 from sottovoce.run.training import train
@@ -141,20 +143,33 @@ def test_clients_declare_their_records_and_the_agreement_is_frozen_before_anythi
         assert epsilon == pytest.approx(8.0, rel=1e-3)  # each its own noise, and all the same promise
 
 
-def test_tables_of_unlike_size_train_as_in_the_simulator_bit_for_bit(tmp_path: Path) -> None:
+class Hospitals(Tables):
+    """The four hospitals that are shipped, each with its own copy of its file."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.folder, self._options, self.sites = folder, None, folder / "hospitals"
+        data.copy_shipped("heart", self.sites)
+        self.names = list(data.client_files(self.sites))
+        plan = Plan.load(overrides={**PLAN, "participants": len(self.names), "coefficients": 0, **changes})
+        facts = Description.load(self.sites / "records.toml").facts()
+        self.agreement = Agreement(*complete(plan, facts), simulation=True)
+        self.start()
+
+
+@pytest.mark.parametrize("shipped", [False, True], ids=["own", "heart"])
+def test_tables_of_unlike_size_train_as_in_the_simulator_bit_for_bit(tmp_path: Path, shipped: bool) -> None:
+    """Alike are who holds what, what each trains on, and all bytes; a run calls its sites by their files."""
     # A seeded run is named by its plan: what is left to a recipe is 0 in an open agreement, another name.
-    world = Tables(tmp_path, preset="best", clip=1.0, bias_scale=0.5)
-    dataset = replace(read_folder(world.sites), name="records.toml", clients=())
-    rows = [
-        row for name in sorted(SIZES) for row in (world.sites / f"{name}.csv").read_text().split("\n")[1:-1]
-    ]
-    for index, part in enumerate(division(dataset, world.agreement.plan)):
-        world.names[index] = f"site-{index}"  # the same records in the same order as the simulator's client
-        write(world.sites / f"site-{index}.csv", [rows[row] for row in part.tolist()])
+    world = (Hospitals if shipped else Tables)(tmp_path, preset="best", clip=1.0, bias_scale=0.5)
+    sites = data.load("heart") if shipped else read_folder(world.sites)
+    assert list(sites.clients) == world.names
+    called = replace(
+        sites, name="records.toml", clients=tuple(map(participant_name, range(len(world.names))))
+    )
     world.enrol_all()
     world.coordinator.advance()
     world.finish()
-    train(world.agreement.plan, tmp_path / "simulated", dataset=dataset)
+    train(world.agreement.plan, tmp_path / "simulated", dataset=called)
     simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
     assert same(simulated, world.coordinator.server.state())
 

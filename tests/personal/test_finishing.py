@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data import Facts, Records
+from sottovoce.data import Facts, Records, copy_shipped, read_client
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import NotFinished, personalize
 from sottovoce.models.architectures import open_model
@@ -32,6 +32,7 @@ from sottovoce.personal.finishing import (
     Worth,
     constant,
     deal_folds,
+    divided,
     finish,
     finish_records,
     finished_outputs,
@@ -42,6 +43,7 @@ from sottovoce.personal.prediction import predict
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
 from sottovoce.run.models import GeneratorFile, write_models
+from sottovoce.run.prepare import prepare
 from sottovoce.run.rehearsal import compare
 from sottovoce.run.training import evaluate, train
 
@@ -265,6 +267,20 @@ def test_published_is_judged_on_the_records_that_the_run_held_out(run: Path, tmp
     accuracy = evaluate(run / "run")["accuracy"]["seen_per_client"]["north"]
     assert told["rows"]["published"]["accuracy"] == pytest.approx(accuracy)
     assert (told["held_out"], told["records"], told["left_out"]) == (24, 120, 0)
+
+
+def test_each_shipped_hospital_is_judged_on_the_records_that_its_run_held_out(tmp_path: Path) -> None:
+    """A run once divided them by their places, and a file is divided by what its records are."""
+    plan = Plan.load(overrides={"dataset": "heart", "future_clients": 0, "rounds": 2, "channel": "direct"})
+    train(plan, tmp_path / "run")
+    write_models(tmp_path / "run", tmp_path / "models")
+    copy_shipped("heart", tmp_path / "sites")
+    federation = prepare(plan).federation
+    for name, mine in zip(federation.names, federation.participants, strict=True):
+        model = PersonalModel.read(tmp_path / f"models/{name}.safetensors")
+        file = read_client(tmp_path / f"sites/{name}.csv", facts=model.facts, needed=0)
+        for at_home, in_run in zip(divided(file, model.division), (mine.train, mine.held_out), strict=True):
+            assert sorted(at_home.x.tolist()) == sorted(in_run.x.tolist())
 
 
 def test_a_home_file_is_its_owners_and_predicts(run: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def federate(
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
     from sottovoce import data
-    from sottovoce.federation import Agreement, agree, write_client_files
+    from sottovoce.federation import Agreement, agree, check_dealt, write_client_files
     from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.keys import Parties
@@ -76,17 +76,20 @@ def federate(
     about = [f"dataset={records.name}", "partition=client"] if records is not None else []
     chosen = plan_of([*([str(plan)] if plan is not None else []), *about, *(settings or [])], model, features)
     parties = None if keys is None else Parties.load(keys)
-    if parties is None and deal is not None and chosen.place.shared:
-        parties = Parties.dealt(deal, chosen)
-    facts = None
-    if records is not None:
-        if deal is not None:
+    facts, dealt = None, None
+    if deal is not None:
+        if records is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
+        dealt = data.load(chosen.dataset)
+        check_dealt(dealt)
+        if parties is None and chosen.place.shared:
+            parties = Parties.dealt(deal, chosen)
+    if records is not None:
         facts = data.Description.load(records).facts()
     elif deal is None and chosen.gradient_records:
         facts = data.load(chosen.dataset).facts
     if facts is None:
-        agreement = agree(chosen, parties=parties)
+        agreement = agree(chosen, dealt, parties)
     else:
         own = {"model": chosen.model, "features": chosen.features}
         agreement = Agreement(*complete(chosen, facts, features=chosen.features), **own, parties=parties)
@@ -94,7 +97,7 @@ def federate(
     for line in [] if agreed is None else agreed.uncovered:
         note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:
-        write_client_files(agreement, deal)
+        write_client_files(agreement, deal, dealt)
     written = write_app(
         agreement,
         out_,

@@ -72,7 +72,7 @@ def load(name_or_path: str | Path) -> Dataset:
     if name == "mnist-small":
         return replace(read_npz(SHIPPED / "mnist-small.npz", name), public=True)
     if name in FOLDERS:
-        return replace(read_folder(SHIPPED / name), name=name, home=None, public=True)
+        return replace(read_folder(SHIPPED / name), name=name, home=None, public=True).identified()
     if name in PUBLIC:
         return replace(read_npz(fetch(name, logging.getLogger(__name__).info), name), public=True)
     path = Path(name).expanduser()

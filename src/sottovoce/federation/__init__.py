@@ -248,16 +248,31 @@ def agree(plan: Plan, dataset: Dataset | None = None, parties: Parties | None = 
     The clients of a seeded one are played by this machine: a real client refuses it.
     """
     records = load(plan.dataset) if dataset is None else dataset
+    _check_home(records)
+    outlined = outline(plan, records)
+    chosen, facts = outlined.plan, outlined.blueprint.facts
+    agreed = Agreement(chosen, facts, plan.seeded, chosen.model, chosen.features, parties=parties)
+    return agreed.frozen(outlined.trained) if agreed.open else agreed
+
+
+def check_dealt(records: Dataset) -> None:
+    """Refuses records that are described: they are encoded here, and nodes read what records.toml says."""
+    _check_home(records)
+    if records.facts.columns:
+        raise SottovoceError(
+            f"{records.name} is a described table, and nodes read its own files: give its {NAME}, let each "
+            "client have its file (of heart: sottovoce data copy heart DIR), and deal out no dataset",
+            "records",
+        )
+
+
+def _check_home(records: Dataset) -> None:
     if records.home is not None:
         raise SottovoceError(
             f"{records.home} is a folder of sites, which have their files already: give its agreement "
             f"{records.home / NAME} and how many participants, and deal out no dataset",
             "records",
         )
-    outlined = outline(plan, records)
-    chosen, facts = outlined.plan, outlined.blueprint.facts
-    agreed = Agreement(chosen, facts, plan.seeded, chosen.model, chosen.features, parties=parties)
-    return agreed.frozen(outlined.trained) if agreed.open else agreed
 
 
 def write_client_files(
@@ -270,6 +285,7 @@ def write_client_files(
     """
     plan, out = agreement.plan, Path(folder)
     records = load(plan.dataset) if dataset is None else dataset
+    check_dealt(records)
     private_folder(out)
     write_atomically(out / "agreement.toml", agreement.to_toml().encode(), PUBLIC)
     paths, facts = [], records.facts
