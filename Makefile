@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH ?= torch>=2.6,<2.14
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart quickstart-tables demo-federation audit test test-slow test-federation neighbours soak mutants exactness lint bench docs clean
+.PHONY: quickstart quickstart-tables demo-federation audit test test-slow test-federation wheel neighbours soak mutants exactness lint bench docs clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -42,6 +42,11 @@ test-federation: .venv/installed
 	    command -v $$program > /dev/null || { echo "make test-federation needs $$program:" \
 	    "apt-get install nginx-light openssl openssh-client" >&2; exit 1; }; done
 	$(BIN)/pytest tests/federation
+
+# The wheel in fresh environments in build/wheel, as a user installs it: some minutes, and the network.
+# WHEEL="newest" tries one of them.
+wheel:
+	$(PYTHON) tools/wheel.py --torch "$(TORCH)" $(WHEEL)
 
 # Pairs of files that differ in one unit, and everything that would leave of both: minutes. Prints the tables of
 # docs/privacy.md.

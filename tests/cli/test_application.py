@@ -65,9 +65,16 @@ def test_a_shell_completes_keys_of_a_plan_and_their_values() -> None:
     assert complete("reproduce", "main") == ["main-table"]
 
 
-def test_a_misspelled_command_is_corrected_once() -> None:
-    said = runner.invoke(app, ["trian"]).output
-    assert said.count("Did you mean 'train'") == 1
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian"], "no command 'trian': did you mean 'train'?"),
+        (["ledger", "shwo"], "no command 'shwo': did you mean 'show'?"),
+        (["site", "zzz"], "no command 'zzz': choose from agreement, key"),
+    ],
+)
+def test_a_misspelled_command_is_corrected_in_one_line(failing: Failing, words: list[str], hint: str) -> None:
+    assert failing(*words) == f"error: {hint}"
 
 
 def test_help_says_what_an_argument_is() -> None:

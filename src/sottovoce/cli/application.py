@@ -6,8 +6,8 @@ Modules of commands import what computes inside the commands only: help and comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -16,16 +16,16 @@ from sottovoce.cli import data as datasets
 from sottovoce.cli import federation, models, quickstart, rehearsals, runs, studies
 from sottovoce.cli import ledgers as keeping
 from sottovoce.cli import status as watch
+from sottovoce.errors import SottovoceError, nearest
 
 
 class Commands(TyperGroup):
-    """A group of commands in which a misspelled one gets one hint, click's where it gives one."""
+    """A group of commands that says what a misspelled one may have meant; typer and click do, or both."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if hasattr(click.exceptions, "NoSuchCommand"):
-            self.suggest_commands = False
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing and not name.startswith("-"):
+            raise SottovoceError(f"no command '{name}': {nearest(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 

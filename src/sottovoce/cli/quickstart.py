@@ -9,7 +9,6 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
-import click
 import typer
 
 from sottovoce.cli import options
@@ -26,6 +25,7 @@ SOME, LABELLED = 20, 40
 
 
 def quickstart(
+    program: typer.Context,
     story: str = typer.Argument(
         "pictures", help="pictures, or tables.", autocompletion=lambda: list(STORIES)
     ),
@@ -42,12 +42,12 @@ def quickstart(
     name = "quickstart" if story == "pictures" else "quickstart-tables"
     folder = _unused(Path("runs") / name) if out is None else out
     if story == "pictures":
-        _invoke(["train", "preset=best", "--out", str(folder), *(["--json"] if json else [])])
+        _invoke(program, ["train", "preset=best", "--out", str(folder), *(["--json"] if json else [])])
     else:
-        _tables(folder, json=json)
+        _tables(program, folder, json=json)
 
 
-def _tables(folder: Path, *, json: bool) -> None:
+def _tables(program: typer.Context, folder: Path, *, json: bool) -> None:
     """Runs what an engineer of a network of hospitals would type, on a copy of the shipped ones."""
     from sottovoce import data
 
@@ -76,22 +76,17 @@ def _tables(folder: Path, *, json: bool) -> None:
     for words in commands:
         if not json:
             say((f"\n$ sottovoce {shlex.join(words)}", "bold"))
-        _invoke(words, quiet=json)
+        _invoke(program, words, quiet=json)
     if json:
         as_json({"folder": str(folder), "commands": commands})
 
 
-def _invoke(words: list[str], *, quiet: bool = False) -> None:
+def _invoke(program: typer.Context, words: list[str], *, quiet: bool = False) -> None:
     """Runs a command of this program as if it had been typed."""
-    program = click.get_current_context().find_root().command
     with shown.capture() if quiet else nullcontext():
-        try:
-            program.main(words, "sottovoce", standalone_mode=False)
-        except click.exceptions.Exit as ended:
-            if ended.exit_code:
-                raise SottovoceError(
-                    f"'sottovoce {shlex.join(words)}' ended with {ended.exit_code}"
-                ) from None
+        ended = program.find_root().command.main(words, "sottovoce", standalone_mode=False)
+    if ended:
+        raise SottovoceError(f"'sottovoce {shlex.join(words)}' ended with {ended}")
 
 
 def _records(source: Path, to: Path, most: int | None = None, *, target: bool = False) -> None:
