@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import data as datasets
-from sottovoce.cli import federation, models, quickstart, rehearsals, runs, studies
+from sottovoce.cli import encoder, federation, models, quickstart, rehearsals, runs, studies
 from sottovoce.cli import ledgers as keeping
 from sottovoce.cli import status as watch
 from sottovoce.errors import SottovoceError, nearest
@@ -69,6 +69,7 @@ app.add_typer(keeping.ledgers, name="ledger", cls=Commands)
 app.add_typer(keeping.site, name="site", cls=Commands)
 app.add_typer(keeping.helper, name="helper", cls=Commands)
 app.add_typer(datasets.app, name="data", cls=Commands)
+app.add_typer(encoder.app, name="encoder", cls=Commands)
 studies.register(app)
 
 

@@ -365,6 +365,8 @@ DESCRIBED = {
 }
 """Public feature maps, what each describes and how many axes that has."""
 FEATURES = ("none", "auto", *DESCRIBED)
+ENCODERS = ("efficientnet-lite0", "minilm")
+"""Public encoders that are fetched by name; others are the owners' own."""
 
 
 def function(path: str) -> Callable[..., Any]:
