@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +29,6 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.progress import write_run
 from sottovoce.federation.server import Fields
-from sottovoce.models import architectures as models
 from sottovoce.models.tasks import Task
 from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import catalog
@@ -129,11 +128,13 @@ def test_a_context_is_one_statistic_and_two_entries(tmp_path: Path, monkeypatch:
     assert state["contexts"].shape == (6, 2)
 
 
-# A channel: its class in a module of channel/, its entry in catalog.CHANNELS
+# A channel: its class in a module of channel/, its entries in CHANNELS and the catalog
 
 
 class Doubles(Channel):
     """The noised statistic in float64: twice the bytes of `direct`, and no rounding."""
+
+    formats: ClassVar = {"doubles": 15}
 
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         return (u + self.sigma * private.normal(self.size)).astype("<f8").tobytes()
@@ -142,12 +143,9 @@ class Doubles(Channel):
         return np.frombuffer(payload, "<f8").astype(np.float64)
 
 
-def test_a_channel_is_one_class_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        catalog.CHANNELS,
-        "doubles",
-        catalog.Channel({"doubles": 15}, opened=f"{__name__}:Doubles", phrase="numbers of 64 bits"),
-    )
+def test_a_channel_is_one_class_and_two_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(channel.CHANNELS, "doubles", f"{__name__}:Doubles")
+    monkeypatch.setitem(catalog.CHANNELS, "doubles", catalog.Channel(phrase="numbers of 64 bits"))
     result = trained(tmp_path, channel="doubles")
     assert result["uplink"]["bits_per_coefficient"] == pytest.approx(64, rel=0.01)
     opened = channel.open_channel("doubles", size=1000, sigma=0.01)
@@ -244,7 +242,7 @@ def test_a_metric_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pyt
     assert measure("worst_recall", 12.0).endswith("%")
 
 
-# A model: its function and entry in models.MODELS, or no file of ours at all
+# A model: its function and entry in catalog.MODELS, or no file of ours at all
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -254,7 +252,7 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.parametrize("name", ["linear", "tests.test_recipes:linear"])
 def test_a_model_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if ":" not in name:
-        monkeypatch.setitem(models.MODELS, name, linear)
+        monkeypatch.setitem(catalog.MODELS, name, f"{__name__}:linear")
     result = trained(tmp_path, model=name)
     assert result["model_parameters"] == 7850
 

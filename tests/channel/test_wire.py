@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce.channel import ChannelError, SeededRandomness, open_channel
-from sottovoce.channel.wire import Envelope, derive, stream_bytes
+from sottovoce.channel import CHANNELS, ChannelError, SeededRandomness, channel_class, open_channel
+from sottovoce.channel.wire import FORMATS, Envelope, claim, derive, stream_bytes
 
 SECRET = bytes(range(32))
+for name in CHANNELS:
+    channel_class(name)  # whose formats are known then
 
 
 def _message(**changes: object) -> tuple[bytes, Envelope]:
@@ -81,14 +83,22 @@ def test_a_secret_of_another_length_is_refused() -> None:
         channel.encode(np.zeros(1), secret=b"short", stream=(1,), private=SeededRandomness(b"x"))
 
 
-FORMATS = (
-    "direct", "direct-q12", "lrsuq/Z4", "lrsuq/D4", "lrsuq/E8",
-    "lrsuq-elias/Z4", "lrsuq-elias/D4", "lrsuq-elias/E8", "polar", "integers",
-)  # fmt: skip
-
-
 def test_the_numbers_of_formats_and_the_version_are_given_once_for_ever() -> None:
-    assert [_message(format=name)[0][0] for name in FORMATS] == [16 + number for number in range(10)]
+    ours = {name: number for channel in CHANNELS for name, number in channel_class(channel).formats.items()}
+    assert list(ours) == [
+        "direct", "direct-q12", "lrsuq/Z4", "lrsuq/D4", "lrsuq/E8",
+        "lrsuq-elias/Z4", "lrsuq-elias/D4", "lrsuq-elias/E8", "polar", "integers",
+    ]  # fmt: skip
+    assert list(ours.values()) == list(range(10))
+    assert [_message(format=name)[0][0] for name in ours] == [16 + number for number in range(10)]
+
+
+@pytest.mark.parametrize(("name", "number"), [("polar", 7), ("new", 8), ("new", 16), ("new", -1)])
+def test_a_number_that_is_taken_or_none_is_refused(name: str, number: int) -> None:
+    before = dict(FORMATS)
+    with pytest.raises(ChannelError, match=f"format {name} cannot have number {number}"):
+        claim(name, number)
+    assert before == FORMATS
 
 
 def test_keys_and_tags_are_pinned() -> None:

@@ -101,10 +101,3 @@ def test_code_asks_for_capabilities_and_never_for_names() -> None:
                 texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
                 named = texts & registries.get(asked_of(node.left), {}).keys()
                 assert not named, f"{path.name}:{node.lineno} asks for {named}"
-
-
-def test_no_two_formats_share_a_number_on_the_wire() -> None:
-    numbers = [number for channel in catalog.CHANNELS.values() for number in channel.formats.values()]
-    assert len(set(numbers)) == len(numbers)
-    assert max(numbers) < 16
-    assert numbers == list(range(10))  # nine of version 0.1, one of 0.2; for ever

@@ -13,7 +13,8 @@ from torch import nn
 from sottovoce.data import Facts
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.documents import ForeignError, foreign_name
-from sottovoce.models.architectures import MODELS, check_model, check_sizes
+from sottovoce.models import architectures
+from sottovoce.models.architectures import check_model, check_sizes
 from sottovoce.plan import Plan
 from sottovoce.plan.limits import foreign_plan
 
@@ -149,7 +150,7 @@ def test_a_model_is_counted_without_memory_for_it(monkeypatch: pytest.MonkeyPatc
         devices.append(torch.empty(0).device.type)
         return nn.Linear(3, classes)
 
-    monkeypatch.setitem(MODELS, "linear", spy)
+    monkeypatch.setattr(architectures, "linear", spy)
     check_model(plan(model="linear"), Facts((3,), 2))
     assert devices == ["meta"]
 

@@ -20,8 +20,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.kind import IMPOSSIBLE, Release, server_randomness, spending
-from sottovoce.release.once.prior import ClassPriors
 from sottovoce.release.places.shared import Shares
+from sottovoce.training.server import class_priors
 from tests.small import built, small_plan
 
 SECRET = bytes(range(32))
@@ -434,7 +434,7 @@ def test_gradients_at_a_prior_without_noise_would_move_a_share_by_more_than_is_c
     one, other = records.y.clone(), records.y.clone()
     one[0], other[0] = 1, 2
     pair = [replace(records, y=labels) for labels in (one, other)]
-    priors = ClassPriors.of(made, torch.device("cpu"))
+    priors = class_priors(made, torch.device("cpu"))
     broadcast = 9 * priors.directions[1]  # a shared model to which class 1 is likely
 
     def raw(given: Records) -> torch.Tensor:

@@ -11,13 +11,13 @@ from studies.memory import MemoryFile, MemoryLedger
 
 from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.history import Remembered
-from sottovoce.privacy.ledger import Budget, Charge, Kind, Ledger, LedgerError, Overspent, StreamReused
+from sottovoce.privacy.ledger import Budget, Charge, Ledger, LedgerError, Overspent, StreamReused
 from sottovoce.privacy.ledger_file import LedgerFile
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 
 
-def charge(round_number: int = 1, sigma: float = 0.1, kind: Kind = "gradient") -> Charge:
+def charge(round_number: int = 1, sigma: float = 0.1, kind: str = "gradient") -> Charge:
     return Charge("run", "mine", kind, round_number, sensitivity=0.01, sigma=sigma)
 
 

@@ -21,7 +21,9 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +36,9 @@ from sottovoce.channel.wire import (
     SharedRandomness,
     Stream,
     SystemRandomness,
+    claim,
 )
 from sottovoce.errors import nearest
-from sottovoce.plan.catalog import CHANNELS, function
 
 __all__ = [
     "CHANNELS",
@@ -49,6 +51,16 @@ __all__ = [
 ]
 
 
+CHANNELS = {
+    "direct": "sottovoce.channel.direct:Direct",
+    "direct-q12": "sottovoce.channel.direct:DirectQ12",
+    "lrsuq": "sottovoce.channel.lrsuq:Lrsuq",
+    "lrsuq-elias": "sottovoce.channel.lrsuq:LrsuqElias",
+    "polar": "sottovoce.channel.polar:Polar",
+    "integers": "sottovoce.channel.direct:Integers",
+}
+"""Each channel's class, as 'module:name': it is imported when first asked for."""
+
 # Beyond this many σ a float64 cannot hold statistic and noise together.
 LARGEST_RATIO = 2.0**40
 
@@ -56,9 +68,17 @@ LARGEST_RATIO = 2.0**40
 class Channel(ABC):
     """One end of a channel for vectors of `size` coordinates and noise scale `sigma` per coordinate."""
 
+    formats: ClassVar[Mapping[str, int]] = {}
+    """Its formats on the wire and their numbers, 0 to 15; a number is given once for ever."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """What it takes beside size and σ."""
     name: str
     size: int
     sigma: float
+
+    def __init_subclass__(cls) -> None:
+        for format, number in cls.formats.items():
+            claim(format, number)
 
     def __init__(self, name: str, size: int, sigma: float, format: str = "") -> None:
         if size < 1:
@@ -139,17 +159,23 @@ class Channel(ABC):
     def _decode(self, payload: bytes, shared: SharedRandomness) -> NDArray[np.float64]: ...
 
 
+def channel_class(name: str) -> type[Channel]:
+    """The class of channel `name`."""
+    if name not in CHANNELS:
+        raise ChannelError(f"no channel is called {name!r}; {nearest(name, CHANNELS)}")
+    module, _, attribute = CHANNELS[name].partition(":")
+    opened: type[Channel] = getattr(import_module(module), attribute)
+    return opened
+
+
 def open_channel(name: str, *, size: int, sigma: float, **options: str) -> Channel:
     """Opens one end of channel `name` for vectors of `size` coordinates with noise scale `sigma`.
 
     The only option is `lattice` ("Z4", "D4" or "E8") of the lrsuq channels. Both ends open the same channel.
     """
-    if name not in CHANNELS:
-        raise ChannelError(f"no channel is called {name!r}; {nearest(name, CHANNELS)}")
-    known = CHANNELS[name].options
+    opened = channel_class(name)
     for option in options:
-        if option not in known:
-            hint = nearest(option, known) if known else "it takes none"
+        if option not in opened.options:
+            hint = nearest(option, opened.options) if opened.options else "it takes none"
             raise ChannelError(f"channel {name} has no option {option!r}; {hint}")
-    opened: Channel = function(CHANNELS[name].opened)(name, size, sigma, **options)
-    return opened
+    return opened(name, size, sigma, **options)

@@ -26,7 +26,7 @@ import math
 import struct
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ _SLOT_SHIFT = 48
 class Direct(Channel):
     """float32 of the noised statistic: 4 bytes per coefficient."""
 
+    formats: ClassVar = {"direct": 0}
+
     def _encode(self, u: NDArray[np.float64], shared: SharedRandomness, private: PrivateRandomness) -> bytes:
         return _noised(self, u, private).astype("<f4").tobytes()
 
@@ -69,6 +71,8 @@ class Direct(Channel):
 
 class DirectQ12(Channel):
     """The noised statistic on 4,095 levels between ± its largest magnitude: 1.5 bytes per coefficient."""
+
+    formats: ClassVar = {"direct-q12": 1}
 
     @property
     def rounding(self) -> float:
@@ -128,6 +132,8 @@ class Noiseless:
 
 class Integers(Channel):
     """γ·N_ℤ(u/γ, τ²) with γ = σ/√(τ² − r²): as private as u + N(0, σ²I), its variance 3 % larger."""
+
+    formats: ClassVar = {"integers": 9}
 
     def __init__(self, name: str, size: int, sigma: float) -> None:
         super().__init__(name, size, sigma)

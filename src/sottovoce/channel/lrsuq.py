@@ -13,6 +13,7 @@ what conditional coding saves: radii, dithers and noise are the same, and only t
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,8 @@ _REACH = 5.0  # scales beyond the ball's edge within which a point is listed
 class Lrsuq(Channel):
     """LRSUQ on blocks of 4 (Z⁴, D⁴) or 8 (E⁸) coordinates."""
 
+    formats: ClassVar = {"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4}
+    options = ("lattice",)
     modelled = True
     """Whether (H, M) is coded under a model of u, whose scale is the first byte of the payload."""
 
@@ -95,6 +98,7 @@ class Lrsuq(Channel):
 class LrsuqElias(Lrsuq):
     """LRSUQ whose messages hold H and M in Elias gamma code."""
 
+    formats: ClassVar = {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7}
     modelled = False
 
 

@@ -32,12 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import SottovoceError
-from sottovoce.plan.catalog import CHANNELS
 
 VERSION = 1
 TAG_BYTES = 4
 HEADER_BYTES = 1 + TAG_BYTES
 SECRET_BYTES = 32
+FORMATS: dict[str, int] = {}
+"""What a message may be, and its number in the first byte: of all channels whose classes are imported."""
 
 Stream = tuple[str | int, ...]
 _LN2_HIGH = 0.693147180369123816490  # ln 2 with its last 21 bits zero: products with exponents are exact
@@ -84,15 +85,20 @@ def derive(secret: bytes, purpose: bytes, context: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
-def _formats() -> dict[str, int]:
-    return {name: number for channel in CHANNELS.values() for name, number in channel.formats.items()}
+def claim(format: str, number: int) -> None:
+    """Gives a format its number on the wire, 0 to 15, once for ever."""
+    if not 0 <= number <= 15 or FORMATS.get(format, number) != number:
+        raise ChannelError(f"format {format} cannot have number {number}: it keeps one from 0 to 15")
+    if number in FORMATS.values() and format not in FORMATS:
+        raise ChannelError(f"format {format} cannot have number {number}: it is taken")
+    FORMATS[format] = number
 
 
 @dataclass(frozen=True)
 class Envelope:
     """What both ends know before a message exists; seals payloads and opens messages."""
 
-    format: str  # of a channel of the catalog
+    format: str  # of `FORMATS`
     size: int
     sigma: float
     secret: bytes
@@ -101,7 +107,7 @@ class Envelope:
     @property
     def number(self) -> int:
         """The format's number in the first byte."""
-        return _formats()[self.format]
+        return FORMATS[self.format]
 
     @cached_property
     def context(self) -> bytes:
@@ -135,7 +141,7 @@ class Envelope:
         if version != VERSION:
             return f"message has format version {version}, this decoder reads {VERSION}; update the older end"
         if channel != self.number:
-            names = {number: name for name, number in _formats().items()}
+            names = {number: name for name, number in FORMATS.items()}
             sender = names.get(channel, f"number {channel}")
             return f"message was made by channel {sender}, not {self.format}; open one channel at both ends"
         return (

@@ -34,10 +34,10 @@ from sottovoce.federation.status import note_contact
 from sottovoce.federation.sums import check_consent, held, helper_names, masks_for
 from sottovoce.machine.files import PRIVATE, locked
 from sottovoce.machine.rollback import Memory
-from sottovoce.models.architectures import MODELS
 from sottovoce.models.features.cache import described_client
 from sottovoce.personal import personal_model
 from sottovoce.plan import Plan
+from sottovoce.plan.catalog import MODELS
 from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Price, Terms

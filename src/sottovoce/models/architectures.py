@@ -22,6 +22,7 @@ from sottovoce.machine.determinism import seeded
 from sottovoce.machine.documents import ForeignError
 from sottovoce.models.imports import ModelError, imported, reason
 from sottovoce.plan import Plan
+from sottovoce.plan.catalog import MODELS, function
 
 ModelFactory = Callable[..., nn.Module]
 """From the shape of a record, the number of outputs, and the plan keys in `OPTIONS`."""
@@ -140,20 +141,15 @@ def given_name(module: nn.Module) -> str:
     return GIVEN + type(module).__name__
 
 
-MODELS: dict[str, ModelFactory] = {"lenet": lenet, "linear": linear, "mlp": mlp, "bag": Bag}
-"""Built-in models by name."""
-
-
 def model_options(plan: Plan) -> dict[str, Any]:
     """Returns what a plan says about the inside of its model: the keys that a built-in one takes as options.
 
     >>> model_options(Plan(model="mlp"))
     {'mlp_sizes': '64', 'mlp_activation': 'tanh'}
     """
-    made = MODELS.get(plan.model)
-    if made is None:
+    if plan.model not in MODELS:
         return {}
-    taken = signature(made).parameters.values()
+    taken = signature(function(MODELS[plan.model])).parameters.values()
     return {option.name: getattr(plan, option.name) for option in taken if option.default is not option.empty}
 
 
@@ -175,7 +171,7 @@ def open_model(
     if name.startswith(GIVEN):
         raise ModelError(f"model={shown(name)} was given from Python: pass it again, as module=…")
     if name in MODELS:
-        factory = MODELS[name]
+        factory = function(MODELS[name])
     elif ":" not in name:
         known = "known" if trusted else "a built-in one"
         more = " or use 'package.module:function'" if trusted else ""
@@ -242,7 +238,7 @@ def check_model(plan: Plan, facts: Facts, *, model: nn.Module | str | None = Non
         return
     try:
         with torch.device("meta"):
-            module = MODELS[plan.model](facts.shape, facts.classes, **model_options(plan))
+            module = function(MODELS[plan.model])(facts.shape, facts.classes, **model_options(plan))
         parameters: float = sum(parameter.numel() for parameter in module.parameters())
     except RuntimeError:  # sizes beyond what a tensor can have
         parameters = math.inf

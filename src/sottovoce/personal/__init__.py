@@ -25,13 +25,13 @@ from sottovoce.data import Facts
 from sottovoce.data.tables import schema
 from sottovoce.errors import shown
 from sottovoce.machine.documents import MOST_LETTERS, foreign_name
-from sottovoce.models.architectures import MODELS, check_model, import_model, model_options
+from sottovoce.models.architectures import check_model, import_model, model_options
 from sottovoce.models.features.cache import weights_digest
 from sottovoce.models.imports import keep_at_home
 from sottovoce.models.parameters import state_dict_at
 from sottovoce.models.tensors import HOME, ModelFileError, load_tensors, tensor_bytes
 from sottovoce.plan import Plan
-from sottovoce.plan.catalog import ACCOUNTINGS, PLACES
+from sottovoce.plan.catalog import ACCOUNTINGS, MODELS, PLACES, function
 from sottovoce.plan.limits import foreign_plan
 from sottovoce.release.blueprint import Blueprint
 
@@ -232,7 +232,7 @@ def _loaded(
         module = copy.deepcopy(untrained)
     else:
         with torch.device("meta"):
-            module = MODELS[plan.model](facts.shape, facts.classes, **model_options(plan)).eval()
+            module = function(MODELS[plan.model])(facts.shape, facts.classes, **model_options(plan)).eval()
     wanted = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
     if wanted != {name: (value.shape, value.dtype) for name, value in state.items()}:
         raise ModelFileError(

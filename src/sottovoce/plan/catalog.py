@@ -125,58 +125,33 @@ CONTEXTS = {
 class Channel:
     """How a release becomes bytes (`channel`)."""
 
-    formats: Mapping[str, int]
-    """Its formats on the wire and their numbers, 0 to 15; a number is given once for ever."""
-    options: tuple[str, ...] = ()
-    """Plan keys that it takes beside size and σ."""
-    compiled: bool = False
-    """Needs numba."""
     private_messages: bool = False
     """Its messages are private themselves, against the server that decodes them too."""
     noiseless: bool = False
     """Carries a statistic as it is where an ablation has no noise."""
     _: KW_ONLY
-    opened: str
-    """The class, as 'module:name'."""
     phrase: str
     """What releases travelled as, as a report puts it."""
 
 
 CHANNELS = {
     "direct": Channel(
-        {"direct": 0},
-        opened="sottovoce.channel.direct:Direct",
         phrase="numbers of 32 bits with noise in them",
         noiseless=True,
     ),
     "direct-q12": Channel(
-        {"direct-q12": 1},
-        opened="sottovoce.channel.direct:DirectQ12",
         phrase="numbers of 12 bits with noise in them",
     ),
     "lrsuq": Channel(
-        {"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4},
-        opened="sottovoce.channel.lrsuq:Lrsuq",
         phrase="points of a lattice, whose rounding is the noise",
-        options=("lattice",),
-        compiled=True,
     ),
     "lrsuq-elias": Channel(
-        {"lrsuq-elias/Z4": 5, "lrsuq-elias/D4": 6, "lrsuq-elias/E8": 7},
-        opened="sottovoce.channel.lrsuq:LrsuqElias",
         phrase="points of a lattice, whose rounding is the noise, in Elias’ code",
-        options=("lattice",),
-        compiled=True,
     ),
     "polar": Channel(
-        {"polar": 8},
-        opened="sottovoce.channel.polar:Polar",
         phrase="polar codes, whose error is the noise",
-        compiled=True,
     ),
     "integers": Channel(
-        {"integers": 9},
-        opened="sottovoce.channel.direct:Integers",
         phrase="whole numbers with noise in them",
         private_messages=True,
     ),
@@ -354,6 +329,13 @@ ACCOUNTINGS = {
 }
 """With how a report calls each."""
 SCHEDULES = ("random", "balanced")
+MODELS = {
+    "lenet": "sottovoce.models.architectures:lenet",
+    "linear": "sottovoce.models.architectures:linear",
+    "mlp": "sottovoce.models.architectures:mlp",
+    "bag": "sottovoce.models.architectures:Bag",
+}
+"""Built-in models, each with what makes it, as 'module:name'."""
 PRIORS = ("none", "context")
 SHIFTS = ("none", "turns")
 DESCRIBED = {

@@ -12,12 +12,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from sottovoce.errors import shown
 from sottovoce.machine.documents import MOST_LETTERS, ForeignError
-from sottovoce.models.architectures import MODELS
 from sottovoce.plan import LARGEST, RETIRED, Plan
+from sottovoce.plan.catalog import MODELS
 
 MOST_CALLS = 2**20
 """Entries of a schedule."""
@@ -26,9 +24,7 @@ SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e9
 """Of the numbers of a plan that are not whole; 0 is allowed, and ε = inf, which is refused elsewhere."""
 
 
-def foreign_plan(
-    values: object, *, model: nn.Module | str | None = None, features: str | None = None
-) -> Plan:
+def foreign_plan(values: object, *, model: object = None, features: str | None = None) -> Plan:
     """The plan in another party's file or message: known keys, their types, bounded sizes, built-in models.
 
     `model` and `features` are what this machine's owner has named, which the plan may name too, or the module
@@ -55,7 +51,8 @@ built-in one: if you trust that code, name it yourself (at a node: model="…" i
             f"{plan.rounds} rounds of {plan.clients_per_round} clients are more than {MOST_CALLS} releases: "
             "ask for a smaller plan"
         )
-    if plan.model not in MODELS and plan.model != model and not isinstance(model, nn.Module):
+    given = not isinstance(model, str | None)  # the module itself
+    if plan.model not in MODELS and plan.model != model and not given:
         raise ForeignError(
             f"a plan from elsewhere names model={plan.model}, which is no built-in one: if you trust that "
             'code, name it yourself (at a node: model="…" in its config)',

@@ -22,7 +22,6 @@ from typing import Self
 
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.rollback import Memory
-from sottovoce.plan.catalog import Kind
 from sottovoce.privacy.accounting import Budget, Charge, Client, Entry, epsilon
 from sottovoce.privacy.history import Past, Remembered
 from sottovoce.privacy.ledger_file import CLIENT, LedgerError, LedgerFile, other_scope, same_scope
@@ -245,7 +244,7 @@ class Ledger:
                     f"beyond the budget of {limit.epsilon:g} at δ = {limit.delta:g}: {advice}"
                 )
 
-    def stored(self, run: str, client: Client, kind: Kind, round: int) -> bytes | None:
+    def stored(self, run: str, client: Client, kind: str, round: int) -> bytes | None:
         """The message to send again for a stream that was charged; None if it never was.
 
         Raises `AlreadyDelivered` if the message has been forgotten.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.channel import Channel, open_channel
+from sottovoce.channel import Channel, channel_class, open_channel
 from sottovoce.channel.direct import Noiseless
 from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
@@ -31,7 +31,7 @@ from sottovoce.models.imports import ModelError, made_at_home
 from sottovoce.models.parameters import trainable
 from sottovoce.models.tasks import open_task
 from sottovoce.plan import Plan
-from sottovoce.plan.catalog import CHANNELS, TASKS, Kind
+from sottovoce.plan.catalog import TASKS, Kind
 from sottovoce.plan.schedule import call_counts, open_schedule
 from sottovoce.privacy import accounting
 from sottovoce.privacy.accounting import Budget
@@ -514,7 +514,7 @@ def _channel(plan: Plan, size: int, sigma: float, bound: float) -> Channel | Noi
     """
     if not plan.private:
         return Noiseless(size)
-    options = {name: getattr(plan, name) for name in CHANNELS[plan.channel].options}
+    options = {name: getattr(plan, name) for name in channel_class(plan.channel).options}
     channel = open_channel(plan.channel, size=size, sigma=sigma, **options)
     if not channel.widening:
         return channel

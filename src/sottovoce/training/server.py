@@ -58,6 +58,13 @@ def update_generator(
     return float((len(releases) * torch.linalg.vector_norm(torch.stack(moved)) / released) ** 2)
 
 
+def class_priors(made: Blueprint, device: torch.device) -> ClassPriors:
+    """The priors of a run whose contexts tell class shares."""
+    noise = [made.releases_of(participant)["context"].sigma for participant in range(made.plan.participants)]
+    future = made.releases["context"].sigma
+    return ClassPriors.of(made.module, made.basis, made.facts.classes, noise, future, device)
+
+
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
@@ -80,7 +87,7 @@ class Server:
         self._step = plan.learning_rate or blueprint.blending.step
         self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
         self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
-        self._priors = ClassPriors.of(blueprint, self._device) if plan.prior == "context" else None
+        self._priors = class_priors(blueprint, self._device) if plan.prior == "context" else None
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
         self._confused = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
         derivatives = blueprint.derivatives

@@ -14,8 +14,9 @@ from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import build
 from sottovoce.release.once.context import Confusion, MeanProbability
-from sottovoce.release.once.prior import ClassPriors, LabelShift, shares
+from sottovoce.release.once.prior import LabelShift, shares
 from sottovoce.run.training import train
+from sottovoce.training.server import class_priors
 from tests.small import small_plan
 
 SHARES = {
@@ -56,7 +57,7 @@ def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else(scale: float) ->
     records = {"gradient_records": 40, "context_records": 40}
     plan = Plan.load(overrides={**SHARES, **records, "bias_scale": scale})
     blueprint = build(plan, Facts((1, 28, 28), 10))
-    priors = ClassPriors.of(blueprint, torch.device("cpu"))
+    priors = class_priors(blueprint, torch.device("cpu"))
     released = torch.softmax(torch.randn(1, 10), dim=1)
     x, a = torch.randn(4, 1, 28, 28), torch.randn(7850)
     without = logits(blueprint.module, blueprint.theta(a), x)
@@ -72,7 +73,7 @@ def test_a_basis_that_shares_the_last_biases_is_refused() -> None:
         overrides={**SHARES, "gradient_records": 40, "context_records": 40, "basis": "unstructured"}
     ).replace(coefficients=500)
     with pytest.raises(SottovoceError, match="basis=structured"):
-        ClassPriors.of(build(plan, Facts((1, 28, 28), 10)), torch.device("cpu"))
+        class_priors(build(plan, Facts((1, 28, 28), 10)), torch.device("cpu"))
 
 
 def test_a_prior_without_class_shares_is_refused() -> None:

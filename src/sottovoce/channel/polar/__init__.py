@@ -16,6 +16,7 @@ error, and keeps the work bounded.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -163,6 +164,8 @@ def _hadamard(v: Reals) -> None:
 
 class Polar(Channel):
     """Channel simulation with polar codes; see docs/channel.md."""
+
+    formats: ClassVar = {"polar": 8}
 
     def __init__(self, name: str, size: int, sigma: float) -> None:
         super().__init__(name, size, sigma)

@@ -16,7 +16,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.server import Options
 from sottovoce.machine.files import PUBLIC, write_atomically
-from sottovoce.models.architectures import MODELS
+from sottovoce.plan.catalog import MODELS
 
 
 def write_app(

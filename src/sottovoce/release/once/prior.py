@@ -8,14 +8,15 @@ for, so it costs nothing more. The basis keeps last biases as they are: a prior 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
+from sottovoce.models.bases import Basis
 from sottovoce.models.parameters import places
-from sottovoce.release.blueprint import Blueprint
 
 LEAST_SMOOTHING = 0.02
 
@@ -33,10 +34,17 @@ class ClassPriors:
     future_noise: float
 
     @classmethod
-    def of(cls, blueprint: Blueprint, device: torch.device) -> ClassPriors:
+    def of(
+        cls,
+        module: nn.Module,
+        basis: Basis,
+        classes: int,
+        noise: Sequence[float],
+        future_noise: float,
+        device: torch.device,
+    ) -> ClassPriors:
         """For a model whose last trainable parameter is a bias for each class."""
-        classes, basis = blueprint.facts.classes, blueprint.basis
-        *_, last = places(blueprint.module).values()
+        *_, last = places(module).values()
         biases = torch.zeros(classes, basis.size, device=device)
         if last.shape == (classes,):
             biases[:, last.span] = torch.eye(classes, device=device)
@@ -46,9 +54,7 @@ class ClassPriors:
                 "prior=context moves the last layer's biases, and this model or basis has none of their own: "
                 "end the model with a linear layer, and use basis=structured"
             )
-        participants = range(blueprint.plan.participants)
-        noise = torch.tensor([blueprint.releases_of(i)["context"].sigma for i in participants], device=device)
-        return cls(directions, noise, blueprint.releases["context"].sigma)
+        return cls(directions, torch.tensor(noise, device=device), future_noise)
 
     def coefficients(self, contexts: Tensor, participants: Tensor) -> Tensor:
         """Coefficients (n, k) of the log shares of contexts (n, classes) that participants (n,) released."""
