@@ -133,7 +133,7 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
     thetas, bases, xs, ys = [], [], [], []
     for session, opened in zip(sessions, rounds, strict=True):
         blueprint = session.simulation.blueprint
-        sent, size = opened.coefficients, blueprint.coefficients
+        sent, size = torch.stack([blueprint.cut(one) for one in opened.coefficients]), blueprint.coefficients
         thetas.append(blueprint.theta(sent[:, :size]))
         for client in opened.clients:
             records = client.training_records(opened.number)

@@ -25,6 +25,7 @@ from sottovoce.machine.rollback import Memory
 from sottovoce.models.features import cache as kept
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
+from sottovoce.release import sent
 from sottovoce.release.downlink import Downlink
 from sottovoce.run.models import GeneratorFile, open_server
 from sottovoce.run.training import train
@@ -256,6 +257,39 @@ def test_an_offer_with_another_server_key_is_refused(tmp_path: Path) -> None:
     world.enrol(0)
     with pytest.raises(EnrolmentError, match="another key than at enrolment"):
         world.node(0).enrol({**world.coordinator.roster.offer(), "key": public_key(new_key())})
+
+
+def test_a_member_cuts_coefficients_that_no_honest_server_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sent, "MARGIN", 1e-4)  # far beyond the true bound every softmax says the same
+    answers = []
+    for factor in (1.0, 128.0, 1024.0):
+        world = World(tmp_path / str(factor), clients_per_round=3)
+        world.enrol_all()
+        world.step()
+        request, blueprint = world.coordinator.request(0, "gradient"), world.coordinator.blueprint
+        short = np.full(blueprint.coefficients, blueprint.longest_sent / blueprint.coefficients, "<f4")
+        lie = {**request, "coefficients": (short * np.float32(factor)).tobytes()}
+        answers.append(world.codeword(0, world.node(0).release(lie)))
+    assert answers[0] != answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"context": "predictions", "context_round": 2}, {"downlink_bits": 4}]
+)
+def test_members_and_simulator_cut_alike(
+    tmp_path: Path, changes: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sent, "MARGIN", 1e-4)
+    world = World(tmp_path, **changes)
+    world.enrol_all()
+    world.finish()
+    server = world.coordinator.server
+    assert server.sent([0]).norm() > 10 * world.coordinator.blueprint.longest_sent
+    train(world.agreement.plan, tmp_path / "simulated")
+    simulated, _ = load_tensors(tmp_path / "simulated" / "model.safetensors")
+    assert same(simulated, server.state())
 
 
 def test_a_member_refuses_coefficients_of_another_size_or_not_finite(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from sottovoce.data import Facts, Records
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy import accounting
 from sottovoce.release.blueprint import Blueprint
-from sottovoce.release.kind import IMPOSSIBLE, Release, server_randomness, spending
+from sottovoce.release.kind import Release, server_randomness, spending
+from sottovoce.release.places import IMPOSSIBLE
 from sottovoce.release.places.shared import Shares
 from sottovoce.training.server import class_priors
 from tests.small import built, small_plan

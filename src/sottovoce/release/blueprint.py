@@ -44,6 +44,7 @@ from sottovoce.release.once.context import Confusion, MeanProbability, open_stat
 from sottovoce.release.places.server import RoundSum
 from sottovoce.release.places.shared import Shares, Sharing
 from sottovoce.release.recipe import Blending, blending, counted_sizes, recipe
+from sottovoce.release.sent import cut, longest_sent
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,36 @@ class Blueprint:
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
         found = recipe(self.plan, self.facts)
-        if self.round_sum is not None:
-            own = (self.sigma / self.round_sum.weights(self.counted)).tolist()
-            total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
-            return blending(self.plan, self.counted, own, self.releases_max, total, found)
-        sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
-        return blending(self.plan, self.counted, sigmas, self.releases_max, recipe=found)
+        together, own = self._noise
+        return blending(self.plan, self.counted, own.tolist(), self.releases_max, together, found)
+
+    @cached_property
+    def _noise(self) -> tuple[float | None, np.ndarray]:
+        """What moves a client's coefficients in a round beside signals: the noise of the sum, if there is
+        one, and that of each participant's own release."""
+        if self.round_sum is None:
+            sigmas = [self.releases_of(i)["gradient"].sigma for i in range(self.plan.participants)]
+            return None, np.array(sigmas)
+        total = self.round_sum.total(self.sigma) if self.sharing is None else self.sharing.total
+        return total, self.sigma / self.round_sum.weights(self.counted)
+
+    @cached_property
+    def longest_sent(self) -> float:
+        """The length to which coefficients that a server sends are cut."""
+        (together, own), total = self._noise, self.round_sum
+        return longest_sent(
+            self.plan,
+            self.blending,
+            (float(own.max()) if together is None else together, own),
+            planned=1.0 if total is None else total.most / total.records,
+            size=self.coefficients,
+            classes=self.facts.classes,
+            bias_scale=self.basis.bias_scale if isinstance(self.basis, Identity) else 1.0,
+        )
+
+    def cut(self, sent: Tensor) -> Tensor:
+        """What a server sent, as a client uses it: no longer than `longest_sent`."""
+        return cut(sent, self.coefficients, self.longest_sent)
 
     @cached_property
     def derivatives(self) -> Derivatives | None:

@@ -9,7 +9,6 @@ all of its clients (`places.shared`); `place` says where.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,11 +23,10 @@ from sottovoce.data import Records
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import Kind
 from sottovoce.privacy.accounting import Charge, Place
+from sottovoce.release.places import longest_noise
 from sottovoce.release.places.shared import Shares
 
 OVERHEAD_BYTES = 4096
-IMPOSSIBLE = 1e-12
-"""The probability below which a release is not believed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +82,8 @@ class Release:
 
     @property
     def largest_norm(self) -> float:
-        """What ‖·‖₂ of a release exceeds with a probability of `IMPOSSIBLE` at most, whatever the records.
-
-        χ² with k degrees of freedom is above k + 2√(kt) + 2t with probability e⁻ᵗ at most (Laurent and
-        Massart, 2000).
-        """
-        t, k = -math.log(IMPOSSIBLE), self.size
-        noise = self.channel.sigma * math.sqrt(k + 2 * math.sqrt(k * t) + 2 * t)
+        """What ‖·‖₂ of a release exceeds with a probability of `IMPOSSIBLE` at most, whatever the records."""
+        noise = self.channel.sigma * longest_noise(self.size)
         return (self.radius + noise) * (1 + self.channel.rounding)
 
     def plausible(self, vector: np.ndarray) -> bool:

@@ -156,7 +156,8 @@ class Client:
             if u is None:
                 context = asked.kind == "context"
                 records = self._records.context if context else self.training_records(asked.round)
-                u = release.statistic(records, asked.coefficients)
+                sent = asked.coefficients
+                u = release.statistic(records, None if sent is None else self._blueprint.cut(sent))
             if u.shape == (release.size,) and bool(u.isfinite().all()):
                 return u.double().cpu()
             fault = "its statistic is not finite"

@@ -24,6 +24,7 @@ from torch import Tensor
 from sottovoce.channel.direct import FRACTION_BITS, TAU_SQUARED, draw
 from sottovoce.channel.wire import PrivateRandomness, SeededRandomness, Stream, SystemRandomness
 from sottovoce.errors import SottovoceError
+from sottovoce.release.places import longest_noise
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -36,8 +37,6 @@ LARGEST_CENTRE = 2.0**26
 """‖x‖ of a client beyond which a Fourier transform in float64 errs by more than the spare."""
 DEVIATIONS = 9.0
 """Of a sum's coordinate, that a word holds."""
-IMPOSSIBLE = 1e-12
-"""The probability below which a sum is not believed."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,7 @@ class Sharing:
 
     def plausible(self, total: Integers) -> bool:
         """Returns whether whole numbers can be a sum of this round's shares: if not, somebody has lied."""
-        t, k = -math.log(IMPOSSIBLE), self.size
-        noise = math.sqrt(self.clients * TAU_SQUARED * (k + 2 * math.sqrt(k * t) + 2 * t))
+        noise = math.sqrt(self.clients * TAU_SQUARED) * longest_noise(self.size)
         largest = 1.001 * noise + self.clip * self.most / self.step
         return bool(np.linalg.norm(total.astype(np.float64)) <= largest)
 
