@@ -151,7 +151,7 @@ def test_bad_input_is_one_line(trained: Path, tmp_path: Path, monkeypatch: pytes
         recount(run)
     shutil.copy(trained / "best" / "result.json", run)
     (run / "ledger.sqlite").write_bytes(b"no ledger")
-    with pytest.raises(SottovoceError, match="cannot be read as a ledger"):
+    with pytest.raises(SottovoceError, match="not a database"):
         recount(run)
     (run / "ledger.sqlite").unlink()
     with pytest.raises(SottovoceError, match="is missing"):

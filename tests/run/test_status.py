@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.status import EXIT_CODES, Status, read_status, reading
+from sottovoce.run.status import EXIT_CODES, Status, read_status
 from sottovoce.run.training import train
 from tests.small import small_plan
 
@@ -178,20 +178,6 @@ def test_a_ledger_is_read_while_its_owner_writes(finished: Path) -> None:
         writer.execute("BEGIN IMMEDIATE")
         assert read_status(finished).epsilon["spent"]
         writer.execute("ROLLBACK")
-
-
-def test_what_is_only_in_the_log_of_a_ledger_is_read_also_behind_a_link(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    path, link = tmp_path / "kept" / "ledger.sqlite", tmp_path / "link.sqlite"
-    link.symlink_to(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
-        writer.execute("PRAGMA journal_mode = WAL")
-        writer.execute("CREATE TABLE release (client TEXT)")
-        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        writer.execute("INSERT INTO release VALUES ('north')")
-        for ledger in (path, link):
-            with reading(ledger) as file:
-                assert file.execute("SELECT client FROM release").fetchall() == [("north",)]
 
 
 def test_every_state_has_an_exit_code_of_its_own() -> None:

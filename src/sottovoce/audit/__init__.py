@@ -4,15 +4,14 @@ An audit of a plan on given records tells what would leave, how far one record m
 `leaving`), and whether guesses of an adversary who knows everything else stay within what is charged (`game`,
 `guessing`). Nothing leaves, and nothing is charged.
 
-A finished run's ε is recounted from the rows of its ledger, by code that is not ours: rows are read with
-plain SQL and composed by dp-accounting's PLD accountant, which knows nothing of Gaussian composition. Then
-result.json, plan.toml, rounds.jsonl and the ledger are held against one another.
+A finished run's ε is recounted from the rows of its ledger, by code that is not ours: rows are composed by
+dp-accounting's PLD accountant, which knows nothing of Gaussian composition. Then result.json, plan.toml,
+rounds.jsonl and the ledger are held against one another.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -26,12 +25,13 @@ from sottovoce.errors import SottovoceError
 from sottovoce.models.features.cache import Progress
 from sottovoce.plan import Plan
 from sottovoce.plan.schedule import call_counts
+from sottovoce.privacy.accounting import Charge, Entry
+from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import phases
 from sottovoce.release.kind import spending
 from sottovoce.release.recipe import counted_sizes
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
-from sottovoce.run.status import reading
 
 FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
@@ -40,8 +40,6 @@ AGREEMENT = 1e-3
 _EXACT = 1e-9
 _APART = {"centre": 2 * 1.3, "confusion": 2**0.5}
 """How far two records are apart in what is released once, as docs/method.md states it."""
-Row = namedtuple("Row", "client run kind round sensitivity sigma place time")
-"""One row of a ledger, as it stands there."""
 
 
 def audit(
@@ -106,8 +104,8 @@ def recount(run: str | Path) -> dict[str, Any]:
     name, path = directory.identity()
     rows, lost = read_ledger(path)
     ended = datetime.fromisoformat(result["created"]) + timedelta(seconds=1)  # it is written in seconds
-    before = [row for row in rows if datetime.fromisoformat(row.time) < ended]
-    mine = [row for row in rows if row.run == name]
+    before = [row.charge for row in rows if row.time < ended]
+    mine = [row.charge for row in rows if row.charge.run == name]
     clients, faults = [], list[str]()
     for client, stated in result["epsilon"]["per_client"].items():
         multipliers = [row.sigma / row.sensitivity for row in before if row.client == client]
@@ -135,18 +133,13 @@ def recount(run: str | Path) -> dict[str, Any]:
     }
 
 
-def read_ledger(path: Path) -> tuple[list[Row], list[tuple[str, float]]]:
+def read_ledger(path: Path) -> tuple[list[Entry], list[tuple[str, float]]]:
     """All rows, and for each client what is charged of releases that the ledger has lost (their Σ(Δ/σ)²)."""
     if not path.exists():
         raise SottovoceError(f"the run's ledger {path} is missing: restore it from a backup")
-    try:
-        with reading(path) as file:
-            found = file.execute(f"SELECT {', '.join(Row._fields)} FROM release ORDER BY id")
-            rows = [Row(*row) for row in found]
-            lost = file.execute("SELECT client, SUM(spent) FROM lost GROUP BY client").fetchall()
-    except sqlite3.Error as error:
-        raise SottovoceError(f"{path} cannot be read as a ledger ({error}): restore it") from None
-    return rows, [(client, spent) for client, spent in lost if spent > 0]
+    with Ledger.peek(path) as ledger:
+        lost = [ledger.past.lost_in(total.run, total.client) for total in ledger.past.totals()]
+        return list(ledger.charges()), [(total.client, total.spent) for total in lost if total.spent > 0]
 
 
 def pld_epsilon(multipliers: Sequence[float], delta: float) -> float:
@@ -171,7 +164,7 @@ def _composed(releases: tuple[tuple[float, int], ...], delta: float) -> float:
 
 
 def _disagreements(
-    plan: Plan, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], rows: Sequence[Row]
+    plan: Plan, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], rows: Sequence[Charge]
 ) -> list[str]:
     """Returns what plan, result, rounds and the rows of this run say differently."""
     stated = {"epsilon": result["epsilon"]["target"], "delta": result["delta"], "noise": result["noise"]}

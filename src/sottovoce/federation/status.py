@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -25,9 +24,10 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation.directory import Enrolment
 from sottovoce.machine.files import FileError, write_atomically
 from sottovoce.plan import Plan
-from sottovoce.privacy.ledger import HELD, UNSAID, strictest
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger_file import LedgerError
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.status import EXIT_CODES, RECENT, Status, is_locked, read_status, reading, unreadable
+from sottovoce.run.status import EXIT_CODES, RECENT, Status, is_locked, read_status, unreadable
 from sottovoce.training.accounts import Account
 
 FILE = "status.json"
@@ -290,18 +290,16 @@ def _node(path: Path) -> NodeStatus:
 def _ledger(path: Path, client: str, run: str, cost: float) -> tuple[dict[str, float], float | None, int]:
     """ε by what it is about, δ, and the rounds released; nothing where the ledger cannot be read."""
     try:
-        with reading(path) as file:
-            budget = strictest(file.execute(HELD).fetchall()) or UNSAID
-            query = "SELECT TOTAL(spent), TOTAL(spent * (run = ?)) FROM spending WHERE client = ?"
-            [(spent, here)] = file.execute(query, [run, client]).fetchall()
-            query = "SELECT COUNT(*) FROM release WHERE client = ? AND run = ? AND kind = 'gradient'"
-            [(gradients,)] = file.execute(query, [client, run]).fetchall()
-    except sqlite3.Error:
+        with Ledger.peek(path) as ledger:
+            budget, spent = ledger.allowed, ledger.spent(client)
+            here = ledger.past.total_in(run, client).spent
+            gradients, _ = ledger.by_kind(run).get((client, "gradient"), (0, 0.0))
+    except LedgerError:
         return {}, None, 0
     found = {"budget": budget.epsilon, "spent": budget.price(spent), "run_spent": budget.price(here)}
     if cost:
         found |= {"run": budget.price(cost), "together": budget.price(spent - here + max(cost, here))}
-    return found, budget.delta, int(gradients)
+    return found, budget.delta, gradients
 
 
 def _errors(path: Path) -> list[str]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -37,7 +36,7 @@ from sottovoce.federation.keys import SiteKey, fingerprint
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.federation.store import Store
 from sottovoce.machine.documents import foreign_name
-from sottovoce.machine.files import locked, private_folder
+from sottovoce.machine.files import Database, locked, private_folder
 from sottovoce.privacy.terms import Terms
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.places import masks
@@ -223,19 +222,20 @@ def answered(directory: Path) -> list[dict[str, Any]]:
     if not stores and not (directory / LOG).exists():
         raise SottovoceError(f"{directory} is not that of a helper: name the directory of its node config")
     for path in stores:
-        try:
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
-                [(rounds,)] = store.execute("SELECT COUNT(*) FROM answer").fetchall()
-                [(empty,)] = store.execute("SELECT COUNT(*) FROM answer WHERE masks = x''").fetchall()
-                key = store.execute("SELECT round FROM key").fetchone()
-        except sqlite3.Error as error:
-            raise SottovoceError(
-                f"{path} cannot be read ({error}): look as its owner, with the version that made it"
-            ) from None
+        with closing(Database(path, _unreadable, only_read=True)) as store:
+            [(rounds,)] = store.query("SELECT COUNT(*) FROM answer")
+            [(empty,)] = store.query("SELECT COUNT(*) FROM answer WHERE masks = x''")
+            key = next(iter(store.query("SELECT round FROM key")), None)
         run = path.stem.removeprefix("masks-")
         said = {"run": run, "answered": rounds - empty, "given_up": empty, "round": key[0] if key else 0}
         found.append(said)
     return found
+
+
+def _unreadable(path: Path, error: Exception) -> SottovoceError:
+    return SottovoceError(
+        f"{path} cannot be read ({error}): look as its owner, with the version that made it"
+    )
 
 
 @contextmanager

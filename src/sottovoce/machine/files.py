@@ -129,7 +129,8 @@ def locked(path: Path, *, timeout: float | None = None, busy: str = "") -> Itera
 class Database:
     """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
 
-    `explain` turns an error of SQLite's or of the operating system's into one that says what to do.
+    `explain` turns an error of SQLite's or of the operating system's into one that says what to do. One that
+    is `only_read` leaves no trace, not even a file of SQLite's own beside it.
     """
 
     def __init__(
@@ -140,11 +141,18 @@ class Database:
         timeout: float = 60.0,
         page_size: int = 4096,
         threads: bool = False,
+        only_read: bool = False,
     ) -> None:
         self.path = path
         self._explain = explain
         self._timeout = timeout
+        self._only_read = only_read
         with self.explained():
+            if only_read:
+                self._connection = sqlite3.connect(
+                    _to_read(path), uri=True, timeout=timeout, isolation_level=None
+                )
+                return
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
             self._connection = sqlite3.connect(
                 path, timeout=timeout, isolation_level=None, check_same_thread=not threads
@@ -176,6 +184,8 @@ class Database:
         if self._connection.in_transaction:
             yield
             return
+        if self._only_read:  # SQLite would not mind before the first statement
+            raise FileError(f"{self.path} was opened to be read: nothing is written")
         self.query("BEGIN IMMEDIATE")
         try:
             yield
@@ -212,6 +222,12 @@ class Database:
             raise
         except (sqlite3.Error, OSError) as error:
             raise self._explain(self.path, error) from error
+
+
+def _to_read(path: Path) -> str:
+    """The address of a database that is only read: without a log beside it SQLite need not look for one."""
+    path = path.resolve()  # beside which SQLite keeps its log, whatever a link to it is called
+    return f"{path.as_uri()}?mode=ro{'' if log_of(path).exists() else '&immutable=1'}"
 
 
 def log_of(path: Path) -> Path:

@@ -14,7 +14,7 @@ different δ are compared by the spending that they allow, and nobody gains by s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from sottovoce.privacy.ledger_file import OWN_RECORDS as OWN_RECORDS
 
 UNSAID = Budget(epsilon=8.0, delta=1e-5, accounting="exact")
 """What a client is willing to spend if its owner says nothing."""
-HELD = """SELECT epsilon, delta, accounting FROM budget
+_HELD = """SELECT epsilon, delta, accounting FROM budget
 WHERE id >= (SELECT coalesce(max(id), 0) FROM budget WHERE raised)"""
 """The budgets since one was last raised."""
 LARGEST_DELTA = 1e-2
@@ -51,11 +51,6 @@ class AlreadyDelivered(SottovoceError):
 def client_scope(name: str) -> str:
     """The scope of the ledger that lies with a client: its name, whatever its records are by now."""
     return CLIENT + name
-
-
-def strictest(rows: Iterable[tuple[float, float, str]]) -> Budget | None:
-    """The budget that allows least; None where there is none."""
-    return min((Budget(*row) for row in rows), key=lambda budget: budget.mu_squared, default=None)
 
 
 class Ledger:
@@ -109,6 +104,15 @@ class Ledger:
             file.close()
             raise
         return ledger
+
+    @classmethod
+    def peek(cls, path: str | os.PathLike[str]) -> Self:
+        """The ledger at `path` as it stands, for whoever only looks: no lock, no write, nothing compared.
+
+        What its witness knows and it has lost is not counted, and whatever would change it is refused.
+        """
+        path = Path(path)
+        return cls(LedgerFile.peek(path), Memory(path))
 
     def close(self) -> None:
         """Closes the file; charges and stored messages stay."""
@@ -167,7 +171,8 @@ class Ledger:
     @property
     def budget(self) -> Budget | None:
         """The budget that holds: the strictest since it was last raised; None if none was ever set."""
-        return strictest(self._file.query(HELD))
+        budgets = (Budget(*row) for row in self._file.query(_HELD))
+        return min(budgets, key=lambda budget: budget.mu_squared, default=None)
 
     @property
     def allowed(self) -> Budget:
@@ -309,6 +314,15 @@ class Ledger:
     def _total(self, what: str, client: Client) -> float:
         query = f"SELECT TOTAL({what}) FROM spending WHERE client = ?"
         return float(self._file.query(query, str(client))[0][0])
+
+    def by_kind(self, run: str) -> dict[tuple[str, str], tuple[int, float]]:
+        """How many releases each client was charged for one by one in a run, and their Σ (Δ/σ)², by kind."""
+        rows = self._file.query(
+            "SELECT client, kind, COUNT(*), SUM((sensitivity / sigma) * (sensitivity / sigma)) FROM release"
+            " WHERE run = ? GROUP BY client, kind",
+            run,
+        )
+        return {(client, kind): (count, spent) for client, kind, count, spent in rows}
 
     def clients(self) -> list[str]:
         """The clients with at least one charge, sorted as text."""

@@ -25,6 +25,7 @@ log = logging.getLogger("sottovoce.privacy")
 _APPLICATION = 0x536F7474  # "Sott", in the header of the file
 _FORMAT = 4
 _TIMEOUT_SECONDS = 60.0  # how long to wait for another process that writes
+_PEEK_SECONDS = 5.0  # how long whoever only looks waits for it
 _PAGE = 4096
 _SPARE_PAGES = 1024  # free pages that are kept for the next messages
 _SINCE_2 = (
@@ -161,6 +162,24 @@ class LedgerFile(Database):
             raise
         return file
 
+    @classmethod
+    def peek(cls, path: Path) -> Self:
+        """The file as it stands, only to be read; one of an older format is a copy in memory, brought up to
+        date there."""
+        file = cls(path, _explain, timeout=_PEEK_SECONDS, only_read=True)
+        try:
+            if file._format() != _FORMAT:
+                with file.explained(), closing(file._connection) as disk:
+                    file._connection = sqlite3.connect(":memory:", isolation_level=None)
+                    disk.backup(file._connection)
+                file._only_read = False
+                file._update(None, "")
+                file._only_read = True
+        except BaseException:
+            file.close()
+            raise
+        return file
+
     def checkpoint(self) -> None:
         """Moves everything from the write-ahead log into the file, and gives much free space back."""
         if not self.emptied_log():
@@ -185,7 +204,8 @@ class LedgerFile(Database):
         """Whose records it is about."""
         return str(self.query("SELECT scope FROM ledger")[0][0])
 
-    def _inspect(self, scope: str | None) -> None:
+    def _format(self) -> int:
+        """The format of a ledger; LedgerError if it is none, or one that this version does not know."""
         if self.query("PRAGMA application_id") != [(_APPLICATION,)]:
             raise LedgerError(f"{self.path} is not a Sottovoce ledger: {_ANOTHER}")
         [(version,)] = self.query("PRAGMA user_version")
@@ -194,6 +214,10 @@ class LedgerFile(Database):
                 f"{self.path} has ledger format {version} and this version reads 1 to {_FORMAT}:"
                 " use the version of Sottovoce that wrote it"
             )
+        return int(version)
+
+    def _inspect(self, scope: str | None) -> None:
+        version = self._format()
         if self.query("PRAGMA quick_check(1)") != [("ok",)]:
             raise LedgerError(f"{self.path} is damaged: {_RESTORE}")
         self.old = version == 1

@@ -8,22 +8,21 @@ the ledger is only read.
 from __future__ import annotations
 
 import fcntl
-import sqlite3
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.machine.files import log_of
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import PLACES
 from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger_file import LedgerError
 from sottovoce.run.directory import RunDirectory
 
 EXIT_CODES = {"finished": 0, "failed": 1, "unknown": 2, "running": 3, "waiting": 4}
@@ -201,34 +200,13 @@ def _epsilon(directory: RunDirectory, plan: Plan, spent: float | None) -> dict[s
     found: dict[str, float | None] = {"target": plan.epsilon, "spent": spent}
     if not directory.identity_file.exists():
         return found
-    run, ledger = directory.identity()
+    run, path = directory.identity()
     totals: dict[str, dict[str, float]] = defaultdict(dict)
-    for client, kind, charged in _charges(ledger, run):
-        totals[client][kind] = charged
+    with suppress(LedgerError), Ledger.peek(path) as ledger:  # it may be another user's
+        for (client, kind), (_, charged) in ledger.by_kind(run).items():
+            totals[client][kind] = charged
     if totals:
         most = max(totals.values(), key=lambda kinds: sum(kinds.values()))
         for kind, charged in {"spent": sum(most.values()), **most}.items():
             found[kind] = epsilon(charged, plan.delta, plan.accounting)
     return found
-
-
-def _charges(ledger: Path, run: str) -> Sequence[tuple[str, str, float]]:
-    """Σ (Δ/σ)² of a run by client and kind; nothing where the ledger cannot be read, as by another user."""
-    query = (
-        "SELECT client, kind, SUM((sensitivity / sigma) * (sensitivity / sigma)) FROM release"
-        " WHERE run = ? GROUP BY client, kind"
-    )
-    try:
-        with reading(ledger) as file:
-            return file.execute(query, [run]).fetchall()
-    except sqlite3.Error:
-        return []
-
-
-@contextmanager
-def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
-    """A ledger that is only read: not even a file of SQLite's own is left beside it."""
-    path = ledger.resolve()  # beside which SQLite keeps its log, whatever a link to it is called
-    uri = f"{path.as_uri()}?mode=ro{'' if log_of(path).exists() else '&immutable=1'}"
-    with closing(sqlite3.connect(uri, uri=True, timeout=5)) as file:
-        yield file
