@@ -26,12 +26,14 @@ from sottovoce.data.tables import schema
 from sottovoce.errors import shown
 from sottovoce.machine.documents import MOST_LETTERS, foreign_name
 from sottovoce.models.architectures import check_model, import_model, model_options
+from sottovoce.models.encoders import store
 from sottovoce.models.features.cache import weights_digest
+from sottovoce.models.features.encoded import references
 from sottovoce.models.imports import keep_at_home
 from sottovoce.models.parameters import state_dict_at
 from sottovoce.models.tensors import HOME, ModelFileError, load_tensors, tensor_bytes
 from sottovoce.plan import Plan
-from sottovoce.plan.catalog import ACCOUNTINGS, MODELS, PLACES, function
+from sottovoce.plan.catalog import ACCOUNTINGS, MODELS, PLACES, function, names_encoder
 from sottovoce.plan.limits import foreign_plan
 from sottovoce.release.blueprint import Blueprint
 
@@ -129,7 +131,8 @@ class PersonalModel:
         schema.of(facts.source or facts)  # refuses columns that contradict the facts
         if (plan.features == "none") != (facts.source is None):
             raise ModelFileError(f"{path} contradicts itself about its features: ask for the file again")
-        if plan.features != "none" and metadata.get("map") != weights_digest():
+        ours = plan.features != "none" and not names_encoder(plan.features)
+        if ours and metadata.get("map") != weights_digest():
             raise ModelFileError(f"{path} counts on another version's feature maps: update sottovoce")
         check_model(plan, facts, model=model)
         untrained = _named(plan, facts, model)
@@ -197,15 +200,29 @@ def _personal(
 ) -> bytes:
     """The file of one client's model, with a header that explains it and says `more`."""
     kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
+    if not plan.encoders:
+        del kept["encoders"]  # as versions that knew none wrote it
     metadata = {
         "model": json.dumps(kept),
         "origin": json.dumps(dataclasses.asdict(origin)),
         **facts.metadata(),
-        **({} if plan.features == "none" else {"map": weights_digest()}),
+        **({} if plan.features == "none" else _told(plan)),
         **more,
     }
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
     return tensor_bytes(tensors, metadata)
+
+
+def _told(plan: Plan) -> dict[str, str]:
+    """What a header says of the map behind a model: of an encoder all that is known of it here."""
+    if not names_encoder(plan.features):
+        return {"map": weights_digest()}
+    told = []
+    for one in references(plan).values():
+        here = next((found for found in store.installed() if found.digest == one.digest), None)
+        more = {key: getattr(here, key) for key in ("licence", "origin", "trained_on")} if here else {}
+        told.append({"name": one.name, "version": one.version, "digest": one.digest, **more})
+    return {"encoders": json.dumps(told)}
 
 
 def _within(value: Any, low: float, high: float) -> bool:

@@ -39,6 +39,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     agreed, unit = schema.of(records), protected_unit(facts)
     inputs = list(agreed.columns) if agreed is not None and agreed.array is None else None
     known = None if metrics is None else {name: value for name, value in metrics.items() if value is not None}
+    encoders = json.loads(header.get("encoders", "[]"))
     head: dict[str, Any] = {
         "library_name": "sottovoce",
         "tags": ["differential-privacy", "federated-learning", "personalized"],
@@ -48,6 +49,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
         "sottovoce": origin.sottovoce,
         "model": built["model"],
         "features": built.get("features", "none"),
+        "encoders": encoders or None,
         "task": facts.task,
         "classes": list(records.class_names) or None,
         "shape": list(records.shape),
@@ -69,11 +71,12 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     if known is not None:
         figures = [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in known.items()]
         told = "\n".join([*figures, "", "Measured on held-out records, without noise: no ε covers them."])
+    read = "".join(f"\n\n{_learned(one)}" for one in encoders)
     prose = f"""
 # The model of {origin.client}
 
 It predicts {what}{names} of a record. The model is `{built["model"]}`, personal to this client and made in
-run {origin.run} with sottovoce {origin.sottovoce}.
+run {origin.run} with sottovoce {origin.sottovoce}.{read}
 
 ## Who may see it
 
@@ -92,6 +95,16 @@ A model that was finished at home from it (`*.home.safetensors`) is another one,
     return "\n".join(
         ["---", *lines, "---", escape(prose, quote=False)]
     )  # Markdown may hold HTML, names must not
+
+
+def _learned(encoder: Mapping[str, str]) -> str:
+    """Returns what a public encoder is and what it has learned from."""
+    named = f"`{encoder['name']}` {encoder['version']} (digest {encoder['digest'][:8]})"
+    licence, data = encoder.get("licence", "not stated"), encoder.get("trained_on", "not stated")
+    return (
+        f"Before it, the public encoder {named} describes a record. Its licence: {licence}. It was "
+        f"trained on public data: {data}. ε is about the clients' records, not about these."
+    )
 
 
 def _seen(origin: Origin, unit: str) -> str:

@@ -117,6 +117,12 @@ class Plan(Keys):
         if given.keys() >= FIRST:
             values = {}  # of keys that came later it takes the defaults, whatever its preset says today
         values.update(given)
+        features = values.get("features", cls.features)
+        if ":" in features or catalog.names_encoder(features):  # a map of its own size, whose head is whole
+            whole_map = {"feature_size": 0, "mirror": False}
+            if values.get("model", cls.model) == "linear":
+                whole_map["coefficients"] = 0
+            values |= {name: value for name, value in whole_map.items() if name not in given}
         if not values.get("clients_per_round", cls.clients_per_round):
             values["clients_per_round"] = values.get("participants", cls.participants)
         method = METHODS.get(values.get("method", cls.method))
@@ -171,7 +177,7 @@ class Plan(Keys):
         """The values by key that shape one of these things: where they are equal, so is it.
 
         >>> Plan().shaping("features")
-        {'features': 'none', 'feature_size': 0, 'mirror': False, 'shift': 'none'}
+        {'features': 'none', 'feature_size': 0, 'mirror': False, 'shift': 'none', 'encoders': ''}
         """
         return {
             field.name: getattr(self, field.name)

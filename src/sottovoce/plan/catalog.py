@@ -7,8 +7,10 @@ complete and check names at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -349,6 +351,18 @@ DESCRIBED = {
 FEATURES = ("none", "auto", *DESCRIBED)
 ENCODERS = ("efficientnet-lite0", "minilm")
 """Public encoders that are fetched by name; others are the owners' own."""
+_ENCODER = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+
+
+def names_encoder(name: str) -> bool:
+    """Returns whether `features` of that name is an encoder's, and no map of ours or code.
+
+    What looks like a map of ours that was misspelled is none.
+
+    >>> [names_encoder(name) for name in ("minilm", "auto", "mine:map", "scatering")]
+    [True, False, False, False]
+    """
+    return bool(_ENCODER.fullmatch(name)) and not get_close_matches(name, FEATURES, n=1, cutoff=0.85)
 
 
 def function(path: str) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ def check(plan: Plan) -> None:
     """Raises PlanError, with what to do, for the first rule that a plan breaks."""
     fields = [(field.name, getattr(plan, field.name), field.metadata) for field in dataclasses.fields(plan)]
     for name, value, told in fields:
-        if told["among"] and value not in told["among"] and not (name == "features" and ":" in value):
+        if told["among"] and value not in told["among"] and not (name == "features" and _own(value)):
             raise PlanError(f"{name}={value} is not known: {nearest(str(value), told['among'])}")
     method, context = plan.traits, plan.context_traits
     needed = {
@@ -193,6 +193,11 @@ def check(plan: Plan) -> None:
         raise PlanError("epsilon=inf sends statistics without noise: set channel=direct")
     if not plan.private and not plan.seeded:
         raise PlanError("epsilon=inf protects nobody: it is for simulated ablations, set seeded=true")
+
+
+def _own(features: str) -> bool:
+    """Returns whether features are an owner's: of code, or of an encoder that only a machine can know."""
+    return ":" in features or catalog.names_encoder(features)
 
 
 def _check_noise_in_sum(plan: Plan) -> None:

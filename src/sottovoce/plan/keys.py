@@ -203,7 +203,7 @@ class Keys(FirstKeys):
     )
     features: str = key(
         "none",
-        "public map that the model sees instead of a record; or 'package.module:function' of yours",
+        "public map or encoder that the model sees through; or 'package.module:function' of yours",
         "features",
         among=catalog.FEATURES,
     )
@@ -283,4 +283,7 @@ class Keys(FirstKeys):
         "how far a coefficient of the last bias moves it, at most 1; 0: by the recipe for its records",
         "module",
         natural=True,
+    )
+    encoders: str = key(
+        "", "which version of an encoder or of your map features means; set by itself", "features"
     )

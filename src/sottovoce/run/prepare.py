@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from sottovoce import data
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.models.architectures import given_name
-from sottovoce.models.features import open_features
+from sottovoce.models.features import fingerprint, open_features
 from sottovoce.models.features.cache import Progress, described, described_facts
+from sottovoce.models.features.encoded import own_version, with_encoders
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import PARTITIONS
 from sottovoce.plan.checks import PlanError
@@ -125,8 +126,9 @@ def prepare(
     """
     shared = shared or Shared()
     records = shared.loaded(plan.dataset) if dataset is None else dataset
-    plan = _completed(with_given(plan, dataset, module), records)
+    plan = with_given(plan, dataset, module)
     local = plan.features if trusted and features is None else features
+    plan = _completed(plan, records, local)
     seen = shared.described(records, plan, device, cache=cache, progress=progress, local=local)
     federation = shared.divided(seen, plan) if index is None else data.divide(seen, plan, index)
     trained = _trained(federation.participants.sizes)
@@ -156,7 +158,8 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         trained = _trained([size] * plan.participants)
         return Outline(build(resolve(plan, trained, facts), facts, plan.model, trained), trained, None)
     records = data.load(plan.dataset) if dataset is None else dataset
-    plan = _completed(with_given(plan, dataset), records)
+    plan = with_given(plan, dataset)
+    plan = _completed(plan, records, plan.features)
     federation = data.divide(records, plan)
     facts = described_facts(records.facts, plan, plan.features)
     trained = _trained(federation.participants.sizes)
@@ -168,7 +171,7 @@ def complete(plan: Plan, facts: Facts, *, features: str | None = None) -> tuple[
 
     What their numbers decide stays open until they are declared (`resolve`); `features` as in `prepare`.
     """
-    plan = _with_task(_with_features(plan, facts), facts)
+    plan = _with_task(_with_features(plan, facts, features), facts)
     return plan, described_facts(facts, plan, features)
 
 
@@ -203,9 +206,9 @@ def with_given(plan: Plan, dataset: Dataset | None, module: nn.Module | str | No
     return plan
 
 
-def _completed(plan: Plan, records: Dataset) -> Plan:
+def _completed(plan: Plan, records: Dataset, local: str | None) -> Plan:
     """The plan with its feature map and its numbers of clients: 0 participants are all that records name."""
-    plan = _with_task(_with_features(plan, records.facts), records.facts)
+    plan = _with_task(_with_features(plan, records.facts, local), records.facts)
     if plan.participants:
         return plan
     if records.client is None:
@@ -220,8 +223,8 @@ def _completed(plan: Plan, records: Dataset) -> Plan:
     return plan.replace(participants=participants, clients_per_round=plan.clients_per_round or participants)
 
 
-def _with_features(plan: Plan, facts: Facts) -> Plan:
-    """The plan with the map that `features=auto` means for such records.
+def _with_features(plan: Plan, facts: Facts, local: str | None = None) -> Plan:
+    """The plan with the map that `features=auto` means for such records, and with the encoder that it names.
 
     Pictures, gray or of three colors, series of eight steps or more and tokens have one, tables have none.
 
@@ -230,7 +233,10 @@ def _with_features(plan: Plan, facts: Facts) -> Plan:
     ['scattering+patterns', 'spectrum', 'none']
     """
     if plan.features != "auto":
-        return plan
+        own = None
+        if ":" in plan.features and plan.features == local and not plan.encoders and facts.source is None:
+            own = own_version(fingerprint(plan.features))
+        return with_encoders(plan, facts, own or plan.encoders)
     records = facts.source or facts
     shape, name = records.shape, "none"
     if data.tokens(records):

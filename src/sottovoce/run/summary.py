@@ -11,6 +11,7 @@ from sottovoce.data import FederatedDataset
 from sottovoce.data.tables.schema import protected_unit
 from sottovoce.errors import extra
 from sottovoce.models.features import pretrained
+from sottovoce.models.features.encoded import references
 from sottovoce.models.metrics import (
     Curves,
     Evaluation,
@@ -21,6 +22,8 @@ from sottovoce.models.metrics import (
     own_metrics,
 )
 from sottovoce.models.tasks import mean_metrics, open_task
+from sottovoce.plan import Plan
+from sottovoce.plan.catalog import names_encoder
 from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import Blueprint
@@ -152,6 +155,16 @@ def site_rows(
     return rows
 
 
+def public_pretraining(plan: Plan) -> str | bool:
+    """Returns which encoders have learned from other people's public data, with version and digest; or False.
+
+    Of a map of one's own its owner says whether it has.
+    """
+    if names_encoder(plan.features):
+        return ", ".join(f"{one.name} {one.version} ({one.digest[:8]})" for one in references(plan).values())
+    return plan.features if ":" in plan.features and pretrained(plan.features) else False
+
+
 def description(blueprint: Blueprint) -> dict[str, Any]:
     """Returns what was run, for results of every engine."""
     plan = blueprint.plan
@@ -167,7 +180,7 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
         "channel": plan.channel,
         "noise": plan.noise,
         "features": plan.features if blueprint.facts.source else "none",
-        "public_pretraining": ":" in plan.features and pretrained(plan.features),
+        "public_pretraining": public_pretraining(plan),
         "task": blueprint.facts.task,
         "metric": open_task(blueprint.facts).metric,
         "basis": blueprint.basis.kind,

@@ -27,6 +27,7 @@ from sottovoce.data.section import DescriptionError, Section, document
 from sottovoce.data.tables.schema import written
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.determinism import batched, side_by_side
+from sottovoce.plan.catalog import names_encoder
 
 IMAGE, TEXT = "image", "text"
 KINDS = (IMAGE, TEXT)
@@ -61,8 +62,10 @@ def sha256(content: bytes) -> str:
 
 def check_name(name: str) -> str:
     """The name of an encoder, or one line that says what names look like."""
-    if not _NAMED.fullmatch(name) or name in ("none", "auto"):
-        raise EncoderError(f"'{name}' cannot name an encoder: take small letters, digits and . _ -")
+    if not names_encoder(name) or name == "own":
+        raise EncoderError(
+            f"'{name}' cannot name an encoder: take small letters, digits and . _ -, and no name of a map"
+        )
     return name
 
 

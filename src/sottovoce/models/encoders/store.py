@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -87,8 +88,14 @@ def meant(reference: Reference) -> Description:
 
 def opened(described: Description, device: str = "cpu") -> Encoder:
     """An encoder of this machine, ready: all its files are what they were when it was added."""
+    return _opened(described.folder, described.digest, device)
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path, digest: str, device: str) -> Encoder:
+    described = Description.parse((folder / NAME).read_text(encoding="utf-8"), str(folder), folder)
     for name, digest in described.files.items():
-        path = described.folder / name
+        path = folder / name
         if not path.is_file() or sha256(path.read_bytes()) != digest:
             raise EncoderError(
                 f"{path} is damaged: remove {described.folder}, and fetch or add {described.name} again"

@@ -13,6 +13,7 @@ import io
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from torch import Tensor
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.machine.files import kept_secret, locked, write_atomically
 from sottovoce.models.features import FeatureMap, fingerprint, open_features
+from sottovoce.models.features.encoded import Encoded, check_own, meant, open_encoded
 from sottovoce.plan import Plan
+from sottovoce.plan.catalog import names_encoder
 
 Progress = Callable[[int, int], None]
 _BATCH = 2048
@@ -64,10 +67,14 @@ def described(
 
 def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts:
     """Returns what a record is after the plan's feature map, with what it was before."""
-    features = feature_map(plan, facts, local=local)
-    if features is None:
+    if plan.features == "none" or facts.source is not None:
         return facts
-    size, outputs = (features.size,), facts.classes
+    if names_encoder(plan.features):  # a server need not have it
+        size, outputs = (meant(plan).size,), facts.classes
+    else:
+        opened = feature_map(plan, facts, local=local)
+        assert opened is not None
+        size, outputs = (opened.size,), facts.classes
     return Facts(size, outputs, source=facts, task=facts.task, class_names=facts.class_names)
 
 
@@ -84,6 +91,7 @@ def described_client(
     """A client's own file, as the run's model sees it; `facts` are its, `limited` as in `read_site`."""
     if facts.source is None:
         return read_client(path, facts=facts, needed=needed, labels=labels, limited=limited)
+    feature_map(plan, facts.source, local=local)  # refused, if it is, before a record is read
     # A feature map takes records as they are stored.
     own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
     kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
@@ -99,10 +107,16 @@ def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor
     return lambda x: features(x).half().float()
 
 
-def feature_map(plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None) -> FeatureMap | None:
+def feature_map(
+    plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None
+) -> FeatureMap | Encoded | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if plan.features == "none" or facts.source is not None:
         return None  # the model sees records themselves, or they are features already
+    if names_encoder(plan.features):
+        return open_encoded(plan, facts, device)
+    if plan.features == local and plan.encoders:
+        check_own(plan, fingerprint(plan.features))
     size, mirror = plan.feature_size, plan.mirror
     return open_features(plan.features, facts.shape, size=size, mirror=mirror, device=device, local=local)
 
@@ -115,15 +129,24 @@ def clean() -> int:
     return size
 
 
-def _computed(dataset: Dataset, features: FeatureMap, shift: str, progress: Progress) -> Tensor:
+def _computed(dataset: Dataset, features: FeatureMap | Encoded, shift: str, progress: Progress) -> Tensor:
     turns = 1 if shift == "none" else 4
     kept = torch.empty(len(dataset), turns, features.size, dtype=torch.float16)
     for start in range(0, len(dataset), _BATCH):
         x = dataset.x[start : start + _BATCH].cpu()
         for turn in range(turns):
-            kept[start : start + _BATCH, turn] = features(torch.rot90(x, turn, (2, 3)) if turn else x).half()
+            turned = torch.rot90(x, turn, (2, 3)) if turn else x
+            if isinstance(features, Encoded):
+                rows = features(turned, partial(_further, progress, start, len(dataset)))
+            else:
+                rows = features(turned)
+            kept[start : start + _BATCH, turn] = rows.half()
         progress(min(start + _BATCH, len(dataset)), len(dataset))
     return kept if turns > 1 else kept[:, 0]
+
+
+def _further(progress: Progress, before: int, records: int, done: int, of: int) -> None:
+    progress(before + done, records)
 
 
 def _folder() -> Path:
