@@ -87,45 +87,63 @@ def test_a_described_table_is_not_dealt_out_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["sites"]
 
 
+NODE = """agreement = "agreement.toml"
+directory = "state"
+records = "mine.csv"
+epsilon = 4.0
+index = 1
+noise_at_server = true
+
+[flower]
+server = "host:8700"
+authority = "ca.crt"
+node_key = "node-key"
+"""
+
+
+def place(folder: Path, text: str = NODE) -> Path:
+    """A node.toml with the files that it names."""
+    for name in ("mine.csv", "agreement.toml", "ca.crt", "node-key"):
+        (folder / name).write_text("")
+    (folder / "node.toml").write_text(text)
+    return folder / "node.toml"
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("old", "new", "says"),
     [
-        ([], "name the certificate"),
-        (["--insecure", "--authority", "here"], "name the certificate"),
-        (["--insecure", "--records", "nowhere.csv"], "nowhere.csv does not exist"),
-        (["--insecure", "helper"], "'helper' is no setting"),
-        (["--insecure", "--no-records"], "name the client's records"),
+        ('authority = "ca.crt"', "", "name the certificate"),
+        ('authority = "ca.crt"', 'authority = "ca.crt"\ninsecure = true', "name the certificate"),
+        ('"mine.csv"', '"nowhere.csv"', "nowhere.csv does not exist: check records"),
+        ('records = "mine.csv"', "", "records is missing"),
+        ("epsilon", "epsilom", "node.toml, line 4: epsilom is unknown: did you mean 'epsilon'?"),
+        ("node_key", "nodekey", "line 11: [flower] nodekey is unknown: did you mean 'node_key'?"),
+        ('server = "host:8700"', "", "[flower] server is missing"),
     ],
 )
 def test_a_node_that_cannot_begin_says_why_in_one_line(
-    tmp_path: Path, failing: Failing, options: list[str], says: str
+    tmp_path: Path, failing: Failing, old: str, new: str, says: str
 ) -> None:
-    for name in ("mine.csv", "agreement.toml"):
-        (tmp_path / name).write_text("")
-    given = ["--directory", str(tmp_path / "state"), "--agreement", str(tmp_path / "agreement.toml")]
-    if "--no-records" in options:
-        options = ["--insecure"]
-    elif "--records" not in options:
-        given += ["--records", str(tmp_path / "mine.csv")]
-    assert says in failing("node", "host:1", *given, *options)
+    assert says in failing("node", str(place(tmp_path, NODE.replace(old, new))))
     assert not (tmp_path / "state").exists()
+
+
+def test_a_node_has_one_place_for_its_settings(tmp_path: Path, failing: Failing) -> None:
+    line = failing("node", str(place(tmp_path)), "--epsilon", "2", "honest=3")
+    assert "say honest, epsilon in" in line
 
 
 def test_a_node_on_a_port_that_is_taken_says_so_in_one_line(
     tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining.check_port, "__defaults__", (0.0,))
-    for name in ("mine.csv", "agreement.toml"):
-        (tmp_path / name).write_text("")
-    monkeypatch.chdir(tmp_path)
-    said = "node host:1 --insecure --directory state --records mine.csv --agreement agreement.toml --port"
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "it is in use" in failing(*said.split(), str(taken.getsockname()[1]))
+        file = place(tmp_path, f"{NODE}port = {taken.getsockname()[1]}\n")
+        assert "it is in use" in failing("node", str(file))
 
 
-def test_a_node_hands_on_what_its_owner_said_and_ends_when_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def started(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], str]:
+    """The command of the SuperNode that a command keeps running, and what it says itself."""
     commands: list[list[str]] = []
 
     class Kept:
@@ -137,18 +155,44 @@ def test_a_node_hands_on_what_its_owner_said_and_ends_when_told(
 
     monkeypatch.setattr("sottovoce.federation.flower.joining.Connection", Kept)
     monkeypatch.setattr("sottovoce.federation.flower.joining.check_port", lambda port: None)
-    for name in ("mine.csv", "agreement.toml", "ca.crt", "node-key"):
-        (tmp_path / name).write_text("")
-    monkeypatch.chdir(tmp_path)
-    said = "node host:8700 --directory state --records mine.csv --agreement agreement.toml --partition-id 1"
-    said += " --epsilon 4 --authority ca.crt --key node-key noise-at-server=true"
     before = signal.getsignal(signal.SIGTERM)
-    told = CliRunner().invoke(app, said.split())
+    told = CliRunner().invoke(app, ["node", *words])
     signal.signal(signal.SIGTERM, before)
     assert told.exit_code == 0, told.output
-    [command] = commands
+    return commands[0], told.stderr
+
+
+def test_a_node_names_its_settings_to_the_engine_and_ends_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, told = started(monkeypatch, str(place(tmp_path)))
+    assert command[command.index("--node-config") + 1] == f'settings="{tmp_path / "node.toml"}"'
+    for option, value in (("--superlink", "host:8700"), ("--port", "9094")):
+        assert command[command.index(option) + 1] == value
+    assert command[command.index("--root-certificates") + 1] == str(tmp_path / "ca.crt")
+    assert command[command.index("--auth-supernode-private-key") + 1] == str(tmp_path / "node-key")
+    assert told == ""
+
+
+def test_options_that_node_toml_replaces_still_work_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = "host:8700 --directory state --records mine.csv --agreement agreement.toml --partition-id 1"
+    said += " --epsilon 4 --authority ca.crt --key node-key noise-at-server=true honest=7"
+    command, told = started(monkeypatch, *said.split())
+    [line] = told.splitlines()
+    assert "keys of a node.toml now" in line
     config = command[command.index("--node-config") + 1]
     assert f'records="{tmp_path / "mine.csv"}"' in config  # whatever folder Flower works in
-    for part in ("noise-at-server=true", "partition-id=1", "epsilon=4.0"):
+    for part in ("noise-at-server=true", "partition-id=1", "epsilon=4.0", 'honest="7"'):
         assert part in config.split()
     assert "--insecure" not in command
+
+
+def test_a_template_of_node_toml_is_written_once(tmp_path: Path, failing: Failing) -> None:
+    file = tmp_path / "node.toml"
+    assert CliRunner().invoke(app, ["node", str(file), "--init"]).exit_code == 0
+    assert "agreement.toml does not exist" in failing("node", str(file))
+    assert "is there already" in failing("node", str(file), "--init")

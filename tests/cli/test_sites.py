@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_key_is_made_and_its_public_half_is_what_an_agreement_needs(
     assert parties.sites == (("north", told["site"]["public"]),)
 
 
-def test_an_agreement_shows_names_fingerprints_and_the_config_to_consent_with(
+def test_an_agreement_shows_names_fingerprints_and_the_settings_to_consent_with(
     tmp_path: Path, failing: Failing
 ) -> None:
     folder, out = tmp_path / "clients", tmp_path / "app"
@@ -62,8 +63,11 @@ def test_an_agreement_shows_names_fingerprints_and_the_config_to_consent_with(
     assert (shown["threshold"], shown["colluding"], shown["honest"]) == (4, 1, 3)
     assert shown["digest"] == agreed.full_digest()
     assert list(shown["sites"]) == [f"client-{i}" for i in range(6)]
-    marks = shown["config"].partition('helpers="')[2].rstrip('"')
-    assert accepted(marks) == {mark.replace(" ", "") for mark in shown["helpers"].values()}
+    config = tomllib.loads(shown["config"])
+    assert (config["noise_shared"], config["honest"]) == (True, 3)
+    assert accepted(",".join(config["helpers"])) == {
+        mark.replace(" ", "") for mark in shown["helpers"].values()
+    }
     text = said("site", "agreement", str(file))
     assert shown["digest"] in text
     assert shown["config"] in text

@@ -12,6 +12,7 @@ import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from sottovoce.federation.live import PROXY
+from sottovoce.federation.settings import template
 
 from .processes import DEPLOY
 
@@ -161,10 +162,9 @@ def test_only_the_proxy_faces_the_network() -> None:
 
 
 def test_a_client_always_names_its_index_and_whom_it_trusts() -> None:
-    unit = (DEPLOY / "systemd" / "sottovoce-supernode@.service").read_text().replace("\\\n", " ")
-    page = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^.*sottovoce node +[$].*$", unit + page, re.MULTILINE)
-    assert len(commands) == 3
-    for command in commands:
-        for part in ("--partition-id", "--trusted", "--key", "--authority", "--agreement"):
-            assert part in command, command
+    unit = (DEPLOY / "systemd" / "sottovoce-supernode@.service").read_text()
+    assert "sottovoce node /var/lib/sottovoce/%i/node.toml\n" in unit
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    [file] = re.findall(r"node.toml <<NODE\n(.*?)^NODE", page, re.MULTILINE | re.DOTALL)
+    assert {"index", "trusted", "authority", "node_key"} <= set(re.findall(r"^(\w+) = ", file, re.MULTILINE))
+    assert '\ntrusted = "' in template()

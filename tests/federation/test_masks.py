@@ -46,9 +46,9 @@ def test_an_owner_agrees_to_shared_noise_in_the_nodes_own_config(world: World) -
     check_consent(agreement, consenting(agreement, honest=2))  # more honest ones than asked for
     some = sorted(consenting(agreement).helpers)[1:]
     for terms, match in (
-        (Terms(), "noise-shared=true"),
-        (consenting(agreement, noise_shared=False), "noise-shared=true"),
-        (consenting(agreement, honest=0), "honest=3 in the node config"),
+        (Terms(), "noise_shared = true"),
+        (consenting(agreement, noise_shared=False), "noise_shared = true"),
+        (consenting(agreement, honest=0), "honest = 3 in node.toml"),
         (consenting(agreement, honest=4), "counts on 3 honest sites"),
         (consenting(agreement, helpers=frozenset()), "helper-0, helper-1, helper-2: refused"),
         (consenting(agreement, helpers=frozenset(some)), "has not accepted the helpers helper-"),
@@ -62,7 +62,7 @@ def test_a_node_without_its_owners_consent_neither_enrols_nor_releases(world: Wo
     agreement = replace(world.agreement, plan=world.agreement.plan.replace(seeded=False), simulation=False)
     key = world.key("client-0")
     node = Node(tmp_path / "node", world.files[0], agreement, key=key)
-    with pytest.raises(EnrolmentError, match="noise-shared=true"):
+    with pytest.raises(EnrolmentError, match="noise_shared = true"):
         node.enrol({**world.coordinator.roster.offer(), "agreement": agreement.digest()})
     assert not list(tmp_path.glob("**/*.sqlite"))
 

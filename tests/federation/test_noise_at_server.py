@@ -64,7 +64,7 @@ def test_a_client_takes_part_only_if_its_own_owner_says_so(tmp_path: Path) -> No
     folder = tmp_path / "clients"
     files = (folder / "client-0", folder / "client-0.npz", world.agreement)
     offer = {**world.coordinator.roster.offer(), "agreement": world.agreement.digest()}
-    with pytest.raises(EnrolmentError, match="noise-at-server=true"):
+    with pytest.raises(EnrolmentError, match="noise_at_server = true"):
         Node(*files, wish=0).enrol(offer)
     assert Node(*files, wish=0, terms=Terms(noise_at_server=True)).enrol(offer)["participant"] == 0
 

@@ -412,7 +412,7 @@ def test_what_was_looked_up_in_records_takes_its_owners_word(tmp_path: Path) -> 
     read_again = Agreement.parse(agreement.to_toml())
     files = (tmp_path / "state", world.sites / "north.csv", read_again)
     offer = {**world.coordinator.roster.offer(), "agreement": agreement.digest()}
-    with pytest.raises(EnrolmentError, match=r"low and high of age.*looked-up=true in the node config"):
+    with pytest.raises(EnrolmentError, match=r"low and high of age.*looked_up = true in node.toml"):
         Node(*files, wish=0).enrol(offer)
     assert world.spent(0) == 0
     assert Node(*files, wish=0, terms=Terms(looked_up=True)).enrol(offer)["participant"] == 0

@@ -56,8 +56,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     watch.status: "status runs/mnist --json",
     watch.watch: "watch runs/mnist",
     federation.federate: "federate --plan plan.toml --out app, then sottovoce federate --app app --on here",
-    federation.node: "node host:8700 --directory state --records my.csv --agreement agreement.toml "
-    "--key node-key",
+    federation.node: "node node.toml --init, then sottovoce node node.toml",
     federation.serve: "serve runs/federation --new-token alice, then sottovoce serve runs/federation",
     federation.onboard: "onboard https://host:8443 --data my.npz --out my.safetensors --token-file token",
 }

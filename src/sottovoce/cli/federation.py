@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -113,60 +114,103 @@ def federate(
     answer(said, text, json=json)
 
 
+REPLACED = typer.Option(None, hidden=True)
+"""An option that node.toml replaces: taken in this version, and not shown."""
+
+
 def node(
-    server: str = typer.Argument(help="Where the federation's server is, host:port."),
-    settings: list[str] = typer.Argument(None, help="Further key=value settings of the node config."),
-    directory: Path = typer.Option(..., help="The client's own directory: enrolments, log."),
-    records: Path = typer.Option(None, help="The client's records; a helper of shared noise has none."),
-    agreement: Path = typer.Option(..., help="The agreement.toml that its owner has read."),
-    key: Path = typer.Option(None, help="The node key, whose public half the server has registered."),
-    authority: Path = typer.Option(None, help="Certificate of the authority that vouches for the server."),
-    trusted: Path = typer.Option(None, help="Whose signatures an app needs: sign_app.py trust."),
-    insecure: bool = typer.Option(False, help="Speak unencrypted; for trying out."),
-    partition_id: int = typer.Option(None, help="The index to ask for; give every client one."),
-    epsilon: float = options.EPSILON,
-    delta: float = options.DELTA,
-    client: str = options.CLIENT,
-    ledger: Path = options.LEDGER,
-    finish: bool = options.FINISH,
-    model: str = options.MODEL,
-    features: str = options.FEATURES,
-    port: int = typer.Option(9094, min=1, max=65535, help="A free port of this machine, for the SuperNode."),
+    file: Path = typer.Argument(
+        metavar="NODE.toml", help="What the owner of this node decides, in one file."
+    ),
+    init: bool = typer.Option(False, "--init", help="Write a template of it, every key explained, and stop."),
     give_up: float = GIVE_UP,
+    settings: list[str] = typer.Argument(None, hidden=True),
+    directory: Path = REPLACED,
+    records: Path = REPLACED,
+    agreement: Path = REPLACED,
+    key: Path = REPLACED,
+    authority: Path = REPLACED,
+    trusted: Path = REPLACED,
+    insecure: bool = REPLACED,
+    partition_id: int = REPLACED,
+    epsilon: float = REPLACED,
+    delta: float = REPLACED,
+    client: str = REPLACED,
+    ledger: Path = REPLACED,
+    finish: bool = REPLACED,
+    model: str = REPLACED,
+    features: str = REPLACED,
+    port: int = REPLACED,
 ) -> None:
     """Take part in a federation with one's own records, until somebody ends it. Starting it is the consent.
 
     It may be started before the server, and again at any time: it waits, and says for what once a minute.
     """
     from sottovoce.federation.flower.joining import Connection, check_port, supernode
+    from sottovoce.federation.settings import Settings, SettingsError, template
+    from sottovoce.machine.files import write_atomically
 
-    if (authority is None) != insecure:
-        raise SottovoceError(
-            "name the certificate by which the server is known, with --authority; to try things out "
-            "unencrypted, say --insecure instead"
-        )
-    if records is None and "helper=true" not in (settings or []):
-        raise SottovoceError("name the client's records, with --records; a helper says helper=true")
-    for path in (records, agreement, key, authority, trusted):
-        if path is not None and not path.exists():
-            raise SottovoceError(f"{path} does not exist: check the path")
-    config: dict[str, str | int | float | bool] = {}
-    for setting in settings or []:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise SottovoceError(f"'{setting}' is no setting: write key=value")
-        config[name] = {"true": True, "false": False}.get(value, value)
+    if init:
+        if file.exists():
+            raise SottovoceError(f"{file} is there already: name another file")
+        write_atomically(file, template().encode())
+        note(f"written to {file}: change what is not so at your site, then 'sottovoce node {file}'")
+        return
     paths = {"directory": directory, "records": records, "agreement": agreement, "ledger": ledger}
+    reached = {"node_key": key, "authority": authority, "trusted": trusted}
+    config: dict[str, Any] = dict(_setting(each) for each in settings or [])
     config |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
-    said: dict[str, str | int | float | None] = {"partition-id": partition_id, "client": client}
-    said |= {"epsilon": epsilon, "delta": delta, "model": model, "features": features}
+    said: dict[str, Any] = {
+        "partition-id": partition_id,
+        "client": client,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
+    said |= {"model": model, "features": features, "finish": finish}
     config |= {name: value for name, value in said.items() if value is not None}
-    config |= {"finish": True} if finish else {}
-    check_port(port)
-    command = supernode(server, config, authority=authority, key=key, trusted=trusted, port=port)
+    connection: dict[str, Any] = {"port": port, "insecure": insecure}
+    connection |= {name: None if path is None else str(path.absolute()) for name, path in reached.items()}
+    connection = {name: value for name, value in connection.items() if value is not None}
+    if file.suffix == ".toml":
+        if config or connection:
+            raise SettingsError(f"say {', '.join((*config, *connection))} in {file}: it takes all settings")
+        chosen, config = Settings.load(file).check(), {"settings": str(file.absolute())}
+    else:
+        note(f"these options are keys of a node.toml now, and work in this version: {TEMPLATE}")
+        flower = {**connection, "server": str(file)}
+        chosen = Settings.given({**config, "flower": flower}, "the command line").check()
+    link = chosen.flower
+    if link.server is None:
+        raise SettingsError(f"{file}: [flower] server is missing: say where the server is, host:port")
+    if (link.authority is None) != link.insecure:
+        raise SettingsError(
+            "name the certificate by which the server is known, authority under [flower]; to try things out "
+            "unencrypted, say insecure = true there instead"
+        )
+    check_port(link.port)
+    command = supernode(
+        link.server,
+        config,
+        authority=link.authority,
+        key=link.node_key,
+        trusted=link.trusted,
+        port=link.port,
+    )
     signal.signal(signal.SIGTERM, _interrupt)
+    assert chosen.directory is not None
     with suppress(KeyboardInterrupt):
-        Connection(command, server, directory, note).keep(give_up=give_up)
+        Connection(command, link.server, chosen.directory, note).keep(give_up=give_up)
+
+
+TEMPLATE = "'sottovoce node node.toml --init' writes one that explains them"
+
+
+def _setting(said: str) -> tuple[str, str | bool]:
+    """One key=value of a node config."""
+    name, equals, value = said.partition("=")
+    if not equals or not name:
+        raise SottovoceError(f"'{said}' is no setting: write key=value")
+    return name, {"true": True, "false": False}.get(value, value)
 
 
 def _interrupt(*_: object) -> None:

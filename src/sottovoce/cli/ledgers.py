@@ -227,7 +227,7 @@ def helper_key(file: Path = FILE, name: str = NAME, json: bool = options.JSON) -
     """Make the key of a helper, and print its public half and its fingerprint.
 
     A participating site that helps as well makes another key for that, under the same name. Tell the
-    fingerprint to every site by voice: each writes it into its own node config, or refuses.
+    fingerprint to every site by voice: each writes it into its own node.toml, or refuses.
     """
     _make(file, name, json=json)
 
@@ -255,7 +255,8 @@ def agreement(
         for role, group in (("site", parties.sites), ("helper", parties.helpers))
     }
     honest, digest = plan.in_every_sum - plan.may_collude, agreed.full_digest()
-    config = f'noise-shared=true honest={honest} helpers="{",".join(marks["helper"].values())}"'
+    helpers = ", ".join(f'"{mark}"' for mark in marks["helper"].values())
+    config = f"noise_shared = true\nhonest = {honest}\nhelpers = [{helpers}]"
     if json:
         numbers = {"threshold": plan.in_every_sum, "colluding": plan.may_collude, "honest": honest}
         who = {"sites": marks["site"], "helpers": marks["helper"]}
@@ -270,7 +271,7 @@ def agreement(
     )
     if len(parties.both) > may + 1:  # all helpers but one would be more than may collude
         text += f"{len(parties.both)} helpers are sites too: at most {may} of them may be dishonest.\n"
-    text += f"If you accept these helpers, your node config says: {config}\n"
+    text += f"If you accept these helpers, your node.toml says:\n{config}\n"
     text += f"Digest, equal for everybody who holds this agreement: {digest}"
     say(text)
 
@@ -278,13 +279,13 @@ def agreement(
 @helper.command(epilog="Example: sottovoce helper status helper/")
 def status(
     directory: Path = typer.Argument(
-        help="The helper's directory, as its node config names it.", readable=False
+        help="The helper's directory, as its node.toml names it.", readable=False
     ),
     json: bool = options.JSON,
 ) -> None:
     """Show which rounds a helper has answered or given up, in each run, and which it has a key for.
 
-    To start one: flower-supernode with the node config helper=true, directory, agreement and key. The
+    To start one: 'sottovoce node node.toml', with helper = true, directory, agreement and site_key. The
     directory belongs into no backup: a helper that was restored never answers for its run again.
     """
     from sottovoce.federation.sums import answered

@@ -146,7 +146,7 @@ def looked_up(path: Path, target: str, unit: str | None) -> Draft:
     draft.notes = [
         f"LOOKED UP in {path.name}: whoever reads this file learns what is marked. No ledger charges it",
         "and no ε covers it. Replace it by what needs no records, then delete `looked_up`. Else every",
-        "owner of a node must say that they accept it (looked-up=true).",
+        "owner of a node must say that they accept it (looked_up = true in node.toml).",
     ]
     texts = {name: table.texts(name) for name in names if name != unit}
     draft.decimal = "," if any(_commas(column) for column in texts.values()) else "."

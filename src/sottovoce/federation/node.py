@@ -287,7 +287,7 @@ class Node:
         if mine.plan.place.at_server and not (self.terms.noise_at_server or self.simulated):
             raise EnrolmentError(
                 "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
-                "an owner who trusts it says noise-at-server=true in the node config"
+                "an owner who trusts it says noise_at_server = true in node.toml"
             )
         if not self.simulated:
             check_consent(mine, self.terms)
@@ -295,8 +295,8 @@ class Node:
         if agreed is not None and agreed.looked_up and not (self.terms.looked_up or self.simulated):
             raise EnrolmentError(
                 f"this agreement has constants that were {schema.UNCOVERED} "
-                f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked-up=true in "
-                "the node config"
+                f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked_up = true "
+                "in node.toml"
             )
         if fields.get("agreement") != mine.digest():
             raise EnrolmentError(

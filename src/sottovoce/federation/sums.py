@@ -57,20 +57,20 @@ def check_consent(agreement: Agreement, terms: Terms) -> None:
     if not terms.noise_shared:
         raise EnrolmentError(
             "under this agreement sites share the noise and helpers mask it: refused; an owner who agrees "
-            "says noise-shared=true in the node config, with honest and helpers"
+            "says noise_shared = true in node.toml, with honest and helpers"
         )
     honest = plan.in_every_sum - plan.may_collude
     if not 1 <= terms.honest <= honest:
         raise EnrolmentError(
             f"the noise of this agreement counts on {honest} honest sites in a sum: refused; an owner whom "
-            f"that contents says honest={honest} in the node config"
+            f"that contents says honest = {honest} in node.toml"
         )
     marks = {name: fingerprint(public).replace(" ", "") for name, public in parties.helpers}
     strange = [name for name, mark in marks.items() if mark not in terms.helpers]
     if strange:
         raise EnrolmentError(
             f"the owner of this node has not accepted the helpers {', '.join(strange)}: refused; compare "
-            "their fingerprints with them, then name them as helpers in the node config"
+            "their fingerprints with them, then name them as helpers in node.toml"
         )
 
 
@@ -122,7 +122,7 @@ def held(key: SiteKey | None) -> SiteKey:
     """The site's key, without which it has no place in the agreement."""
     if key is None:
         raise EnrolmentError(
-            "the agreement is about keys and this node has none: name the file of its key in the node config"
+            "the agreement is about keys and this node has none: name its file, site_key, in node.toml"
         )
     return key
 
@@ -220,7 +220,7 @@ def answered(directory: Path) -> list[dict[str, Any]]:
     """Returns what a helper has done in each run of its directory; its stores stay as they are."""
     found, stores = [], sorted(directory.glob("masks-*.sqlite"))
     if not stores and not (directory / LOG).exists():
-        raise SottovoceError(f"{directory} is not that of a helper: name the directory of its node config")
+        raise SottovoceError(f"{directory} is not that of a helper: name the directory of its node.toml")
     for path in stores:
         with closing(Database(path, _unreadable, only_read=True)) as store:
             [(rounds,)] = store.query("SELECT COUNT(*) FROM answer")

@@ -15,13 +15,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.errors import SottovoceError
+from sottovoce.federation.answering import CANNOT
 from sottovoce.federation.flower import server_app, write_app
-from sottovoce.federation.flower.client_app import FLAGS, RECORD, client_app, member_of
+from sottovoce.federation.flower.client_app import RECORD, client_app, member_of
 from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
 from sottovoce.federation.progress import Progress
-from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.server import Options
+from sottovoce.federation.settings import SettingsError
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train
@@ -249,31 +250,48 @@ def test_a_real_node_refuses_a_seeded_agreement_before_anything_is_charged(tmp_p
     assert not (clients / "client-0").exists()
 
 
-def test_a_node_without_its_three_paths_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_node_without_its_paths_says_to_its_owner_alone_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World(tmp_path)
     message = sent(world.coordinator.roster.offer(), "query.enrol")
     reply = client_app()(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {"threads": 1}, 1))
-    assert "lacks 'directory'" in str(reply.content.config_records[RECORD]["error"])
+    assert reply.content.config_records[RECORD] == {"error": CANNOT}
+    assert "agreement is missing" in caplog.text
 
 
-@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("flag", ["noise-at-server", "helper", "simulated"])
 @pytest.mark.parametrize("said", ["yes", "maybe", "false", 1])
 def test_a_setting_that_is_neither_true_nor_false_is_refused(
     tmp_path: Path, flag: str, said: str | int
 ) -> None:
     node = {name: str(tmp_path / name) for name in ("directory", "records", "agreement")}
-    with pytest.raises(EnrolmentError, match=f"'{flag}' is neither .*SuperNode with {flag}=true or") as no:
+    with pytest.raises(
+        SettingsError, match=rf"^the node config: {flag.replace('-', '_')} is .*true or false"
+    ):
         member_of(Context(1, 100, {**node, flag: said}, RecordDict(), {"threads": 1}, 1))
-    assert "\n" not in str(no.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("finish", [True, False])
-def test_a_node_finishes_at_home_as_its_owner_says(
-    tmp_path: Path, finish: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_node_reads_the_file_of_settings_that_its_config_names_and_no_other_key_of_it(
+    tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("sottovoce.federation.flower.client_app._agreement", lambda context: world.agreement)
+    file = tmp_path / "clients" / "node.toml"
+    file.write_text(
+        'agreement = "agreement.toml"\ndirectory = "state"\nrecords = "client-1.npz"\nindex = 1\n'
+        "simulated = true\n"
+    )
+    config = {"settings": str(file), "partition-id": 2, "noise-at-server": True}
+    member = member_of(Context(1, 100, config, RecordDict(), {"threads": 1}, 1))
+    assert isinstance(member, Node)
+    assert (member.wish, member.records.name, member.terms.noise_at_server) == (1, "client-1.npz", False)
+    assert member.agreement == world.agreement
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_node_finishes_at_home_as_its_owner_says(tmp_path: Path, finish: bool) -> None:
+    World(tmp_path)
     clients = tmp_path / "clients"
     node = {
         "directory": str(clients / "client-0"),

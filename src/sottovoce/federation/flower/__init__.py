@@ -47,7 +47,7 @@ def write_app(
         )
     own = {"model": agreement.plan.model not in MODELS, "features": ":" in agreement.plan.features}
     for name in (name for name, code in own.items() if code):
-        simulated += f"# The operators' own {name}; clients name it in their node config.\n"
+        simulated += f"# The operators' own {name}; clients name it in their node.toml.\n"
         simulated += f"{name} = {json.dumps(getattr(agreement.plan, name))}\n"
     if simulated_clients is not None:
         where = json.dumps(str(Path(simulated_clients).resolve()))
