@@ -22,7 +22,7 @@ THROUGH = {
     "cli/test_runs.py": "result",
     "data/tables/test_schema.py": "data/section",
     "data/test_checking.py": "data/tables/checks",
-    "federation/flower/test_apps.py": "client_app server_app federation/answering",
+    "federation/flower/test_apps.py": "client_app server_app",
     "federation/onboarding/test_tokens.py": "machine/tokens",
     "gradients/test_gpu.py": "kernels",
     "gradients/test_mean.py": "identity layers partitions vmap",

@@ -18,10 +18,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.federation import Agreement
-from sottovoce.federation.answering import Member, answer
 from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.node import Node
-from sottovoce.federation.settings import Settings
+from sottovoce.federation.settings import Member, Settings, answer
 from sottovoce.federation.sums import HelperNode
 
 RECORD = "sottovoce"
