@@ -31,7 +31,6 @@ from sottovoce.machine.documents import MOST_TEXT
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
-
 log = logging.getLogger("sottovoce.federation")
 Member = Node | HelperNode
 
