@@ -24,6 +24,7 @@ from sottovoce.privacy.ledger import StreamReused
 from sottovoce.release.kind import Release
 from sottovoce.release.places.server import Update, noised_sum
 from sottovoce.release.places.shared import Shares
+from sottovoce.report.result import RunResult
 from sottovoce.run.session import Session
 from sottovoce.run.simulation import Round, Simulation
 from sottovoce.training.client import Client
@@ -133,7 +134,7 @@ class LawSession(Session):
         self._keep()
         super().checkpoint()
 
-    def finish(self, own: Own | None = None) -> dict[str, Any]:
+    def finish(self, own: Own | None = None) -> RunResult:
         result = super().finish(own)
         self._keep()
         return result

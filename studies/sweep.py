@@ -7,7 +7,7 @@ gives alone, up to the rounding of a batched matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +55,7 @@ def shape(plan: Plan) -> tuple[Any, ...]:
 def run_batch(
     jobs: Sequence[Job],
     device: str = "cpu",
-    on_run: Callable[[Job, dict[str, Any]], None] = lambda job, result: None,
+    on_run: Callable[[Job, Mapping[str, Any]], None] = lambda job, result: None,
     on_round: Callable[[int], None] = lambda number: None,
     dataset: Dataset | None = None,
     law: bool = False,

@@ -7,7 +7,7 @@ checkpointed when a worker is ended at some moment is there when the batch is ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,7 +106,7 @@ def _train(
     jobs = [_job(root, run, setting) for run in batch]
     dataset = load(jobs[0].plan.dataset)
 
-    def finish(job: Job, result: dict[str, Any]) -> None:
+    def finish(job: Job, result: Mapping[str, Any]) -> None:
         write_summary(root, runs[job.out.name], device, law=setting.law)
         say(Finished(runs[job.out.name]))
 

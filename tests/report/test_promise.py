@@ -11,7 +11,7 @@ import pytest
 
 from sottovoce.plan.catalog import CONTEXTS, PLACES
 from sottovoce.report.promise import promise, warning
-from sottovoce.report.result import read_run
+from sottovoce.report.reading import read_run
 
 from .example import example_result, write_example
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.report.result import read_run
+from sottovoce.report.reading import read_run
 from sottovoce.report.run import write_report
 
 from .example import example_result, example_rounds, write_example
@@ -69,6 +69,12 @@ def test_a_field_of_the_wrong_kind_is_named(tmp_path: Path, path: str, value: ob
     place[key] = value
     (write_example(tmp_path) / "result.json").write_text(json.dumps(result))
     assert path in refusal(tmp_path)
+
+
+def test_what_may_be_of_two_kinds_is_read_in_both(tmp_path: Path) -> None:
+    for said in (False, "resnet18 1 (0123abcd)", None):
+        assert read_run(write_example(tmp_path, public_pretraining=said)).result["public_pretraining"] == said
+    assert "public_pretraining" in (write_example(tmp_path, public_pretraining=3), refusal(tmp_path))[1]
 
 
 def test_a_half_written_round_is_named_by_its_line(tmp_path: Path) -> None:

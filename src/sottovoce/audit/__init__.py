@@ -106,7 +106,7 @@ def recount(run: str | Path) -> dict[str, Any]:
     ended = datetime.fromisoformat(result["created"]) + timedelta(seconds=1)  # it is written in seconds
     before = [row.charge for row in rows if row.time < ended]
     mine = [row.charge for row in rows if row.charge.run == name]
-    clients, faults = [], list[str]()
+    clients, faults = list[dict[str, Any]](), list[str]()
     for client, stated in result["epsilon"]["per_client"].items():
         multipliers = [row.sigma / row.sensitivity for row in before if row.client == client]
         multipliers += [spent**-0.5 for who, spent in lost if who == client]

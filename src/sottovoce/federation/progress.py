@@ -34,6 +34,7 @@ from sottovoce.privacy.accounting import epsilon
 from sottovoce.release.blueprint import phases
 from sottovoce.release.kind import spending
 from sottovoce.release.secrets import participant_name
+from sottovoce.report.result import Known, Site, write_result
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.models import GeneratorFile
 from sottovoce.run.status import Status
@@ -207,7 +208,7 @@ def _why(participant: int, enrolled: set[int], connected: set[int], late: bool) 
     return "is late, and is asked again" if late else None
 
 
-def write_run(path: str | Path, coordinator: Coordinator, *, engine: str = "flower") -> dict[str, Any]:
+def write_run(path: str | Path, coordinator: Coordinator, *, engine: str = "flower") -> Known:
     """Writes the directory of a federation whose last round is closed, and returns its result.
 
     `engine` is the name of what carried the messages.
@@ -224,30 +225,21 @@ def write_run(path: str | Path, coordinator: Coordinator, *, engine: str = "flow
     write_atomically(directory.rounds_file, rounds)
     state = coordinator.server.state()
     GeneratorFile.of(coordinator.blueprint, coordinator.run, state, called).write(directory.model_file)
-    result = {**_result(coordinator, lines), "engine": engine}
-    write_atomically(directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+    result = _result(coordinator, lines, engine)
+    write_result(directory.path, result)
     return result
 
 
-def _result(coordinator: Coordinator, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(coordinator: Coordinator, lines: list[dict[str, Any]], engine: str) -> Known:
     blueprint, plan, counts = coordinator.blueprint, coordinator.agreement.plan, coordinator.store.counts()
-    names, spent, clients = coordinator.roster.names, dict[str, float](), []
+    names, spent, clients = coordinator.roster.names, dict[str, float | None](), list[Site]()
     for participant in sorted(coordinator.roster.enrolled):
         name, size = names[participant], blueprint.sizes[participant]
         spent[name] = blueprint.epsilon(counts.get(participant, {}), participant)
         sigma = blueprint.releases_of(participant)["gradient"].sigma
         clients.append({"name": name, "role": "participant", "size": size, "sigma": sigma})
-    given_up = sum("given_up" in line for line in lines)
-    return {
-        **of_rounds(blueprint, lines),
-        **({"masks": True, "given_up": given_up} if plan.place.shared else {}),
-        "releases": sum(len(line["clients"]) for line in lines),
-        "epsilon": {
-            "target": plan.epsilon,
-            "spent_max": max(spent.values(), default=0.0),
-            "accounting": plan.accounting,
-            "per_client": spent,
-            "future_context": blueprint.epsilon(blueprint.future_counts),
-        },
-        "clients": clients,
-    }
+    known = of_rounds(blueprint, lines, clients, spent)
+    known |= {"releases": sum(len(line["clients"]) for line in lines), "engine": engine}
+    if plan.place.shared:
+        known |= {"masks": True, "given_up": sum("given_up" in line for line in lines)}
+    return known

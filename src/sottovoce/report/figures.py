@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from markupsafe import Markup
 
@@ -26,7 +26,8 @@ from sottovoce.report.chart import (
     trend,
     upright,
 )
-from sottovoce.report.result import ReportedRun, natural
+from sottovoce.report.reading import ReportedRun, natural
+from sottovoce.report.result import Bin
 from sottovoce.report.table import data_size, duration, equals, label, number, percent
 
 from_zero = partial(linear, zero=True)
@@ -39,17 +40,18 @@ Group = tuple[str, str, dict[str, float]]
 
 def accuracy(run: ReportedRun) -> list[Chart]:
     """Accuracy over rounds, and of every client at the end."""
-    metric, found = run.result["metric"], run.result["accuracy"]
+    metric = run.result["metric"]
     note = "Mean over clients, where it was evaluated."
     if float(run.plan.get("averaging", 0)) > 0:
         note += " The final models come from the generator’s average over the last rounds, not from its last."
     bounds = (0.0, 100.0) if metric == "accuracy" else (-math.inf, 100.0)
-    groups = [(*ROLES[role], _known(found[f"{role}_per_client"])) for role in ROLES]
+    groups = [(*ROLES[role], _known(run.scores(role))) for role in ROLES]
     charts = [
         over_rounds("Over rounds", note, scores(run.rounds), percent_tick, partial(from_zero, bounds=bounds)),
         _strip(groups, bounds, f"{label(metric)} at the end"),
     ]
-    curves = {ROLES[role][0]: bins for role, bins in run.result["reliability"].items() if bins}
+    stated = cast(Mapping[str, list[Bin]], run.result["reliability"])
+    curves = {ROLES[role][0]: bins for role, bins in stated.items() if bins}
     return [*charts, reliability(curves, dict(ROLES.values()))] if curves else charts
 
 
@@ -100,7 +102,7 @@ def _lanes(positions: Sequence[float]) -> list[int]:
     return lanes
 
 
-def reliability(curves: Mapping[str, Sequence[Mapping[str, float]]], tones: Mapping[str, str]) -> Chart:
+def reliability(curves: Mapping[str, Sequence[Bin]], tones: Mapping[str, str]) -> Chart:
     """Returns how often things happen that are stated with a probability; the dashed line is honest.
 
     Of two classes the second is meant, of more the one that is decided.
@@ -253,7 +255,7 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
     """
     found, groups, matrices = run.result["confusion"], [], []
     for role in ("future", "seen"):
-        name, clients = ROLES[role][0], sorted(run.result["accuracy"][f"{role}_per_client"], key=natural)
+        name, clients = ROLES[role][0], sorted(run.scores(role), key=natural)
         present = [client for client in clients if client in found]
         if present:
             own = [found[client] for client in present]

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sottovoce import report
 from sottovoce.plan.catalog import ACCOUNTINGS, CHANNELS, CONTEXTS, METHODS, PLACES, Place
 from sottovoce.report.chart import Axis, Chart, Series, svg, trend
-from sottovoce.report.result import ReportedRun
+from sottovoce.report.reading import ReportedRun
 from sottovoce.report.table import Table, equals, number, percent
 
 TONES = {"worst": "orange", "given": "blue"}
@@ -81,7 +81,7 @@ def unit_word(unit: str) -> str:
 
 def _sigma(run: ReportedRun) -> str:
     """The noise of gradients, which differs with the size of a participant where each adds its own."""
-    sigmas = {site["sigma"] for site in run.result["clients"]} - {None}
+    sigmas = {site["sigma"] for site in run.result["clients"] if site["sigma"] is not None}
     if place(run).summed or len(sigmas) < 2:
         return equals("σ", run.result["sigma"])
     return f"σ from {number(min(sigmas))} to {number(max(sigmas))}, by the size of each participant,"

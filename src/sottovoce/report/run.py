@@ -15,7 +15,7 @@ from sottovoce.machine.files import write_atomically
 from sottovoce.plan import Plan
 from sottovoce.report import figures
 from sottovoce.report.promise import audit_section, place, promise, warning, without_noise
-from sottovoce.report.result import ReportedRun, natural, read_run
+from sottovoce.report.reading import ReportedRun, natural, read_run
 from sottovoce.report.table import Table, TableEntry, counted, duration, label, measure, number, percent
 
 
@@ -109,10 +109,10 @@ def _metrics(run: ReportedRun) -> Table:
 
 def _clients(run: ReportedRun) -> Table:
     result, sites, rows = run.result, run.sites, []
-    accuracy, epsilon = result["accuracy"], result["epsilon"]
+    epsilon = result["epsilon"]
     for role, group in (("participant", "seen"), ("future", "future")):
-        own = accuracy[f"{group}_masked_per_client"]
-        for name, value in sorted(accuracy[f"{group}_per_client"].items(), key=lambda item: natural(item[0])):
+        own = run.scores(group, masked=True)
+        for name, value in sorted(run.scores(group).items(), key=lambda item: natural(item[0])):
             spent = epsilon["per_client"].get(name) if group == "seen" else epsilon["future_context"]
             site = sites.get(name)
             sizes = [] if site is None else [number(site["size"]), number(site["sigma"])]

@@ -11,9 +11,9 @@ from sottovoce.data.python import Clients, Held
 from sottovoce.models.features.cache import Progress
 from sottovoce.models.metrics import Own
 from sottovoce.plan import Plan
+from sottovoce.report.result import Result
 from sottovoce.report.run import write_report
 from sottovoce.run import training
-from sottovoce.run.summary import Result
 from sottovoce.run.training import OnRound
 
 

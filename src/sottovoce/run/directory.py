@@ -29,6 +29,7 @@ from sottovoce.data.tables.schema import NAME as AGREED
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.files import PRIVATE, kept_secret, locked, private_folder, write_atomically
 from sottovoce.plan import Plan
+from sottovoce.report.result import FILE, RunResult
 
 
 class RunError(SottovoceError):
@@ -88,7 +89,7 @@ class RunDirectory:
         self.checkpoint_file = self.path / "checkpoint.safetensors"
         self.model_file = self.path / "model.safetensors"
         self.updates_folder = self.path / "updates"
-        self.result_file = self.path / "result.json"
+        self.result_file = self.path / FILE
         self.secret_file = self.path / "secret"
         self.identity_file = self.path / "run.json"
         self.helpers_folder = self.path / "helpers"
@@ -148,10 +149,10 @@ class RunDirectory:
                 "out",
             )
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> RunResult:
         """The finished run's result."""
         try:
-            result = json.loads(self.result_file.read_text(encoding="utf-8"))
+            result: RunResult = json.loads(self.result_file.read_text(encoding="utf-8"))
             if not isinstance(result, dict):
                 raise ValueError
         except (FileNotFoundError, NotADirectoryError):

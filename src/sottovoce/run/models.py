@@ -140,7 +140,7 @@ def write_models(
         if finish:
             check_place(home_file(path), home=True)
     make_folder(folder)
-    written = []
+    written = list[dict[str, Any]]()
     for participant, name in enumerate(names):
         if clients and name not in clients:
             continue
@@ -159,7 +159,12 @@ def write_models(
         )
         measured = result.get("metrics", {}).get("per_client", {}).get(name) if shown else None
         write_model(path, model, measured)
-        row = {"client": name, "model": str(path), "epsilon": spent, "delta": server.blueprint.plan.delta}
+        row: dict[str, Any] = {
+            "client": name,
+            "model": str(path),
+            "epsilon": spent,
+            "delta": server.blueprint.plan.delta,
+        }
         written.append(row)
     for row in written if finish else []:  # nobody's records decide whether or when another's is published
         progress(row["client"], len(written))

@@ -38,11 +38,12 @@ from sottovoce.plan.checks import PlanError
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.places.server import DrawnRounds, Updates
 from sottovoce.release.secrets import seeded_master
+from sottovoce.report.result import Result
 from sottovoce.run.directory import RunDirectory, check_apart, make_folder
 from sottovoce.run.prepare import Prepared, Shared, prepare, with_given
 from sottovoce.run.simulation import Simulation
 from sottovoce.run.splits import ITSELF, Split, future_of, gain_of, row_of, scored
-from sottovoce.run.summary import Result, description, site_rows
+from sottovoce.run.summary import description, site_rows
 from sottovoce.training.server import Server
 
 RESULT = "compare.json"
@@ -196,7 +197,7 @@ def rehearse(prepared: Prepared, ledger: Path, on_round: Callable[[dict[str, Any
         simulation.finish()
         seen, future = simulation.evaluate()
         sites = site_rows(blueprint, federation, book)
-    spent = [site["epsilon"] for site in sites if site["role"] == "participant"]
+    spent = [site["epsilon"] or 0.0 for site in sites if site["role"] == "participant"]
     target = plan.epsilon if plan.private else None
     told = {"rounds": plan.rounds, "epsilon": target, "delta": plan.delta, "clients": sites}
     about_records = {**description(blueprint), "unit": protected_unit(blueprint.facts)}

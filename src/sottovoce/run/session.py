@@ -10,7 +10,6 @@ client, for whoever holds the records.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.data.section import DataError
 from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
-from sottovoce.machine.files import write_atomically
 from sottovoce.models.metrics import Own
 from sottovoce.models.parameters import logits
 from sottovoce.models.tensors import load_tensors, save_tensors
@@ -38,6 +36,7 @@ from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.kind import spending
 from sottovoce.release.places.server import DrawnRounds, Updates
 from sottovoce.release.secrets import seeded_master
+from sottovoce.report.result import RunResult, write_result
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.models import GeneratorFile
 from sottovoce.run.prepare import Prepared
@@ -176,7 +175,7 @@ class Session:
         if self._ledger is not None:
             self._ledger.forget(self._run, before_round=simulation.server.round + 1)
 
-    def finish(self, own: Own | None = None) -> dict[str, Any]:
+    def finish(self, own: Own | None = None) -> RunResult:
         """Evaluates the final generator, by `own` metrics too; writes model.safetensors and result.json."""
         simulation, blueprint = self.simulation, self.simulation.blueprint
         simulation.finish()  # before the checkpoint, which forgets messages: what it releases can be resent
@@ -192,7 +191,7 @@ class Session:
             result["masks"] = self.directory.helpers_folder.exists()
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
-        write_atomically(self.directory.result_file, (json.dumps(result, indent=1) + "\n").encode())
+        write_result(self.directory.path, result)
         self.directory.checkpoint_file.unlink(missing_ok=True)
         return result
 

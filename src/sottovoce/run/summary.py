@@ -1,15 +1,14 @@
-"""`result.json`: what a finished run promises, spent, sent and achieved, for other programs to read."""
+"""What a finished run promises, spent, sent and achieved: the content of its `result.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from sottovoce import __version__
 from sottovoce.data import FederatedDataset
 from sottovoce.data.tables.schema import protected_unit
-from sottovoce.errors import extra
 from sottovoce.models.features import pretrained
 from sottovoce.models.features.encoded import references
 from sottovoce.models.metrics import (
@@ -27,33 +26,20 @@ from sottovoce.plan.catalog import names_encoder
 from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import Blueprint
+from sottovoce.report.result import (
+    FORMAT_VERSION,
+    Accuracy,
+    Described,
+    Downlink,
+    Known,
+    Metrics,
+    Reliability,
+    RunResult,
+    Site,
+    Uplink,
+)
 
 COEFFICIENT_BYTES = 4  # a coefficient as float32, the way it travels to clients and would travel uncoded
-
-
-class Result(dict[str, Any]):
-    """A result as `result.json` or `compare.json` has it, which can also be a table."""
-
-    def frame(self) -> Any:
-        """A pandas DataFrame with a row for each client: its size, σ, ε, accuracy and metrics.
-
-        Of a comparison it has a row for each of its rows and clients.
-        """
-        pandas = extra("pandas", "tables of results need pandas", "pandas")
-        if "rows" in self:
-            parts = {"points": "per_client", "log_loss": "log_loss_per_client"}
-            return pandas.DataFrame(
-                {"row": row, "client": name, **{what: told[key].get(name) for what, key in parts.items()}}
-                for row, told in self["rows"].items()
-                for name in told["per_client"]
-            )
-        accuracy, metrics = self["accuracy"], self.get("metrics", {}).get("per_client", {})
-        score = {**accuracy["seen_per_client"], **accuracy["future_per_client"]}
-        rows = [
-            {**client, self["metric"]: score.get(client["name"]), **metrics.get(client["name"], {})}
-            for client in self["clients"]
-        ]
-        return pandas.DataFrame(rows)
 
 
 def assemble(
@@ -61,28 +47,23 @@ def assemble(
     rounds: Sequence[Mapping[str, Any]],
     seen: Mapping[str, Evaluation],
     future: Mapping[str, Evaluation],
-    clients: Sequence[Mapping[str, Any]],
+    clients: Sequence[Site],
     once_bytes: Mapping[str, int],
     *,
     metrics: bool,
     own: Own | None,
-) -> dict[str, Any]:
+) -> RunResult:
     """The result of a run from its blueprint, its lines of rounds.jsonl, its evaluations and its `site_rows`.
 
     Without `metrics` models are judged by their accuracy alone, which takes a tenth of the time; `own` ones
     of the user's join those of the task.
     """
-    releases = sum(len(line["clients"]) for line in rounds)
-    sent = sum(line.get("bytes", 0) for line in rounds)
-    counted = all("bytes" in line for line in rounds)
-    contexts = sum(line["context_bytes"] for line in rounds)
-    once = {f"{kind}_bytes": count for kind, count in once_bytes.items()}
-    dense = COEFFICIENT_BYTES * releases * blueprint.coefficients
+    spent = {row["name"]: row["epsilon"] for row in clients if row["role"] == "participant"}
+    known = of_rounds(blueprint, rounds, clients, spent)
+    known["epsilon"]["add_remove"] = epsilon_add_remove(blueprint) if blueprint.plan.private else None
     return {
-        **of_rounds(blueprint, rounds),
+        **known,
         "alpha": blueprint.plan.alpha,
-        "epsilon": _epsilon(blueprint, clients),
-        "clients": list(clients),
         "class_names": list(blueprint.facts.class_names),
         "accuracy": accuracies(seen, future),
         "metrics": measured(seen, future, own) if metrics else {},
@@ -92,19 +73,31 @@ def assemble(
             for name, evaluation in {**seen, **future}.items()
             if evaluation.confusion is not None
         },
-        "uplink": {
-            "bytes": sent,
-            "releases": releases,
-            "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
-            "context_bytes": contexts,
-            **once,
-            "total_bytes": sent + contexts + sum(once.values()),
-            "fp32_bytes": dense,
-        },
+        "uplink": uplink(blueprint, rounds, once_bytes),
     }
 
 
-def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def uplink(
+    blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]], once_bytes: Mapping[str, int]
+) -> Uplink:
+    """Returns what participants sent; what is released once, but for contexts, under its kind."""
+    releases = sum(len(line["clients"]) for line in rounds)
+    sent = sum(line.get("bytes", 0) for line in rounds)
+    counted = all("bytes" in line for line in rounds)
+    contexts = sum(line["context_bytes"] for line in rounds)
+    total: Uplink = {
+        "bytes": sent,
+        "releases": releases,
+        "bits_per_coefficient": 8 * sent / (releases * blueprint.coefficients) if counted else None,
+        "context_bytes": contexts,
+        "total_bytes": sent + contexts + sum(once_bytes.values()),
+        "fp32_bytes": COEFFICIENT_BYTES * releases * blueprint.coefficients,
+    }
+    once = {f"{kind}_bytes": count for kind, count in once_bytes.items()}
+    return cast(Uplink, {**total, **once})
+
+
+def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> Downlink:
     """Returns what participants were sent: coefficients in rounds, a centre behind them where there is one,
     and coefficients once for contexts and confusions.
 
@@ -125,11 +118,9 @@ def downlink(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
-def site_rows(
-    blueprint: Blueprint, federation: FederatedDataset, ledger: Ledger | None = None
-) -> list[dict[str, Any]]:
+def site_rows(blueprint: Blueprint, federation: FederatedDataset, ledger: Ledger | None = None) -> list[Site]:
     """Each client's number of records (units), σ and ε: of the ledger where there is one, else as planned."""
-    plan, rows = blueprint.plan, []
+    plan, rows = blueprint.plan, list[Site]()
     counts = call_counts(blueprint.schedule, plan.participants)
     for i, name in enumerate(federation.names):
         spent = None
@@ -165,11 +156,11 @@ def public_pretraining(plan: Plan) -> str | bool:
     return plan.features if ":" in plan.features and pretrained(plan.features) else False
 
 
-def description(blueprint: Blueprint) -> dict[str, Any]:
+def description(blueprint: Blueprint) -> Described:
     """Returns what was run, for results of every engine."""
     plan = blueprint.plan
     return {
-        "version": 1,
+        "version": FORMAT_VERSION,
         "sottovoce": __version__,
         "method": plan.method,
         "dataset": plan.dataset,
@@ -191,9 +182,16 @@ def description(blueprint: Blueprint) -> dict[str, Any]:
     }
 
 
-def of_rounds(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what was run, and what every engine knows of its rounds, from the lines of rounds.jsonl."""
+def of_rounds(
+    blueprint: Blueprint,
+    rounds: Sequence[Mapping[str, Any]],
+    clients: Sequence[Site],
+    spent: Mapping[str, float | None],
+) -> Known:
+    """Returns what was run, and what every engine knows of it: the lines of rounds.jsonl, its clients, and ε
+    that its participants have spent."""
     plan = blueprint.plan
+    private = {name: value for name, value in spent.items() if value is not None}
     return {
         **description(blueprint),
         "future_clients": plan.future_clients,
@@ -206,10 +204,18 @@ def of_rounds(blueprint: Blueprint, rounds: Sequence[Mapping[str, Any]]) -> dict
         "downlink": downlink(blueprint, rounds),
         "seconds": sum(line["seconds"] for line in rounds),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "epsilon": {
+            "target": plan.epsilon if plan.private else None,
+            "spent_max": max(private.values(), default=0.0) if plan.private else None,
+            "accounting": plan.accounting,
+            "per_client": {**private},
+            "future_context": blueprint.epsilon(blueprint.future_counts) if plan.private else None,
+        },
+        "clients": list(clients),
     }
 
 
-def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> Accuracy:
     """The `accuracy` object: means over clients and each client's own, unmasked and masked, in percent.
 
     Where the task has no accuracy it is the task's `metric`, on a scale of 100.
@@ -221,12 +227,12 @@ def accuracies(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation])
         result[f"{role}_masked"] = mean_known(list(masked.values()))
         result[f"{role}_per_client"] = {name: e.accuracy for name, e in evaluations.items()}
         result[f"{role}_masked_per_client"] = masked
-    return result
+    return cast(Accuracy, result)
 
 
 def measured(
     seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation], own: Own | None = None
-) -> dict[str, Any]:
+) -> Metrics:
     """The `metrics` object: means over clients by role, and each client's.
 
     `own` are metrics of the user's (`metrics.own_metrics`). The `constant` of a future client that tells no
@@ -243,30 +249,16 @@ def measured(
         role: mean_metrics([one.knowing(pooled).constant for one in of.values()])
         for role, of in roles.items()
     }
-    return {**means, "constant": constants, "per_client": each}
+    return cast(Metrics, {**means, "constant": constants, "per_client": each})
 
 
-def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> dict[str, Any]:
+def reliability(seen: Mapping[str, Evaluation], future: Mapping[str, Evaluation]) -> Reliability:
     """The `reliability` object: by role how often held-out records were what was stated of them."""
     curves = Curves()
     for role, evaluations in (("seen", seen), ("future", future)):
         for one in evaluations.values():
             curves.add(role, one.task, one.outputs, one.y)
-    return curves.told()
-
-
-def _epsilon(blueprint: Blueprint, clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """ε that was spent (`site_rows`); JSON has no infinity, so a run without noise says null."""
-    plan, private = blueprint.plan, blueprint.plan.private
-    spent = {row["name"]: row["epsilon"] for row in clients if private and row["role"] == "participant"}
-    return {
-        "target": plan.epsilon if private else None,
-        "spent_max": max(spent.values()) if private else None,
-        "accounting": plan.accounting,
-        "per_client": spent,
-        "future_context": blueprint.epsilon(blueprint.future_counts) if private else None,
-        "add_remove": epsilon_add_remove(blueprint) if private else None,
-    }
+    return cast(Reliability, curves.told())
 
 
 def epsilon_add_remove(blueprint: Blueprint) -> float:

@@ -23,11 +23,12 @@ from sottovoce.models.features.cache import Progress
 from sottovoce.models.metrics import Own, check_own
 from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
+from sottovoce.report.result import Result
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.prepare import prepare
 from sottovoce.run.session import Session
 from sottovoce.run.simulation import Simulation
-from sottovoce.run.summary import Result, accuracies, measured
+from sottovoce.run.summary import accuracies, measured
 from sottovoce.training.server import Server
 
 log = logging.getLogger(__name__)
