@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.audit import guessing
+from sottovoce.audit import bounds
 from sottovoce.errors import SottovoceError
 from sottovoce.report.promise import _promised
 
@@ -19,15 +19,15 @@ MOST = 0.065
 
 
 def test_a_bound_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
-    wrong = np.random.default_rng(1).binomial(300, guessing.wrong_guesses(MU), size=TRIES)
-    above = np.mean([guessing.least_mu(int(found), 300) > MU for found in wrong])
+    wrong = np.random.default_rng(1).binomial(300, bounds.wrong_guesses(MU), size=TRIES)
+    above = np.mean([bounds.least_mu(int(found), 300) > MU for found in wrong])
     assert 0.02 < above < MOST
 
 
 def test_an_alarm_is_false_once_in_ten_thousand_audits_at_most() -> None:
-    quantile = int(stats.binom.ppf(guessing.FALSE_ALARM, 300, guessing.wrong_guesses(MU)))
-    assert guessing.least_mu(quantile + 1, 300, 1 - guessing.FALSE_ALARM) <= MU
-    assert guessing.least_mu(quantile - 6, 300, 1 - guessing.FALSE_ALARM) > MU
+    quantile = int(stats.binom.ppf(bounds.FALSE_ALARM, 300, bounds.wrong_guesses(MU)))
+    assert bounds.least_mu(quantile + 1, 300, 1 - bounds.FALSE_ALARM) <= MU
+    assert bounds.least_mu(quantile - 6, 300, 1 - bounds.FALSE_ALARM) > MU
 
 
 def test_counting_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
@@ -35,7 +35,7 @@ def test_counting_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
     rng, epsilon = np.random.default_rng(2), 2.0
     q = 1 / (1 + np.exp(epsilon))
     found = [
-        guessing.counted_epsilon((int(rng.binomial(500, q)), int(rng.binomial(500, 1 - q))), (500, 500), 0.0)
+        bounds.counted_epsilon((int(rng.binomial(500, q)), int(rng.binomial(500, 1 - q))), (500, 500), 0.0)
         for _ in range(TRIES)
     ]
     assert np.mean(np.array(found) > epsilon) < MOST
@@ -43,11 +43,11 @@ def test_counting_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
 
 
 def test_counting_certifies_at_most_half_of_epsilon_8_in_ten_thousand_runs() -> None:
-    threshold = guessing.counted_threshold(MU, 1e-5, 10_000)
+    threshold = bounds.counted_threshold(MU, 1e-5, 10_000)
     normal = stats.norm()
     rates = [normal.sf((threshold + side * MU**2 / 2) / MU) for side in (1, -1)]
     above = (round(5000 * rates[0]), round(5000 * rates[1]))
-    assert 3.2 < guessing.counted_epsilon(above, (5000, 5000), 1e-5) < 3.8
+    assert 3.2 < bounds.counted_epsilon(above, (5000, 5000), 1e-5) < 3.8
 
 
 def test_one_run_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
@@ -60,19 +60,19 @@ def test_one_run_is_above_the_truth_in_one_of_twenty_audits_at_most() -> None:
 
 @cache
 def _one_run(right: int) -> float:
-    return guessing.one_run_epsilon(200, 200, right, 0.0)
+    return bounds.one_run_epsilon(200, 200, right, 0.0)
 
 
 def test_delta_makes_one_run_certify_less() -> None:
-    without = guessing.one_run_epsilon(1000, 100, 97, 0.0)
-    assert 0 < guessing.one_run_epsilon(1000, 100, 97, 1e-4) < without
+    without = bounds.one_run_epsilon(1000, 100, 97, 0.0)
+    assert 0 < bounds.one_run_epsilon(1000, 100, 97, 1e-4) < without
 
 
 def test_nothing_is_certified_by_chance() -> None:
-    assert guessing.least_mu(500, 1000) == 0.0
-    assert guessing.least_mu(1000, 1000) == 0.0
-    assert guessing.counted_epsilon((250, 250), (500, 500), 1e-5) == 0.0
-    assert guessing.one_run_epsilon(100, 50, 25, 1e-5) == pytest.approx(0.0, abs=1e-3)
+    assert bounds.least_mu(500, 1000) == 0.0
+    assert bounds.least_mu(1000, 1000) == 0.0
+    assert bounds.counted_epsilon((250, 250), (500, 500), 1e-5) == 0.0
+    assert bounds.one_run_epsilon(100, 50, 25, 1e-5) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_the_promised_curve_is_symmetric_and_falls() -> None:
@@ -86,14 +86,14 @@ def test_the_promised_curve_is_symmetric_and_falls() -> None:
 
 
 def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:
-    guessing.check_runs(100, MU)
+    bounds.check_runs(100, MU)
     with pytest.raises(SottovoceError, match=r"5 runs are too few .* play at least"):
-        guessing.check_runs(5, MU)
+        bounds.check_runs(5, MU)
     with pytest.raises(SottovoceError, match="100 runs are too few"):
-        guessing.check_runs(100, 0.01)
+        bounds.check_runs(100, 0.01)
 
 
 def test_without_scipy_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "scipy", None)
     with pytest.raises(SottovoceError, match=r"sottovoce\[audit\]"):
-        guessing.least_mu(3, 10)
+        bounds.least_mu(3, 10)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sottovoce.audit import game, guessing
+from sottovoce.audit import bounds, game
 from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.pair import worst_pair
@@ -46,7 +46,7 @@ def test_the_worst_pair_certifies_at_least_60_and_never_above_100_percent_of_eps
     assert found["faults"] == []
     assert found["epsilon"] == pytest.approx(8.0)
     assert found["epsilon_lower"] >= 0.6 * 8
-    assert guessing.least_mu(found["wrong"], RUNS, 1 - guessing.FALSE_ALARM) <= found["mu"]
+    assert bounds.least_mu(found["wrong"], RUNS, 1 - bounds.FALSE_ALARM) <= found["mu"]
     assert found["epsilon_counted"] < found["epsilon_lower"]
     # 12,000 normals: five standard deviations are 3.2 %.
     assert found["noise"]["gradient"] == pytest.approx(1.0, abs=0.04)

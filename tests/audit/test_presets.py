@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sottovoce.audit import guessing
+from sottovoce.audit import bounds
 from sottovoce.audit.game import play
 from sottovoce.audit.guessing import Canaries, guess_canaries, guess_pair
 from sottovoce.audit.pair import worst_pair
@@ -41,7 +41,7 @@ def test_the_worst_pair_of_a_preset_certifies_at_least_60_percent_of_epsilon_8(
     assert found["faults"] == []
     assert found["epsilon"] == pytest.approx(8.0)
     assert found["epsilon_lower"] >= 0.6 * 8
-    assert guessing.least_mu(found["wrong"], RUNS, 1 - guessing.FALSE_ALARM) <= found["mu"]
+    assert bounds.least_mu(found["wrong"], RUNS, 1 - bounds.FALSE_ALARM) <= found["mu"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

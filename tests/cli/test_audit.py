@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from sottovoce import audit
 from sottovoce.cli.application import app
 from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
+from tests.audit.test_noise import drawn_once
 from tests.audit.toys import BEST, words
 
 from .conftest import Failing
@@ -31,6 +33,7 @@ def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path)
     assert answer.exit_code == 0, answer.output
     said = " ".join(answer.stdout.split())
     assert "The worst pair: guessed right" in said
+    assert "Noise of releases, each against all others (190 pairs): correlations of" in said
     assert "Nothing was found that breaks the promise. Nothing left, and nothing was charged." in said
     assert (out.stat().st_mode & 0o777, out.parent.stat().st_mode & 0o777) == (0o700, 0o700)
     kept = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
@@ -47,14 +50,22 @@ def test_json_has_what_programs_need(tmp_path: Path) -> None:
     assert 0 <= found["epsilon_lower"] <= found["epsilon"] == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize("fault", [halved_noise, no_clipping, forgotten_charge])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (halved_noise, "the noise of a gradient has 0."),
+        (no_clipping, "of what is charged"),
+        (forgotten_charge, "left without a charge"),
+        (drawn_once, "have noise in common"),
+    ],
+)
 def test_a_broken_promise_is_said_loudly_and_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], said: str
 ) -> None:
-    assert callable(fault)
     fault(monkeypatch)
     answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20"])
     assert answer.exit_code == 1
+    assert said in " ".join(answer.stdout.split())
     assert "The promise is broken:" in answer.stdout
     assert "Nothing was found" not in answer.stdout
 

@@ -47,6 +47,17 @@ def test_a_game_is_told_in_one_sentence() -> None:
     assert "One run with 400 canaries: 113 of 120 guesses were right" in promise.sentence(CANARIES)
 
 
+def test_what_noises_have_in_common_is_told_in_one_sentence() -> None:
+    common = {"pairs": 66, "common": {"rounds": -0.0214, "runs": 0.019}, "faults": []}
+    told = promise.sentences({"common": common, "games": [GAME]})
+    assert told[1] == (
+        "Noise of releases, each against all others (66 pairs): correlations of 0.021 between rounds, 0.019 "
+        "between runs, as chance makes them."
+    )
+    assert "more than chance explains" in promise.sentences({"common": {**common, "faults": ["that"]}})[0]
+    assert "0.021 between rounds" in promise.audit_page({**FOUND, "common": common})
+
+
 def test_the_curve_shows_what_was_measured_beside_what_is_promised() -> None:
     chart = promise.curve(FOUND)
     assert [name for name, _ in chart.legend] == ["promised: no test is below", "measured, the worst pair"]

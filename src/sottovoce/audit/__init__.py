@@ -18,7 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sottovoce.audit.guessing import check_runs, guess_canaries, guess_pair
+from sottovoce.audit.bounds import check_runs
+from sottovoce.audit.guessing import guess_canaries, guess_pair
+from sottovoce.audit.noise import independence
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.audit.sensitivity import ratios
 from sottovoce.errors import SottovoceError
@@ -63,7 +65,9 @@ def audit(
     plan, who = blueprint.plan, busiest(blueprint)
     calls = int(call_counts(blueprint.schedule, plan.participants)[who])
     promised = spending(blueprint.releases_of(who), blueprint.participant_counts(calls)) ** 0.5
-    games = []
+    games, common = list[dict[str, Any]](), None
+    if runs:
+        common = independence(blueprint, federation)
     if runs == 1:
         games = [guess_canaries(blueprint, federation)]
     elif runs:
@@ -86,6 +90,9 @@ def audit(
         "games": games,
         "faults": [*moved.faults, *(fault for game in games for fault in game["faults"])],
     }
+    if common is not None:
+        found["common"] = common
+        found["faults"] += common["faults"]
     if games:
         found["epsilon_lower"] = games[0]["epsilon_lower"]
     return found

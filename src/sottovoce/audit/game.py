@@ -22,6 +22,7 @@ from torch import Tensor
 from sottovoce.audit.pair import Pair, ask
 from sottovoce.channel.direct import draw
 from sottovoce.data import ClientRecords
+from sottovoce.plan import Plan
 from sottovoce.plan.catalog import Kind
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.kind import Release, server_randomness
@@ -31,6 +32,7 @@ from sottovoce.training.server import Server
 
 Vector = np.ndarray
 
+KEPT = 2**14
 MEMORY = "/dev/shm"
 """Where files are in memory: what an audit charges need not survive it."""
 
@@ -43,40 +45,54 @@ class Seen:
     """The log of the likelihood ratio, second file against first."""
     numbers: dict[Kind, Vector] = field(default_factory=dict)
     """The same, number by number of what is released, by kind."""
+    apart: dict[Kind, Vector] = field(default_factory=dict)
+    """How far the files are apart in parts of σ, squared, number by number: with noise of its own in each
+    release, a number's evidence is normal with this variance, around plus or minus half of it."""
     charged: float = 0.0
     """Σ (Δ/σ)² that the ledger holds."""
     ratios: dict[Kind, float] = field(default_factory=dict)
     """How far a statistic moved between the files, against the Δ that was charged: the largest, by kind."""
     noise: dict[Kind, tuple[float, int]] = field(default_factory=dict)
     """Σ of squared noise, against the σ that was charged, and of how many numbers, by kind."""
+    noises: dict[tuple[Kind, int], Vector] = field(default_factory=dict)
+    """The noise itself, by kind and round, where it is kept: the first `KEPT` numbers."""
     faults: list[str] = field(default_factory=list)
 
 
-def play(pair: Pair, number: int, held: ClientRecords) -> Seen:
+def new_master(plan: Plan) -> bytes:
+    """From which the secrets of a run's clients follow: seeded where the plan is, else fresh."""
+    return seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
+
+
+def play(
+    pair: Pair, number: int | str, held: ClientRecords, *, master: bytes | None = None, keep: bool = False
+) -> Seen:
     """Plays run `number` with this file: seeded where the plan is, else with fresh noise.
 
-    Its ledger is made for it, and gone afterwards.
+    Its ledger is made for it, and gone afterwards. Clients that play one run have one `master`. With `keep`
+    the noise itself is in what was seen.
     """
-    plan = pair.blueprint.plan
-    master = seeded_master(plan) if plan.seeded else secrets.token_bytes(32)
+    master = master or new_master(pair.blueprint.plan)
     in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with (
         TemporaryDirectory(dir=in_memory) as folder,
         Ledger.open(Path(folder) / "ledger.sqlite", scope="an audit") as book,
     ):
-        return _Run(pair, held, book, f"audit-{number}", master).play()
+        return _Run(pair, held, book, f"audit-{number}", master, keep=keep).play()
 
 
 class _Run:
     """One run in progress, as the adversary and the auditor see it."""
 
-    def __init__(self, pair: Pair, held: ClientRecords, book: Ledger, run: str, master: bytes) -> None:
+    def __init__(
+        self, pair: Pair, held: ClientRecords, book: Ledger, run: str, master: bytes, *, keep: bool
+    ) -> None:
         self._blueprint, self._name, self._participant = pair.blueprint, pair.name, pair.participant
         self._book, self._run, self._secret = book, run, client_secret(master, pair.name)
         self._client = pair.client(held, book, run, self._secret)
         self._others = [self._client if file is held else pair.client(file) for file in pair.files]
         self._server = Server(pair.blueprint)
-        self._seen = Seen()
+        self._seen, self._keep = Seen(), keep
         self._made: dict[tuple[Kind, int], tuple[float, float, int]] = {}
 
     def play(self) -> Seen:
@@ -148,7 +164,8 @@ class _Run:
         seen = sharing.columns(total)[:, 0].double().numpy()
         scale = blueprint.counted[who] / sharing.records
         self._weigh("gradient", seen, scale * first, scale * second, release.sigma**2)
-        self._note(release, number, scale * (second - first), seen - scale * signal)
+        own = sharing.columns(share.astype(np.int64))[:, 0].double().numpy() - scale * signal
+        self._note(release, number, scale * (second - first), seen - scale * signal, own)
         self._server.receive_update(self._server.share_out(total, [who]))
 
     def _release(self, kind: Kind, number: int, coefficients: Tensor | None) -> Vector:
@@ -181,11 +198,19 @@ class _Run:
         evidence = (seen - (first + second) / 2) * (second - first) / variance
         self._seen.evidence += float(evidence.sum())
         self._seen.numbers[kind] = self._seen.numbers.get(kind, 0.0) + evidence
+        self._seen.apart[kind] = self._seen.apart.get(kind, 0.0) + (second - first) ** 2 / variance
 
-    def _note(self, release: Release, number: int, moved: Vector, noise: Vector) -> None:
-        """Notes how far the statistic moved between the files, and the noise that protects it."""
+    def _note(
+        self, release: Release, number: int, moved: Vector, noise: Vector, own: Vector | None = None
+    ) -> None:
+        """Notes how far the statistic moved between the files, and the noise that protects it.
+
+        `own` is what this client added to it, where others add to it too.
+        """
         lengths = float(np.linalg.norm(moved)), float(np.linalg.norm(noise))
         self._made[release.kind, number] = (*lengths, noise.size)
+        if self._keep:
+            self._seen.noises[release.kind, number] = (noise if own is None else own).ravel()[:KEPT].copy()
 
     def _compare_ledger(self) -> None:
         """Holds every release against the row of the ledger that charges it."""

@@ -3,32 +3,41 @@
 A pair is played run after run, one file or the other by a coin. Where runs are too dear, one run carries many
 canaries, each of them one of two records by a coin of its own.
 
-A promise of μ-GDP bounds every test: false negatives β ≥ Φ(Φ⁻¹(1 − α) − μ) for false positives α, so that a
-guess between two files is wrong with probability Φ(−μ/2) at least. The number of wrong guesses therefore
-bounds μ from below (Clopper and Pearson), and μ gives ε at δ, as in Nasr and others 2023. Counting alone,
-without the Gaussian curve, certifies less: ε ≥ log((1 − β − δ)/α). One run with many canaries is bounded as
-in Steinke, Nasr and Jagielski 2023. Thresholds are chosen from what is promised, before anything is seen.
+What wrong guesses certify is in `bounds`. They are held against what was measured, too: the files' distance
+and the noise's scale say how many guesses are wrong where each release has noise of its own. Fewer mean that
+noise of several releases cancels, more that it adds up, as where it is drawn once for all rounds and whoever
+subtracts two releases has none.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 
+from sottovoce.audit.bounds import (
+    FALSE_ALARM,
+    beyond_chance,
+    counted_epsilon,
+    counted_threshold,
+    least_epsilon,
+    least_mu,
+    one_run_epsilon,
+    one_run_guesses,
+    wrong_guesses,
+)
 from sottovoce.audit.game import Seen, play
 from sottovoce.audit.pair import Pair, busiest, is_by_class, narrowed, put, worst_blueprint, worst_records
 from sottovoce.data import ClientRecords, FederatedDataset, Records
-from sottovoce.errors import SottovoceError
 from sottovoce.machine.determinism import derived_seed
 from sottovoce.models.features.cache import Progress
 from sottovoce.plan import Plan
+from sottovoce.plan.catalog import Kind
 from sottovoce.privacy import accounting
 from sottovoce.release.blueprint import Blueprint
 
@@ -39,11 +48,6 @@ LEAST_NOISE = 0.99
 CHANCE = 5.0
 """Standard deviations beyond which nothing is called chance."""
 ROUNDING = 1e-6
-CONFIDENCE = 0.95
-FALSE_ALARM = 1e-4
-"""How often an audit of a true promise may say that it is not: once in 10,000."""
-_MOST_RUNS = 10**6
-_DRAWN = 4096
 
 
 def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None) -> dict[str, Any]:
@@ -74,6 +78,7 @@ def guess_pair(pair: Pair, runs: int, progress: Progress = lambda done, of: None
         "curve": _curve(evidence, coins),
         **_watched(seen),
     }
+    found["faults"] += _unlike(f"the {pair.about} pair", wrong, found["noise"], seen)
     if certain > mu:
         found["faults"].append(
             f"the {pair.about} pair was guessed right {runs - wrong:,} of {runs:,} times, which certifies "
@@ -112,10 +117,14 @@ class Canaries:
 
     def evidence(self, seen: Seen) -> np.ndarray:
         """Of every canary, for its second side: that of its own coordinate's weights, and of its centre."""
+        return sum(self.each(seen.numbers).values(), np.zeros(self.count))
+
+    def each(self, numbers: Mapping[Kind, np.ndarray]) -> dict[Kind, np.ndarray]:
+        """Of what was noted number by number, that of each canary's own coordinate, by kind."""
         [size] = self.pair.blueprint.facts.shape
-        weights = seen.numbers["gradient"][: size * self.pair.blueprint.facts.classes]
-        found: np.ndarray = weights.reshape(-1, size).sum(axis=0) + seen.numbers.get("centre", 0.0)
-        return found[: self.count]
+        weights = numbers["gradient"][: size * self.pair.blueprint.facts.classes]
+        found: dict[Kind, np.ndarray] = {"gradient": weights.reshape(-1, size).sum(axis=0)[: self.count]}
+        return found | ({"centre": numbers["centre"][: self.count]} if "centre" in numbers else {})
 
 
 def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any]:
@@ -125,8 +134,8 @@ def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[s
     seen = play(canaries.pair, 0, canaries.mixed(coins))
     evidence = canaries.evidence(seen)
     guesses = one_run_guesses(canaries.count, math.sqrt(seen.charged), plan.delta)
-    shown = np.argsort(-np.abs(evidence), kind="stable")[:guesses]
-    right = int(((evidence > 0) == coins)[shown].sum())
+    shown, hit = np.argsort(-np.abs(evidence), kind="stable")[:guesses], (evidence > 0) == coins
+    right = int(hit[shown].sum())
     least = one_run_epsilon(canaries.count, guesses, right, plan.delta)
     watched = _watched([replace(seen, ratios={})])  # the files differ in all canaries
     found = {
@@ -140,6 +149,12 @@ def guess_canaries(blueprint: Blueprint, federation: FederatedDataset) -> dict[s
         "epsilon_lower": least,
         **watched,
     }
+    apart = canaries.each(seen.apart)
+    each = [
+        replace(seen, apart={kind: far[place] for kind, far in apart.items()})
+        for place in range(canaries.count)
+    ]
+    found["faults"] += _unlike("the canaries", int((~hit).sum()), found["noise"], each)
     certain = one_run_epsilon(canaries.count, guesses, right, plan.delta, 1 - FALSE_ALARM)
     if certain > found["epsilon"]:
         found["faults"].append(
@@ -189,6 +204,34 @@ def _watched(seen: Sequence[Seen]) -> dict[str, Any]:
     return {"noise": noise, "ratios": ratios, "faults": faults}
 
 
+def _unlike(who: str, wrong: int, noise: Mapping[Kind, float], seen: Sequence[Seen]) -> list[str]:
+    """Says so if guesses are wrong less or more often than noise of this scale makes them, drawn every time.
+
+    A guess is wrong if normal evidence of mean d²/2 and variance Σ s²d² of kinds is below zero. How far the
+    files are apart (d) may change from run to run, and the noise's scale (s) is as sure as numbers are many,
+    so both bounds are wide.
+    """
+    if not seen or noise.keys() != seen[0].apart.keys():  # what has no row in the ledger is a fault by itself
+        return []
+    numbers = {kind: sum(one.noise[kind][1] for one in seen if kind in one.noise) for kind in noise}
+
+    def chance(one: Seen, sure: float) -> float:
+        squares = {kind: float(np.sum(apart)) for kind, apart in one.apart.items()}
+        spread = sum(
+            square * (noise[kind] * max(0.0, 1 + sure * CHANCE / math.sqrt(2 * numbers[kind]))) ** 2
+            for kind, square in squares.items()
+        )
+        return wrong_guesses(sum(squares.values()) / math.sqrt(spread)) if spread > 0 else 0.5
+
+    least, most = min(chance(one, -1.0) for one in seen), max(chance(one, 1.0) for one in seen)
+    if not beyond_chance(wrong, len(seen), least, most):
+        return []
+    return [
+        f"{wrong:,} of {len(seen):,} guesses about {who} were wrong, and noise as was measured makes it "
+        f"{len(seen) * least:.3g} to {len(seen) * most:.3g} give or take chance, if each release has its own"
+    ]
+
+
 def _curve(evidence: np.ndarray, coins: np.ndarray) -> list[list[float]]:
     """False positives and false negatives, at thresholds from the highest to the lowest."""
     order = np.argsort(-evidence, kind="stable")
@@ -197,131 +240,3 @@ def _curve(evidence: np.ndarray, coins: np.ndarray) -> list[list[float]]:
     negatives = 1 - np.append(0, np.cumsum(seconds)) / max(1, int(coins.sum()))
     kept = np.unique(np.linspace(0, len(order), min(len(order), MOST_POINTS) + 1).astype(int))
     return [[float(positives[i]), float(negatives[i])] for i in kept]
-
-
-_normal = NormalDist()
-
-
-def wrong_guesses(mu: float) -> float:
-    """The least probability of a wrong guess between two files under μ-GDP.
-
-    >>> round(wrong_guesses(2.0), 3)
-    0.159
-    """
-    return _normal.cdf(-mu / 2)
-
-
-def least_mu(wrong: int, runs: int, confidence: float = CONFIDENCE) -> float:
-    """The μ that so many wrong guesses certify: with this confidence no smaller one is true.
-
-    >>> round(least_mu(203, 1000), 2)
-    1.51
-    """
-    return max(0.0, -2 * _inverse(most_likely(wrong, runs, confidence)))
-
-
-def most_likely(found: int, of: int, confidence: float) -> float:
-    """The largest probability that `found` of `of` leave likely (Clopper and Pearson 1934, one-sided)."""
-    return 1.0 if found >= of else float(_stats().beta.ppf(confidence, found + 1, of - found))
-
-
-def least_epsilon(mu: float, delta: float) -> float:
-    """ε of μ-GDP at δ, by the exact curve."""
-    return accounting.epsilon(mu**2, delta, "exact")
-
-
-def check_runs(runs: int, mu: float) -> None:
-    """Refuses so few runs that even the worst pair would most likely certify nothing."""
-
-    def certified(count: int) -> float:
-        return least_mu(round(count * wrong_guesses(mu)), count)
-
-    if certified(runs) > 0:
-        return
-    needed = runs
-    while needed < _MOST_RUNS and certified(needed) <= 0:
-        needed = 2 * needed + 1
-    raise SottovoceError(
-        f"{runs} runs are too few to certify anything about this promise: play at least {needed}, or play 1 "
-        "with many canaries"
-    )
-
-
-def counted_threshold(mu: float, delta: float, runs: int) -> float:
-    """The evidence above which counting is expected to certify most, for a pair as far apart as promised."""
-
-    def expected(threshold: float) -> float:
-        rates = (1 - _normal.cdf((threshold + side * mu**2 / 2) / mu) for side in (1, -1))
-        false, true = (round(runs / 2 * rate) for rate in rates)
-        return counted_epsilon((false, true), (runs // 2, runs // 2), delta)
-
-    return max((mu * step / 20 for step in range(101)), key=expected)
-
-
-def counted_epsilon(above: tuple[int, int], runs: tuple[int, int], delta: float) -> float:
-    """ε by counting: in how many runs of the first and of the second file was evidence above a threshold?
-
-    >>> round(counted_epsilon((0, 400), (5000, 5000), 1e-5), 1)
-    4.6
-    """
-    half = 1 - (1 - CONFIDENCE) / 2
-    positives = most_likely(above[0], runs[0], half)
-    right = 1 - most_likely(runs[1] - above[1], runs[1], half)
-    return max(0.0, math.log((right - delta) / positives)) if right > delta else 0.0
-
-
-def one_run_epsilon(
-    canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
-) -> float:
-    """ε that `right` of `guesses` about so many canaries of one run certify (their Theorem 5.2).
-
-    >>> round(one_run_epsilon(1000, 100, 97, 1e-5), 1)
-    2.5
-    """
-
-    def credible(epsilon: float) -> bool:
-        return _one_run_chance(canaries, guesses, right, epsilon, delta) > 1 - confidence
-
-    low, high = 0.0, 1.0
-    while not credible(high):
-        low, high = high, 2 * high
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if credible(middle) else (middle, high)
-    return low
-
-
-def one_run_guesses(canaries: int, mu: float, delta: float) -> int:
-    """Returns how many canaries to guess, those with most evidence, so that most is certified on average."""
-    draws = np.random.default_rng(0).normal(mu**2 / 2, mu, _DRAWN)
-    strongest = draws[np.argsort(-np.abs(draws))] > 0
-
-    def expected(guesses: int) -> float:
-        right = strongest[: max(1, round(_DRAWN * guesses / canaries))].mean()
-        return one_run_epsilon(canaries, guesses, round(guesses * float(right)), delta)
-
-    choices = sorted({max(1, round(canaries * step / 20)) for step in range(1, 21)})
-    return max(choices, key=expected)
-
-
-def _one_run_chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The chance of so many right guesses, at most, under (ε, δ)."""
-    binomial = _stats().binom(guesses, 1 / (1 + math.exp(-epsilon)))
-    likely = float(binomial.sf(right - 1))
-    fewer = np.arange(1, right + 1)
-    share = float(np.max(np.cumsum(binomial.pmf(right - fewer)) / fewer, initial=0.0))
-    return min(1.0, likely + 2 * canaries * delta * share)
-
-
-def _inverse(probability: float) -> float:
-    if probability <= 0:
-        return -math.inf
-    return math.inf if probability >= 1 else _normal.inv_cdf(probability)
-
-
-def _stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError:
-        raise SottovoceError("bounds of guesses need scipy: pip install 'sottovoce[audit]'") from None
-    return stats

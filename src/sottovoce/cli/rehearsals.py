@@ -107,14 +107,14 @@ def keep(found: Mapping[str, Any], folder: Path, *, alone: bool) -> None:
 
 def show(found: Mapping[str, Any], kept: Path | None) -> None:
     """Prints what was found."""
-    from sottovoce.report.promise import recount_table, releases_table, sentence, verdict
+    from sottovoce.report.promise import recount_table, releases_table, sentences, verdict
     from sottovoce.report.table import plain
 
     for table in (releases_table(found), recount_table(found)):
         if table is not None:
             show_table(table)
-    for game in found.get("games", ()):
-        say(plain(sentence(game)))
+    for text in sentences(found):
+        say(plain(text))
     bullets(found["faults"], "bold red")
     color = "bold red" if found["faults"] else "green"
     say((verdict(found), color), " Nothing left, and nothing was charged.")

@@ -104,13 +104,28 @@ def verdict(found: Mapping[str, Any]) -> str:
     return "Nothing was found that breaks the promise."
 
 
+def sentences(found: Mapping[str, Any]) -> list[str]:
+    """What games and the noise came to, a sentence each."""
+    return [*(sentence(game) for game in found.get("games", ())), *_of_noise(found)]
+
+
+def _of_noise(found: Mapping[str, Any]) -> list[str]:
+    common = found.get("common")
+    if not common:
+        return []
+    most = ", ".join(f"{abs(value):.3f} between {between}" for between, value in common["common"].items())
+    chance = "more than chance explains" if common["faults"] else "as chance makes them"
+    pairs = f"each against all others ({common['pairs']:,} pairs)"
+    return [f"Noise of releases, {pairs}: correlations of {most}, {chance}."]
+
+
 def audit_section(found: Mapping[str, Any]) -> Markup:
     """Everything that was found, for a page."""
     tables, drawn = (releases_table(found), recount_table(found)), curve(found)
     section: Markup = report.macros("report/promise.html").audit(
         found,
         verdict(found),
-        sentences=[sentence(game) for game in found.get("games", ())],
+        sentences=sentences(found),
         charts=[drawn] if drawn.marks else [],
         tables=[table for table in tables if table is not None],
     )
