@@ -27,8 +27,8 @@ from sottovoce.channel.wire import PrivateRandomness, SharedRandomness
 from sottovoce.data import Facts, public
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import personalize
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.server import Fields
+from sottovoce.federation.status.progress import write_run
 from sottovoce.models.tasks import Task
 from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import catalog

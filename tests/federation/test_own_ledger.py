@@ -18,9 +18,9 @@ from sottovoce.federation import Agreement
 from sottovoce.federation.directory import LedgerBehind, opened
 from sottovoce.federation.node import Node
 from sottovoce.federation.onboarding.client import personalize
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.server import Coordinator
+from sottovoce.federation.status.progress import write_run
 from sottovoce.federation.store import Store
 from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, client_scope

@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import personalize
-from sottovoce.federation.progress import write_run
+from sottovoce.federation.status.progress import write_run
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
 from sottovoce.run.models import GeneratorFile

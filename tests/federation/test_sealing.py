@@ -16,7 +16,6 @@ from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
 from sottovoce.federation.flower.server_app import _keep_log
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import (
     SEAL_BYTES,
     EnrolmentError,
@@ -34,6 +33,7 @@ from sottovoce.federation.sealing import (
     unseal_downward,
 )
 from sottovoce.federation.server import Fields, Options
+from sottovoce.federation.status.progress import write_run
 from sottovoce.release.secrets import client_secret, seeded_master
 from tests.small import federated_plan
 

@@ -18,9 +18,9 @@ from sottovoce.data import Dataset, load
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.directory import Recovery
 from sottovoce.federation.node import Declined
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError, new_key, public_key
 from sottovoce.federation.server import Fields, Options
+from sottovoce.federation.status.progress import write_run
 from sottovoce.machine.rollback import Memory
 from sottovoce.models.features import cache as kept
 from sottovoce.models.tensors import load_tensors

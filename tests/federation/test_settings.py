@@ -119,7 +119,7 @@ def test_a_mistake_names_the_file_the_line_and_the_key(tmp_path: Path, text: str
 
 
 def test_a_file_that_is_not_there_is_offered_a_template(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--init' writes a template"):
+    with pytest.raises(SettingsError, match="write a template"):
         Settings.load(tmp_path / "node.toml")
 
 

@@ -16,8 +16,8 @@ from sottovoce.errors import SottovoceError
 from sottovoce.federation import Agreement
 from sottovoce.federation.keys import Parties, SiteKey, fingerprint
 from sottovoce.federation.node import Node
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.server import Coordinator, Options
+from sottovoce.federation.status.progress import write_run
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import HelperNode, Sums
 from sottovoce.plan import Plan

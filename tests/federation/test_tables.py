@@ -21,9 +21,9 @@ from sottovoce.federation.node import Node
 from sottovoce.federation.onboarding import Specification
 from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.onboarding.server import Onboarding
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.server import Coordinator, Options
+from sottovoce.federation.status.progress import write_run
 from sottovoce.federation.store import Store
 from sottovoce.models.tensors import load_tensors
 from sottovoce.personal import PersonalModel

@@ -107,7 +107,7 @@ class Settings:
             values = tomllib.loads(text)
         except OSError as error:
             raise SettingsError(
-                f"no settings at {path} ({error.strerror}): 'sottovoce node {path} --init' writes a template"
+                f"no settings at {path} ({error.strerror}): let 'sottovoce node' write a template", "init"
             ) from None
         except (ValueError, RecursionError) as error:
             raise SettingsError(f"{path} is not TOML ({shown(error)}): correct it") from None

@@ -19,9 +19,9 @@ from sottovoce.federation.flower import server_app, write_app
 from sottovoce.federation.flower.client_app import RECORD, client_app, member_of
 from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
-from sottovoce.federation.progress import Progress
 from sottovoce.federation.server import Options
 from sottovoce.federation.settings import CANNOT, SettingsError
+from sottovoce.federation.status.progress import Progress
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
 from sottovoce.run.training import train

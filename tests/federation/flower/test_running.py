@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from sottovoce.federation.flower import running
-from sottovoce.federation.flower.running import News, RunFailed, run_app
-from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
+from sottovoce.federation.flower.running import run_app
+from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation, supervisor
+from sottovoce.federation.status.supervisor import News, RunFailed
 from sottovoce.machine.files import FileError, locked
 from sottovoce.run.status import Status
 
@@ -37,7 +38,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any] | N
     """What `flwr` answers, one after the other; no time passes."""
     given: list[dict[str, Any] | None] = []
     monkeypatch.setattr(running, "_flwr", lambda *_: given.pop(0))
-    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
     yield given
     assert given == []
 
@@ -111,9 +112,9 @@ def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
 ) -> None:
     said: list[str] = []
     held = [True, True, True, False]
-    monkeypatch.setattr(running, "is_locked", lambda _: held.pop(0))
+    monkeypatch.setattr(supervisor, "is_locked", lambda _: held.pop(0))
     waits = replace(status(2), state="waiting", why="late", waiting=[{"name": "site-0", "why": "is late"}])
-    monkeypatch.setattr(running, "read_federation", lambda _: waits)
+    monkeypatch.setattr(supervisor, "read_federation", lambda _: waits)
     answers += [SUBMITTED, listed("finished:completed")]
     run_app(app, "here", say=said.append)
     assert held == []

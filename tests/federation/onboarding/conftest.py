@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.federation.onboarding import remote
-from sottovoce.federation.progress import write_run
+from sottovoce.federation.status.progress import write_run
 from tests.federation.world import World
 
 

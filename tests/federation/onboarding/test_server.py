@@ -29,8 +29,8 @@ from sottovoce.federation.onboarding.server import (
     SecondContext,
 )
 from sottovoce.federation.onboarding.service import create_service
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.sealing import agreed_secret, new_key, pad, public_key
+from sottovoce.federation.status.progress import write_run
 from sottovoce.machine.tokens import new_token
 from sottovoce.training.server import Server
 from tests.federation.world import World

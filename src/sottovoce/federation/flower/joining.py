@@ -23,8 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sottovoce.federation.flower.running import LONGEST_PAUSE, QUIET, RunFailed, program
+from sottovoce.federation.flower.running import QUIET, program
 from sottovoce.federation.status import Minutely, read_node
+from sottovoce.federation.status.supervisor import LONGEST_PAUSE, RunFailed
 
 FIRST_PAUSE = 5.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -20,9 +20,9 @@ from flwr.serverapp import Grid, ServerApp
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement
 from sottovoce.federation.flower.client_app import RECORD, show_log
-from sottovoce.federation.progress import Progress, write_run
 from sottovoce.federation.sealing import MODEL, EnrolmentError
 from sottovoce.federation.server import Coordinator, Fields, Options
+from sottovoce.federation.status.progress import Progress, write_run
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import MASKS
 from sottovoce.machine.files import PRIVATE, private_folder

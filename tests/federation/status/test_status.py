@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.progress import write_run
 from sottovoce.federation.status import FILE, SUPERVISOR, look
+from sottovoce.federation.status.progress import write_run
 from sottovoce.machine.files import locked
 from sottovoce.run.status import Status
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation.progress import Progress
 from sottovoce.federation.server import Options
 from sottovoce.federation.status import FILE, look
+from sottovoce.federation.status.progress import Progress
 from sottovoce.machine.files import FileError
-
-from .test_tables import Tables
-from .world import QUICK, SHARED, World
+from tests.federation.test_tables import Tables
+from tests.federation.world import QUICK, SHARED, World
 
 
 class Told:
@@ -187,7 +186,7 @@ def test_a_damaged_file_or_a_full_disk_stops_no_server(
         raise FileError("cannot write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.federation.progress.write_atomically", full)
+        patch.setattr("sottovoce.federation.status.progress.write_atomically", full)
         told.update()
     told.update()
     assert told.file["format"] == 1

@@ -2,7 +2,7 @@
 
 A server holds the lock of its store, and `sottovoce federate` another one; both end with their process.
 So a federation without a result waits or runs while one of them is held, and has failed otherwise. What
-is told of it the server has written itself (`federation.progress`).
+is told of it the server has written itself (`federation.status.progress`).
 
 A client's node notes each message that it has answered or refused in `contact.json`; ε is read from its
 ledger as it stands. All of it is the owner's own and stays on this machine.
