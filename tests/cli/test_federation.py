@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.federation import Agreement
 from sottovoce.federation.flower import joining
+from tests.federation.world import QUICK, World, ledger
 from tests.run.test_folder import sites
 
 from .conftest import Failing
@@ -172,6 +174,35 @@ def test_a_node_names_its_settings_to_the_engine_and_ends_when_told(
     assert command[command.index("--root-certificates") + 1] == str(tmp_path / "ca.crt")
     assert command[command.index("--auth-supernode-private-key") + 1] == str(tmp_path / "node-key")
     assert told == ""
+
+
+def test_a_client_that_left_rejoins_by_a_word_of_its_owner_said_once(
+    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints what that comes to, and answers nothing before; what the budget does not cover is refused."""
+    world = World(tmp_path, **{**QUICK, "rounds": 6}, clients_per_round=3, seeded=False)
+    world.enrol(0)
+    world.answer(0)
+    directory, file = tmp_path / "clients" / "client-0", tmp_path / "node.toml"
+    text = 'agreement = "clients/agreement.toml"\nrecords = "clients/client-0.npz"\n'
+    text += 'directory = "clients/client-0"'
+    link = '[flower]\nserver = "host:1"\ninsecure = true'
+    file.write_text(f'{text}\nledger = "clients/client-0/ledger.sqlite"\n{link}\n')
+    assert "this client has left no run of this agreement" in started(monkeypatch, str(file), "--rejoin")[1]
+    shutil.copytree(directory, tmp_path / "backup")
+    shutil.rmtree(directory)
+    shutil.copytree(tmp_path / "backup", directory)
+    price = "to rejoin: ε 9.83, together 10.5"
+    assert f"{price} of 8 at δ = 1e-5, which the budget does not cover" in failing(
+        "node", str(file), "--rejoin"
+    )
+    assert world.answer(0)["left"]
+    with ledger(world, 0) as book:
+        book.raise_budget(11.0)
+    command, told = started(monkeypatch, str(file), "--rejoin")
+    assert f"rejoins run {world.store.run}; {price} of 11" in " ".join(told.split())
+    assert command[command.index("--node-config") + 1] == f'settings="{file}"'
+    assert "release" in world.answer(0)
 
 
 def test_options_that_node_toml_replaces_still_work_and_one_line_says_so(

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation import Agreement
-from sottovoce.federation.keys import SiteKey, fingerprint
+from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.federation.server import Coordinator, Fields, Options
-from sottovoce.federation.sums import check_consent
 from sottovoce.privacy.ledger import OWN_RECORDS
-from sottovoce.privacy.terms import Terms
 from sottovoce.release.places.masks import RoundKey
 
 from .world import SHARED, World, charged, ledger
@@ -32,30 +29,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         world.coordinator.accept(member, world.answer(member))
     assert set(world.coordinator.missing().values()) == {"gradient"}
     return world
-
-
-def consenting(agreement: Agreement, **changes: Any) -> Terms:
-    assert agreement.parties is not None
-    marks = frozenset(fingerprint(public).replace(" ", "") for _, public in agreement.parties.helpers)
-    return Terms(**{"noise_shared": True, "honest": 3, "helpers": marks, **changes})
-
-
-def test_an_owner_agrees_to_shared_noise_in_the_nodes_own_config(world: World) -> None:
-    agreement = world.agreement
-    check_consent(agreement, consenting(agreement))
-    check_consent(agreement, consenting(agreement, honest=2))  # more honest ones than asked for
-    some = sorted(consenting(agreement).helpers)[1:]
-    for terms, match in (
-        (Terms(), "noise_shared = true"),
-        (consenting(agreement, noise_shared=False), "noise_shared = true"),
-        (consenting(agreement, honest=0), "honest = 3 in node.toml"),
-        (consenting(agreement, honest=4), "counts on 3 honest sites"),
-        (consenting(agreement, helpers=frozenset()), "helper-0, helper-1, helper-2: refused"),
-        (consenting(agreement, helpers=frozenset(some)), "has not accepted the helpers helper-"),
-    ):
-        with pytest.raises(EnrolmentError, match=match) as refusal:
-            check_consent(agreement, terms)
-        assert "\n" not in str(refusal.value)
 
 
 def test_a_node_without_its_owners_consent_neither_enrols_nor_releases(world: World, tmp_path: Path) -> None:

@@ -5,38 +5,29 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
-from sottovoce.data import Records, split_seeds
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import node as module
-from sottovoce.federation.directory import Enrolment
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.server import Options
+from sottovoce.federation.site.directory import Enrolment
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.machine.rollback import Memory
 from sottovoce.models.parameters import logits
 from sottovoce.models.tasks import open_task
-from sottovoce.personal import PersonalModel
-from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Overspent
-from sottovoce.run.models import write_models
-from sottovoce.run.training import train
-from tests.run.test_folder import sites
 
-from .world import QUICK, World, charged, ledger
+from .world import QUICK, World, charged, ledger, roll_back
 
 
 def log_of(world: World, index: int) -> list[str]:
@@ -98,7 +89,7 @@ def test_a_member_releases_only_in_rounds_of_the_schedule(tmp_path: Path) -> Non
     [chosen] = world.coordinator.missing()
     request = world.coordinator.request(chosen, "gradient")
     with pytest.raises(SottovoceError, match="not due in round 1"):
-        world.node((chosen + 1) % 3).release({**request, "received_rounds": []})
+        world.node((chosen + 1) % 3).release(request)
     with pytest.raises(SottovoceError, match="not due in round 99"):
         world.node(chosen).release({**request, "round": 99})
 
@@ -137,35 +128,6 @@ def test_secrets_are_for_their_owner_only_and_never_logged(
         assert world.coordinator.roster.secret(index).hex() not in caplog.text
 
 
-def test_home_models_of_clients_that_share_a_folder_are_files_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[list[str]] = []
-    monkeypatch.setattr(module.subprocess, "Popen", lambda command, **kept: begun.append(command))
-    node: Any = SimpleNamespace(records="mine.csv", _client_log=Mock())
-    for client in ("", "north.", "personal.", "home."):
-        Node._finish_at_home(node, tmp_path / f"{client}personal.safetensors", Plan(model="linear"))
-    homes = [Path(command[-1]).name for command in begun]
-    assert homes == [f"{client}home.safetensors" for client in ("", "north.", "personal.", "home.")]
-
-
-def test_a_node_finishes_its_model_in_a_process_of_its_own_and_keeps_it(tmp_path: Path) -> None:
-    at = sites(tmp_path / "sites")
-    plan = Plan.load(overrides={"dataset": str(at), "rounds": 2, "seeded": True, "channel": "direct"})
-    train(plan, tmp_path / "run")
-    write_models(tmp_path / "run", tmp_path, clients=["north"])
-    published = (tmp_path / "north.safetensors").rename(tmp_path / "personal.safetensors")
-    before, home = published.read_bytes(), tmp_path / "home.safetensors"
-    node: Any = SimpleNamespace(records=at / "north.csv", _client_log=Mock())
-    Node._finish_at_home(node, published, plan)
-    until = time.monotonic() + 120
-    while not home.exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert PersonalModel.read(home, home=True).home
-    assert stat.S_IMODE(home.stat().st_mode) == stat.S_IMODE(home.with_suffix(".log").stat().st_mode) == 0o600
-    assert published.read_bytes() == before
-
-
 def test_a_client_is_due_in_the_rounds_of_the_schedule_and_in_no_other() -> None:
     blueprint: Any = SimpleNamespace(schedule=np.array([[0, 1], [1, 2], [0, 2]]))
     due = [
@@ -173,26 +135,6 @@ def test_a_client_is_due_in_the_rounds_of_the_schedule_and_in_no_other() -> None
         for participant in range(3)
     ]
     assert due == [[1, 3], [1, 2], [2, 3]]
-
-
-def test_a_client_reads_as_many_records_as_its_share_of_training_ones_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(tmp_path)
-    plan, read, splits = world.agreement.plan, list[int](), list[tuple[Any, ...]]()
-    nothing = Records(torch.zeros(0, 1), torch.zeros(0))
-    monkeypatch.setattr(
-        module, "described_client", lambda *_, needed, limited, local: (read.append(needed), nothing)[1]
-    )
-    monkeypatch.setattr(module, "split_participant", lambda *given: splits.append(given))
-    for size in (80, 81):
-        blueprint: Any = SimpleNamespace(
-            plan=plan, facts=None, sizes=(1, size, 1), context_size=lambda participant: 40 + participant
-        )
-        world.node(1)._records(1, blueprint)
-    assert read == [100, 102]  # four of five train
-    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
-    assert splits == [(nothing, 41, seeds[1])] * 2
 
 
 def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_plan(tmp_path: Path) -> None:
@@ -265,7 +207,7 @@ def test_an_accuracy_in_a_centred_round_is_that_of_inputs_from_the_centre(tmp_pa
     server, node = world.coordinator.server, replace(world.node(0), diagnostics=True)
     assert server.centre().any()
     found = node.release(world.coordinator.request(0, "gradient"))["accuracy"]
-    facts, held_out = world.agreement.facts, node._records(0, server.blueprint).held_out
+    facts, held_out = world.agreement.facts, node._holdings.records(0, server.blueprint).held_out
     outputs = logits(server.blueprint.module, server.blueprint.theta(server.coefficients([0])[0]), held_out.x)
     assert found == pytest.approx(open_task(facts).score(outputs, held_out.y))
 
@@ -306,22 +248,6 @@ def test_two_records_are_the_least_with_which_a_client_declares_how_many_it_has(
     assert world.node(1, open_).enrol(offer)["records"] == 1  # the other one is held out
 
 
-@pytest.mark.parametrize(
-    ("error", "said"), [(SottovoceError("no such label"), "no such label"), (KeyError("x"), "KeyError('x')")]
-)
-def test_the_owner_reads_in_words_why_a_client_is_not_ready_and_the_kind_of_what_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise error
-
-    world = World(tmp_path, **QUICK)
-    monkeypatch.setattr(module, "dry_client", broken)
-    with pytest.raises(EnrolmentError, match="this client is not ready"):
-        world.enrol(0)
-    assert log_of(world, 0)[0] == f"ERROR not ready, and nothing was charged: {said}"
-
-
 def test_a_refused_client_forgets_its_enrolment_unless_something_was_released_under_it(
     tmp_path: Path,
 ) -> None:
@@ -350,7 +276,7 @@ def test_the_folders_above_a_clients_are_made_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noise", ["client", "server"])
 @pytest.mark.parametrize("kind", ["context", "gradient"])
 def test_a_file_that_became_unusable_is_nothing_that_the_server_notices(
-    tmp_path: Path, noise: str, kind: str
+    tmp_path: Path, noise: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An enrolled client answers for ever: around zero, charged, and as long as always."""
     blend = {
@@ -383,6 +309,5 @@ def test_a_file_that_became_unusable_is_nothing_that_the_server_notices(
         assert ("counts as zero" in " ".join(log)) is (state != "whole")
         assert (kind, request["round"]) in charged(world, who)
         if state != "whole":
-            shutil.rmtree(tmp_path / "clients" / f"client-{who}")
-            shutil.copytree(tmp_path / "kept", tmp_path / "clients" / f"client-{who}")
+            roll_back(monkeypatch, tmp_path / "kept", tmp_path / "clients" / f"client-{who}")
     assert len(set(lengths.values())) == 1

@@ -55,7 +55,7 @@ def test_between_rounds_no_gradient_is_taken(tmp_path: Path) -> None:
     world = enrolled(tmp_path, context="predictions", context_round=2)
     world.step()
     assert set(world.coordinator.missing().values()) == {"context"}
-    world.store.ask(0, "gradient", 2)  # even one that has a key
+    world.store.ask(0, "gradient")  # even one that has a key
     release = world.coordinator.blueprint.releases["gradient"]
     stream = release.stream(world.store.run, "participant-0", 2)
     secret = world.coordinator.roster.secret(0)

@@ -16,12 +16,10 @@ from torch import Tensor
 from sottovoce.channel.wire import SystemRandomness
 from sottovoce.data import Dataset, load
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.directory import Recovery
 from sottovoce.federation.node import Declined
 from sottovoce.federation.sealing import EnrolmentError, new_key, public_key
 from sottovoce.federation.server import Fields, Options
 from sottovoce.federation.status.progress import write_run
-from sottovoce.machine.rollback import Memory
 from sottovoce.models.features import cache as kept
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
@@ -30,7 +28,7 @@ from sottovoce.release.downlink import Downlink
 from sottovoce.run.models import GeneratorFile, open_server
 from sottovoce.run.training import train
 
-from .world import World, charged, everyone_paid, ledger, same
+from .world import World, charged, everyone_paid, ledger, roll_back, same
 
 
 @pytest.mark.parametrize(
@@ -109,15 +107,12 @@ def test_a_doubled_answer_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_of_two_encodings_of_one_stream_only_the_first_is_ever_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recovery, "_restored", lambda *_: False)  # a disk that was rolled back as a whole
-    monkeypatch.setattr(Memory, "lock_time", lambda _: 0)
     world = World(tmp_path, seeded=False)
     world.enrol_all()
     mine = tmp_path / "clients" / "client-0"
     shutil.copytree(mine, tmp_path / "backup")
     first = world.answer(0)
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "backup", mine)
+    roll_back(monkeypatch, tmp_path / "backup", mine)
     second = world.answer(0)
     assert second["release"] != first["release"]
     world.coordinator.accept(0, first)
@@ -129,7 +124,6 @@ def test_a_second_encoding_never_reaches_the_servers_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are authentic; the state is made of the first, before and after a restart."""
-    monkeypatch.setattr(Recovery, "_restored", lambda *_: False)
     states = []
     for name in ("one", "both", "restarted"):
         world = World(tmp_path / name)
@@ -138,13 +132,11 @@ def test_a_second_encoding_never_reaches_the_servers_state(
         shutil.copytree(mine, tmp_path / name / "backup")
         world.coordinator.accept(0, world.answer(0))
         if name != "one":
-            shutil.rmtree(mine)
-            shutil.copytree(tmp_path / name / "backup", mine)
             with monkeypatch.context() as patch:
+                roll_back(patch, tmp_path / name / "backup", mine)
                 patch.setattr("sottovoce.training.client.derived_seed", lambda *_: 1)
                 patch.setattr("sottovoce.release.kind.SeededRandomness", lambda _: SystemRandomness())
-                request = {**world.coordinator.request(0, "context"), "received_context": False}
-                second = world.node(0).release(request)
+                second = world.node(0).release(world.coordinator.request(0, "context"))
             world.coordinator.accept(0, second)
         if name == "restarted":
             world.kill()
@@ -163,7 +155,7 @@ def test_a_sealed_gradient_of_a_client_that_was_not_chosen_is_refused(tmp_path: 
     world.step()
     [chosen] = world.coordinator.missing()
     other = (chosen + 1) % 3
-    world.store.ask(other, "gradient", 1)  # even with a key of its own
+    world.store.ask(other, "gradient")  # even with a key of its own
     release = world.coordinator.blueprint.releases["gradient"]
     stream = release.stream(world.store.run, f"participant-{other}", 1)
     secret = world.coordinator.roster.secret(other)

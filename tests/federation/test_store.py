@@ -77,9 +77,9 @@ def test_what_is_interrupted_in_a_batch_is_not_in_the_file(tmp_path: Path) -> No
     store = World(tmp_path).store
     with pytest.raises(KeyboardInterrupt), store.transaction():  # noqa: PT012
         store.receive(0, "context", 0, b"message")
-        store.ask(0, "gradient", 1)
+        store.ask(0, "gradient")
         raise KeyboardInterrupt
-    assert (store.received(0), store.asked(0)) == ([], [])
+    assert (store.received(0), store.seal_key(0, "gradient")) == ([], None)
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 
 
 def test_a_round_is_applied_as_a_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
-    key = store.ask(0, "gradient", 1)
+    key = store.ask(0, "gradient")
     store.receive(0, "gradient", 1, b"message")
     store.apply(STATE, {"round": 1})
-    store.ask(0, "gradient", 2)
+    store.ask(0, "gradient")
     store.receive(0, "gradient", 2, b"another")
     later = {name: value + 1 for name, value in STATE.items()}
     with pytest.raises(StoreError):
@@ -132,11 +132,11 @@ def test_a_transaction_that_raises_leaves_nothing(store: Store, tmp_path: Path) 
 def test_what_is_stored_is_there_when_another_process_looks(store: Store, tmp_path: Path) -> None:
     """Each call ends its transaction: nothing waits for a later commit."""
     store.receive(0, "context", 0, b"message")
-    store.ask(1, "context", 0)
+    store.ask(1, "context")
     store.enrol(2, b"k" * 32)
     store.reached(2, "here")
     other = sqlite3.connect(tmp_path / "server.sqlite")
-    for table in ("release", "asked", "seal", "client", "address"):
+    for table in ("release", "seal", "client", "address"):
         assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,), table
     other.close()
 
@@ -149,10 +149,7 @@ def test_commits_reach_the_disk_and_dropped_bytes_are_overwritten(store: Store) 
     assert timeout >= 30_000
 
 
-def test_received_and_asked_are_remembered_for_ever(store: Store, tmp_path: Path) -> None:
-    store.ask(0, "gradient", 1)
-    store.ask(0, "gradient", 1)
-    store.ask(0, "context", 0)
+def test_what_was_received_is_remembered_for_ever(store: Store, tmp_path: Path) -> None:
     store.receive(0, "gradient", 1, b"first")
     store.receive(0, "gradient", 1, b"second")
     assert store.waiting() == [(0, "gradient", 1, b"first")]
@@ -162,15 +159,14 @@ def test_received_and_asked_are_remembered_for_ever(store: Store, tmp_path: Path
     found = reopened(store, tmp_path)
     assert found.waiting() == []
     assert found.received(0) == [("gradient", 1)]
-    assert found.asked(0) == [("context", 0), ("gradient", 1)]
-    assert found.received(1) == found.asked(1) == []
+    assert found.received(1) == []
 
 
 def test_keys_live_until_their_release_is_applied(store: Store) -> None:
-    keys = {(who, kind): store.ask(who, kind, 0) for who in (0, 1) for kind in ("context", "gradient")}  # type: ignore[arg-type]
+    keys = {(who, kind): store.ask(who, kind) for who in (0, 1) for kind in ("context", "gradient")}  # type: ignore[arg-type]
     assert len(set(keys.values())) == 4
     assert all(len(key) == 32 for key in keys.values())
-    assert store.ask(0, "context", 0) == keys[0, "context"]
+    assert store.ask(0, "context") == keys[0, "context"]
     store.receive(0, "context", 0, b"message")
     store.apply(STATE, None)
     left = {place for place in keys if store.seal_key(place[0], place[1]) is not None}  # type: ignore[arg-type]
@@ -240,18 +236,8 @@ def test_a_damaged_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == b"not a database" * 1000
 
 
-def test_a_store_has_format_3(store: Store) -> None:
-    assert store.query("PRAGMA user_version") == [(3,)]
-
-
-def test_what_is_asked_for_has_a_key_or_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed() -> bytes:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store_module, "new_key", killed)
-    with pytest.raises(KeyboardInterrupt):
-        store.ask(0, "context", 0)
-    assert store.asked(0) == []
+def test_a_store_has_format_4(store: Store) -> None:
+    assert store.query("PRAGMA user_version") == [(4,)]
 
 
 def test_errors_say_whether_the_store_is_damaged_or_cannot_be_used_now(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sottovoce.federation.sealing import public_key, seal, unseal
 from sottovoce.federation.server import Coordinator, Fields, Options
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import HelperNode
+from sottovoce.machine import rollback
 from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
@@ -165,6 +167,18 @@ def ledger(world: World, index: int) -> Ledger:
 def charged(world: World, index: int) -> list[tuple[str, int]]:
     with ledger(world, index) as book:
         return sorted((entry.charge.kind, entry.charge.round) for entry in book.charges(OWN_RECORDS))
+
+
+def roll_back(patch: pytest.MonkeyPatch, backup: Path, mine: Path) -> None:
+    """Puts a directory back as a disk or virtual machine is that is put back as a whole.
+
+    Files are then exactly as old as they say, and locks are those that they were: nothing shows.
+    """
+    patch.setattr(rollback, "_PROMPT", 10**18)
+    for path in mine.iterdir():
+        if not path.name.endswith("lock"):
+            path.unlink()
+    shutil.copytree(backup, mine, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*lock"))
 
 
 def everyone_paid(world: World) -> bool:

@@ -18,8 +18,8 @@ from sottovoce.audit.neighbours import Table, family
 from sottovoce.audit.sensitivity import Leaving, coefficients, leaving, opened
 from sottovoce.data import Description, training_size
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.node import Node
 from sottovoce.federation.onboarding.client import divided, future_records
+from sottovoce.federation.site.holdings import Holdings
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import PLACES
 from sottovoce.release.blueprint import Blueprint
@@ -203,8 +203,7 @@ def left(world: World, route: Route, file: Path, at: list[Any]) -> Leaving:
         found = Leaving({}, {}, {})
         found.add(blueprint, "west", divided(future_records(file, blueprint), blueprint), None, at)
         return found
-    node = Mock(records=file, simulated=False)
-    mine = Node._records(node, 0, blueprint, enrolled=True)
+    mine = Holdings(file, Mock(features=None)).records(0, blueprint, enrolled=True)
     units = training_size(mine.train.units + mine.held_out.units)
     found = Leaving({}, {}, {"declared": units})
     found.add(blueprint, "north", mine, 0, at)

@@ -14,9 +14,9 @@ from torch import Tensor
 from sottovoce.data import load
 from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.directory import opened
 from sottovoce.federation.onboarding.client import obtain_model, personalize
 from sottovoce.federation.onboarding.server import FinishedRun
+from sottovoce.federation.site.directory import opened
 from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.terms import Price, Terms

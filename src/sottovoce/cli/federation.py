@@ -123,6 +123,11 @@ def node(
         metavar="NODE.toml", help="What the owner of this node decides, in one file."
     ),
     init: bool = typer.Option(False, "--init", help="Write a template of it, every key explained, and stop."),
+    rejoin: bool = typer.Option(
+        False,
+        "--rejoin",
+        help="Take part again in a run that this client has left because it was put back; charges for it.",
+    ),
     give_up: float = GIVE_UP,
     settings: list[str] = typer.Argument(None, hidden=True),
     directory: Path = REPLACED,
@@ -144,7 +149,9 @@ def node(
 ) -> None:
     """Take part in a federation with one's own records, until somebody ends it. Starting it is the consent.
 
-    It may be started before the server, and again at any time: it waits, and says for what once a minute.
+    It may be started before the server, and again at any time: it waits, and says for what once a minute. A
+    client whose directory or ledger was restored from a backup leaves its run. With --rejoin, said once,
+    everything that may have left since is charged, up to the end of the run.
     """
     from sottovoce.federation.flower.joining import Connection, check_port, supernode
     from sottovoce.federation.settings import Settings, SettingsError, template
@@ -188,6 +195,8 @@ def node(
             "unencrypted, say insecure = true there instead"
         )
     check_port(link.port)
+    for line in chosen.rejoined() if rejoin else ():
+        note(line)
     command = supernode(
         link.server,
         config,

@@ -3,17 +3,13 @@
 The ledger lies beside the client's records, and is the same that onboarding charges; the directory holds, for
 each run, what was agreed at enrolment. Both only their owner can read. The budget is the owner's: a run whose
 last release would exceed it is refused before enrolment. Every request is answered by a fresh process, so all
-memory is in these files, and one request at a time is answered (a lock). A directory or ledger that was
-restored from a backup is first charged for all that the server has received, and for all that the server has
-asked for and may have left.
+memory is in these files, and one request at a time is answered (a lock). A client whose directory or ledger
+was put back from a backup answers nothing until its owner rejoins it (`recovery`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -23,30 +19,26 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.data import ClientRecords, split_participant, split_seeds, training_size
-from sottovoce.data.tables import schema
-from sottovoce.errors import SottovoceError, shown
+from sottovoce.errors import shown
 from sottovoce.federation import Agreement, sealing
-from sottovoce.federation.directory import ClientLog, Enrolment, LedgerBehind, Recovery, opened
 from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.sealing import MODEL, Declined, EnrolmentError
+from sottovoce.federation.site.consent import check_consent
+from sottovoce.federation.site.directory import ClientLog, Enrolment
+from sottovoce.federation.site.holdings import Holdings, NotReady, run_cost, split_seed
+from sottovoce.federation.site.home import begin_to_finish
+from sottovoce.federation.site.recovery import LEFT, LedgerBehind, Left, Recovery, opened
 from sottovoce.federation.status import note_contact
-from sottovoce.federation.sums import check_consent, held, helper_names, masks_for
+from sottovoce.federation.sums import held, helper_names, masks_for
 from sottovoce.machine.files import PRIVATE, locked
 from sottovoce.machine.rollback import Memory
-from sottovoce.models.features.cache import described_client
 from sottovoce.personal import personal_model
-from sottovoce.plan import Plan
-from sottovoce.plan.catalog import MODELS
-from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
 from sottovoce.privacy.terms import Price, Terms
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.downlink import BadCoefficients, Downlink
-from sottovoce.release.kind import spending
 from sottovoce.release.secrets import participant_name
 from sottovoce.run.models import write_model
-from sottovoce.run.session import dry_client
 from sottovoce.training.accounts import Account
 from sottovoce.training.client import Client, Seal
 
@@ -107,12 +99,41 @@ class Node:
     def release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a request with a charged release; one that was charged before with its stored bytes.
 
-        One whose bytes are gone is left out for ever, and the server is told so.
+        One whose bytes are gone is left out for ever, and a client that was put back leaves the run: the
+        server is told so.
         """
         try:
             return self._answer(request)
         except (LedgerBehind, AlreadyDelivered) as error:
-            return {"kind": request["kind"], "round": int(request["round"]), "left_out": str(error)}
+            why = {"left_out": str(error)}
+        except Left:
+            why = {"left": LEFT}
+        return {"kind": request["kind"], "round": int(request["round"]), **why}
+
+    def rejoin(self) -> list[str]:
+        """Takes part again in the runs of this agreement that this client has left, as its owner wishes.
+
+        Charges all that may have left since, and returns what each run comes to, in a line; refused where the
+        budget does not cover it.
+        """
+        said = []
+        with (
+            self._locked(),
+            self._client_log.refusals("to rejoin"),
+            opened(self._account, self.directory) as ledger,
+        ):
+            for enrolment in Enrolment.all(self.directory):
+                past = Recovery(self.directory, ledger, enrolment)
+                if enrolment.agreement == self.agreement.digest() and past.put_back:
+                    blueprint = self.agreement.alone(enrolment.records).blueprint()
+                    price = past.rejoin(blueprint, self._account.budget(ledger))
+                    copy = ledger.past.copied and (
+                        "; what its records have released elsewhere since is not known, and nothing but this "
+                        f"run goes on until its owner says 'sottovoce ledger vouch {ledger.path}'"
+                    )
+                    said.append(f"rejoins run {enrolment.run}; {price}{copy or ''}")
+                    self._client_log.note(said[-1])
+        return said
 
     def keep_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the model that the server's last message brings, beside the ledger; nothing is charged."""
@@ -134,35 +155,19 @@ class Node:
                 epsilon=budget.price(spent),
                 delta=budget.delta,
                 accounting=budget.accounting,
-                division=_split_seed(blueprint.plan, enrolment.participant),
+                division=split_seed(blueprint.plan, enrolment.participant),
             )
             path = account.model_file
             write_model(path, model)
             self._client_log.note(f"run {enrolment.run} is over: the model of these records is {path}")
             if self.finish:
-                self._finish_at_home(path, blueprint.plan)
+                home = begin_to_finish(path, self.records, blueprint.plan)
+                self._client_log.note(f"its home model, which stays here, will be {home}")
         return {"kind": MODEL, "kept": True}
 
     def masks(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Refuses what helpers are asked for."""
         raise Declined("this node is no helper: it has no masks")
-
-    def _finish_at_home(self, published: Path, plan: Plan) -> None:
-        """Begins to fit the model to the records, in a process of its own.
-
-        The server learns nothing of it, not even how long it takes, which depends on the records.
-        """
-        home = published.with_name(published.name.removesuffix("personal.safetensors") + "home.safetensors")
-        command = [sys.executable, "-c", "from sottovoce.cli import main; main()", "finish", str(published)]
-        command += ["--data", str(self.records), "--out", str(home)]
-        command += [] if plan.model in MODELS else ["--model", plan.model]
-        command += ["--features", plan.features] if ":" in plan.features else []
-        said = home.with_suffix(".log")
-        with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab") as log:
-            subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        self._client_log.note(f"its home model, which stays here, will be {home}: see {said}")
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
@@ -183,15 +188,15 @@ class Node:
                     raise EnrolmentError(
                         "this is not the ledger with which this client enrolled: put that one back"
                     )
-                past = self._past(ledger, enrolment.run)
-                past.catch_up(blueprint, enrolment.participant, request, helper_names(agreement))
+                past, budget = Recovery(self.directory, ledger, enrolment), account.budget(ledger)
+                past.check(blueprint, budget)
+                ledger.forget(enrolment.run, before_round=int(request["round"]))
                 before = ledger.releases(OWN_RECORDS)
                 answer = self._release(ledger, blueprint, enrolment, request, masks)
                 past.note()
                 if ledger.releases(OWN_RECORDS) == before:
                     self._client_log.note(f"sends {what} again, as it was stored")
                     return answer
-                budget = account.budget(ledger)
                 spent = f"{budget.price(ledger.spent(OWN_RECORDS)):.4f} of {budget}"
                 self._client_log.note(f"sends {what}, charged: these records have spent ε = {spent}")
                 return answer
@@ -210,7 +215,7 @@ class Node:
             coefficients = _coefficients(blueprint.downlink(kind), request["coefficients"])
         client = Client(
             participant_name(enrolment.participant),
-            partial(self._records, enrolment.participant, blueprint, enrolled=True),
+            partial(self._holdings.records, enrolment.participant, blueprint, enrolled=True),
             blueprint,
             ledger,
             run=enrolment.run,
@@ -261,43 +266,9 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _records(self, participant: int, blueprint: Blueprint, *, enrolled: bool = False) -> ClientRecords:
-        """Returns what the client holds; once it has enrolled, however many of its records can be used."""
-        plan = blueprint.plan
-        needed = -(-blueprint.sizes[participant] * 5 // 4)
-        records = described_client(
-            self.records,
-            plan,
-            blueprint.facts,
-            needed=needed,
-            local=self.agreement.features,
-            limited=not enrolled,
-        )
-        if self.simulated and plan.partition != "client":  # dealt records, of which a place is one
-            records = replace(records, identity=None)
-        seed = _split_seed(plan, participant)
-        return split_participant(records, blueprint.context_size(participant), seed)
-
     def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
-        if (mine.plan.seeded or not mine.plan.private) and not self.simulated:
-            raise EnrolmentError(
-                "the noise of this agreement is seeded or absent, for simulations, and protects nobody:"
-                " refused"
-            )
-        if mine.plan.place.at_server and not (self.terms.noise_at_server or self.simulated):
-            raise EnrolmentError(
-                "this agreement leaves the noise to the server, which then sees more than ε allows: refused; "
-                "an owner who trusts it says noise_at_server = true in node.toml"
-            )
         if not self.simulated:
             check_consent(mine, self.terms)
-        agreed = schema.of(mine.facts.source or mine.facts)
-        if agreed is not None and agreed.looked_up and not (self.terms.looked_up or self.simulated):
-            raise EnrolmentError(
-                f"this agreement has constants that were {schema.UNCOVERED} "
-                f"({'; '.join(agreed.looked_up)}): refused; an owner who accepts it says looked_up = true "
-                "in node.toml"
-            )
         if fields.get("agreement") != mine.digest():
             raise EnrolmentError(
                 "the server works under another agreement than this client's: nothing is released; compare "
@@ -328,56 +299,37 @@ class Node:
             participant = self.agreement.parties.place("site", held(self.key))
         if participant < 0:
             raise EnrolmentError("the federation is full: every index is taken")
-        declared, blueprint = self._dry_run(participant)
+        try:
+            declared, blueprint = self._holdings.tried(participant, self._account.client)
+        except NotReady as error:
+            self._client_log.note(f"not ready, and nothing was charged: {error}", level=logging.ERROR)
+            raise EnrolmentError("this client is not ready: its own log says why") from None
         with opened(self._account, self.directory) as ledger:
             ledger.past.check()
-            price, name = self._price(ledger, blueprint, participant), ledger.name
+            cost = run_cost(blueprint, participant)
+            price = Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
             if not price.affordable:
                 self._client_log.note(price.refusal(ledger.path), level=logging.ERROR)
                 raise EnrolmentError(
                     "this run would exceed the budget of this client: its own log says by how much"
                 )
-            self._past(ledger, run).note()
-        private = sealing.new_key()
-        secret = sealing.agreed_secret(private, server_key, run=run, name=participant_name(participant))
-        enrolment = Enrolment(
-            run=run,
-            participant=participant,
-            agreement=self.agreement.digest(),
-            server_key=server_key.hex(),
-            key=sealing.public_key(private).hex(),
-            secret=secret.hex(),
-            ledger=name,
-            records=declared,
-            cost=price.cost,
-        )
-        enrolment.write(self.directory)
+            private = sealing.new_key()
+            secret = sealing.agreed_secret(private, server_key, run=run, name=participant_name(participant))
+            enrolment = Enrolment(
+                run=run,
+                participant=participant,
+                agreement=self.agreement.digest(),
+                server_key=server_key.hex(),
+                key=sealing.public_key(private).hex(),
+                secret=secret.hex(),
+                ledger=ledger.name,
+                records=declared,
+                cost=price.cost,
+            )
+            Recovery(self.directory, ledger, enrolment).note()
+            enrolment.write(self.directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
-
-    def _dry_run(self, participant: int) -> tuple[int, Blueprint]:
-        """The training records to declare, and the blueprint they have been tried with; charges nothing.
-
-        Whatever fails is told to their owner alone; the server gets a fixed "not ready".
-        """
-        agreement, declared = self.agreement, 0
-        if not 0 <= participant < agreement.plan.participants:
-            count = agreement.plan.participants
-            raise EnrolmentError(f"there is no participant {participant}: the agreement has {count}")
-        try:
-            if agreement.open:
-                records = described_client(
-                    self.records, agreement.plan, agreement.facts, needed=2, local=agreement.features
-                )
-                declared = training_size(records.units)
-                agreement = agreement.alone(declared)
-            blueprint = agreement.blueprint()
-            dry_client(self._account.client, self._records(participant, blueprint), blueprint, participant)
-        except Exception as error:  # it may be about records
-            why = str(error) if isinstance(error, SottovoceError) else repr(error)
-            self._client_log.note(f"not ready, and nothing was charged: {why}", level=logging.ERROR)
-            raise EnrolmentError("this client is not ready: its own log says why") from None
-        return declared, blueprint
 
     def _released(self, run: str) -> bool:
         if not Memory(self._account.path).begun and not any(self.directory.glob("trace-*")):
@@ -385,19 +337,13 @@ class Node:
         with opened(self._account, self.directory) as ledger:
             return ledger.past.total_in(run).releases > 0
 
-    def _price(self, ledger: Ledger, blueprint: Blueprint, participant: int) -> Price:
-        """Returns what a whole run costs a participant's records."""
-        calls = call_counts(blueprint.schedule, blueprint.plan.participants)
-        counts = blueprint.participant_counts(int(calls[participant]))
-        cost = spending(blueprint.releases_of(participant), counts)
-        return Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
-
-    def _past(self, ledger: Ledger, run: str) -> Recovery:
-        return Recovery(self.directory, ledger, run, self._client_log)
-
     def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
         """Notes for the owner that a message came, and why it was refused if it was."""
         note_contact(self.directory, self._account, self.agreement.plan, what, asked, refused)
+
+    @property
+    def _holdings(self) -> Holdings:
+        return Holdings(self.records, self.agreement, self.simulated)
 
     @property
     def _account(self) -> Account:
@@ -411,11 +357,6 @@ class Node:
                 path.chmod(0o700 if path.is_dir() else PRIVATE)
         with locked(self.directory / "lock"):
             yield
-
-
-def _split_seed(plan: Plan, participant: int) -> int:
-    """The seed by which a participant divides its records into those that train and those held out."""
-    return split_seeds(plan.participants + plan.future_clients, plan.seed)[participant]
 
 
 def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:

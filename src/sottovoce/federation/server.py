@@ -73,6 +73,8 @@ class Coordinator:
                 "under noise=shared nothing is known of a single client: leave diagnostics out", "diagnostics"
             )
         self._left_out: set[tuple[int, Kind]] = set()
+        self.left: set[int] = set()
+        """Participants who were put back and have not come back."""
         self._coefficients: dict[int, bytes] = {}
         self.open: Open = "enrolment"
         """What is open."""
@@ -156,11 +158,7 @@ class Coordinator:
         }
 
     def request(self, participant: int, kind: Kind | Literal["model", "masks"]) -> Fields:
-        """The request for a missing release, or the model that is due, to be delivered to the participant.
-
-        It says what the participant was asked for before, which a client with a restored backup must take
-        for released.
-        """
+        """The request for a missing release, or the model that is due, to be delivered to the participant."""
         frozen = {"agreement": self._digest, "sizes": list(self.agreement.sizes)}
         if kind == MODEL:
             [coefficients] = self.server.coefficients([participant])
@@ -168,15 +166,12 @@ class Coordinator:
         if kind == MASKS:
             assert self._sums is not None
             return {"run": self.run, **frozen, **self._sums.request(self._masked())}
-        received, asked = self.store.received(participant), self.store.asked(participant)
-        key = self.store.ask(participant, kind, self._round_of(kind))
+        key = self.store.ask(participant, kind)
         fields: Fields = {
             "run": self.run,
             **frozen,
             "kind": kind,
             "round": self._round_of(kind),
-            **_known("received", received),
-            **_known("asked", asked),
             "seal": public_key(key),
             "bucket": self.options.bucket,
             "diagnostics": self.options.diagnostics,
@@ -194,7 +189,8 @@ class Coordinator:
         """Takes a client's answer; one that is refused changes nothing and raises, saying why.
 
         The client reads why in the next request that it gets. A release that the client can never make is
-        not waited for: a gradient in its round, a context in the whole run, and its gradients with it.
+        not waited for: a gradient in its round, a context in the whole run, and its gradients with it. Nor is
+        a client that has left the run, until it comes back.
         """
         helper = participant - self.agreement.plan.participants
         if helper >= 0:
@@ -221,7 +217,8 @@ class Coordinator:
                 log.info("%s has its model", participant_name(participant))
             return
         releases = self.blueprint.releases_of(participant)
-        if kind not in releases or not (isinstance(body, bytes) or answer.get("left_out")):
+        why = answer.get("left") or answer.get("left_out")
+        if kind not in releases or not (isinstance(body, bytes) or why):
             raise SottovoceError(f"{participant_name(participant)} sent something other than a release")
         if isinstance(body, bytes) and (kind, round_number) in self.store.received(participant):
             log.info("%s of %s came twice: dropped", kind, participant_name(participant))
@@ -234,8 +231,9 @@ class Coordinator:
         if not isinstance(body, bytes):
             if self.missing().get(participant) == kind:
                 self._left_out.add((participant, kind))
-                why = shown(answer["left_out"])
-                log.warning("%s leaves out its %s: %s", participant_name(participant), kind, why)
+                if answer.get("left"):
+                    self.left.add(participant)
+                log.warning("%s leaves out its %s: %s", participant_name(participant), kind, shown(why))
             return
         if kind == "gradient" and participant not in self._coefficients:
             raise SottovoceError(f"{participant_name(participant)} was not chosen for round {round_number}")
@@ -251,6 +249,7 @@ class Coordinator:
             self._left_out.add((participant, kind))
             raise
         self.store.receive(participant, kind, round_number, body)
+        self.left.discard(participant)
         self._decoded[participant, kind] = decoded
         self._diagnose(participant, kind, body, decoded, answer)
 
@@ -351,7 +350,7 @@ class Coordinator:
     def _begin(self, phase: Open) -> None:
         """Opens a phase."""
         self.open = phase
-        self._left_out = {(participant, kind) for participant, kind in self._left_out if kind == "context"}
+        self._left_out = {one for one in self._left_out if one[1] == "context" and one[0] not in self.left}
         self._started, self._deadline = time.perf_counter(), time.monotonic() + self.options.patience
         self._coefficients = {}
         if self._sums is not None:
@@ -380,11 +379,3 @@ class Coordinator:
                 "norm": float(np.linalg.norm(decoded)),
                 "accuracy": answer.get("accuracy"),
             }
-
-
-def _known(what: str, releases: list[tuple[Kind, int]]) -> Fields:
-    """The releases that the server has "received" or "asked" for, as a request states them."""
-    return {
-        f"{what}_rounds": [number for kind, number in releases if kind == "gradient"],
-        **{f"{what}_{once}": any(kind == once for kind, _ in releases) for once in ONCE},
-    }

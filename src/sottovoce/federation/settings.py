@@ -178,6 +178,16 @@ class Settings:
             key=own,
         )
 
+    def rejoined(self) -> list[str]:
+        """Lets the client take part again in the runs that it has left; what that comes to, in lines.
+
+        It is a word that is said once, and no key: who agrees to one restore has not agreed to the next.
+        """
+        member = self.member()
+        if not isinstance(member, Node):
+            raise SettingsError("a helper that was put back answers for its run no more: leave --rejoin out")
+        return member.rejoin() or ["this client has left no run of this agreement: nothing was charged"]
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -297,6 +307,7 @@ def answer(member_of: Callable[[], Member], what: str, asked: Mapping[str, Any])
     try:
         member = member_of()
         fields = HANDLERS[what](member, asked)
+        refused = refused or str(fields.get("left", ""))
     except TOLD as error:
         log.error("answered with a refusal: %s", error)
         fields, refused = {"error": str(error)}, str(error)

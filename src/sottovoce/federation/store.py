@@ -1,12 +1,11 @@
 """The server's durable memory of a federation: one SQLite file, readable by its owner only.
 
-It holds who is enrolled, which releases were asked for and received, and the server's state after every
-round. A message is stored before it is used, and a round is applied in one transaction that saves the new
-state and drops the messages it was made of, with the keys that could open them; so a server killed at any
-moment continues with the same bytes, and afterwards nobody can read them, here or in any copy.
-What was asked for and received is remembered for ever, message or not: that is how a client with a restored
-backup knows what it must have spent. With noise at the server the rounds whose noise was drawn are noted
-beside it, so that a store that was restored or copied draws nothing again.
+It holds who is enrolled, which releases were received, and the server's state after every round. A message is
+stored before it is used, and a round is applied in one transaction that saves the new state and drops the
+messages it was made of, with the keys that could open them; so a server killed at any moment continues with
+the same bytes, and afterwards nobody can read them, here or in any copy. What was received is remembered for
+ever, message or not. With noise at the server the rounds whose noise was drawn are noted beside it, so that a
+store that was restored or copied draws nothing again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from sottovoce.release.places.server import AlreadyDrawn, DrawnRounds
 
 log = logging.getLogger("sottovoce.federation")
 
-_FORMAT = 3
+_FORMAT = 4
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE federation (run TEXT NOT NULL, agreement TEXT NOT NULL, key BLOB NOT NULL);
@@ -51,12 +50,6 @@ CREATE TABLE release (
     kind TEXT NOT NULL,
     round INTEGER NOT NULL,
     message BLOB,
-    PRIMARY KEY (participant, kind, round)
-) WITHOUT ROWID;
-CREATE TABLE asked (
-    participant INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    round INTEGER NOT NULL,
     PRIMARY KEY (participant, kind, round)
 ) WITHOUT ROWID;
 CREATE TABLE seal (
@@ -230,14 +223,12 @@ class Store(Database):
             found.setdefault(participant, {})[kind] = count
         return found
 
-    def ask(self, participant: int, kind: Kind, round_number: int) -> bytes:
-        """Remembers durably that a release is asked for; only then may the request leave.
+    def ask(self, participant: int, kind: Kind) -> bytes:
+        """The private key for which the answer to a request is to be sealed, the same until it is applied.
 
-        Returns the private key for which its answer is to be sealed, the same until it is applied.
+        It is durable: only then may the request leave.
         """
-        with self.transaction():
-            self.query("INSERT OR IGNORE INTO asked VALUES (?, ?, ?)", participant, kind, round_number)
-            self.query("INSERT OR IGNORE INTO seal VALUES (?, ?, ?)", participant, kind, new_key())
+        self.query("INSERT OR IGNORE INTO seal VALUES (?, ?, ?)", participant, kind, new_key())
         key = self.seal_key(participant, kind)
         assert key is not None
         return key
@@ -246,11 +237,6 @@ class Store(Database):
         """The private key for which a participant seals its next release of a kind; None: not asked for."""
         rows = self.query("SELECT key FROM seal WHERE participant = ? AND kind = ?", participant, kind)
         return rows[0][0] if rows else None
-
-    def asked(self, participant: int) -> list[tuple[Kind, int]]:
-        """Every release that a participant was ever asked for."""
-        query = "SELECT kind, round FROM asked WHERE participant = ? ORDER BY round, kind"
-        return self.query(query, participant)
 
     def waiting(self) -> list[tuple[int, Kind, int, bytes]]:
         """Messages that are not applied yet: participant, kind, round, bytes."""

@@ -1,9 +1,7 @@
 """Shared noise in a federation: a site's half, a helper's and the server's.
 
-A site masks its shares. Nothing that a server says decides about that: the owner states, in the node's own
-config, that noise may be shared, how many honest shares of it there must be at least, and which helpers may
-mask: by fingerprint, since anybody can take a name. Keys of a round count only if the helper of the
-agreement has signed them.
+A site masks its shares. Nothing that a server says decides about that: its owner does (`consent`). Keys of a
+round count only if the helper of the agreement has signed them.
 
 A helper is a node without records, in a directory of its own, and answers each round once
 (`release.places.helper`). What it needs to know it takes from its own copy of the agreement; a request says
@@ -31,13 +29,12 @@ import numpy as np
 
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement
-from sottovoce.federation.directory import ClientLog
-from sottovoce.federation.keys import SiteKey, fingerprint
+from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.sealing import Declined, EnrolmentError
+from sottovoce.federation.site.directory import ClientLog
 from sottovoce.federation.store import Store
 from sottovoce.machine.documents import foreign_name
 from sottovoce.machine.files import Database, locked, private_folder
-from sottovoce.privacy.terms import Terms
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.places import masks
 from sottovoce.release.places.helper import Helper
@@ -47,31 +44,6 @@ from sottovoce.training.client import Seal, unsealed
 MASKS: Literal["masks"] = "masks"
 """The purpose of requests to helpers, and of their answers."""
 LOG = "helper.log"
-
-
-def check_consent(agreement: Agreement, terms: Terms) -> None:
-    """Refuses an agreement on shared noise that the owner has not agreed to."""
-    parties, plan = agreement.parties, agreement.plan
-    if parties is None:
-        return
-    if not terms.noise_shared:
-        raise EnrolmentError(
-            "under this agreement sites share the noise and helpers mask it: refused; an owner who agrees "
-            "says noise_shared = true in node.toml, with honest and helpers"
-        )
-    honest = plan.in_every_sum - plan.may_collude
-    if not 1 <= terms.honest <= honest:
-        raise EnrolmentError(
-            f"the noise of this agreement counts on {honest} honest sites in a sum: refused; an owner whom "
-            f"that contents says honest = {honest} in node.toml"
-        )
-    marks = {name: fingerprint(public).replace(" ", "") for name, public in parties.helpers}
-    strange = [name for name, mark in marks.items() if mark not in terms.helpers]
-    if strange:
-        raise EnrolmentError(
-            f"the owner of this node has not accepted the helpers {', '.join(strange)}: refused; compare "
-            "their fingerprints with them, then name them as helpers in node.toml"
-        )
 
 
 def helper_names(agreement: Agreement) -> str:

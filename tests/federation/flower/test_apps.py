@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from sottovoce.federation.flower.server_app import Driver
 from sottovoce.federation.node import Node
 from sottovoce.federation.server import Options
 from sottovoce.federation.settings import CANNOT, SettingsError
+from sottovoce.federation.site.holdings import Holdings
+from sottovoce.federation.site.recovery import LEFT
+from sottovoce.federation.status import look
 from sottovoce.federation.status.progress import Progress
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
@@ -324,7 +328,7 @@ def test_records_that_became_unusable_tell_the_server_nothing(
         def broken(*_: object, **__: object) -> None:
             raise RuntimeError(f"{file} has a record 4242")
 
-        monkeypatch.setattr(Node, "_records", broken)
+        monkeypatch.setattr(Holdings, "records", broken)
     network = Network(world, 1)
     network._deliver(sent(world.coordinator.request(0, "context"), "train.release"))
     [told] = network.told
@@ -334,6 +338,22 @@ def test_records_that_became_unusable_tell_the_server_nothing(
     if fault != "label":  # where only some are unusable, those alone count as zero
         assert "ERROR the context of round 0 counts as zero" in log
         assert ("27" if fault == "shape" else "4242") in log
+
+
+def test_a_client_that_was_put_back_tells_the_server_and_its_owners_status(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    mine = tmp_path / "clients" / "client-0"
+    network = Network(world, 1)
+    for put_back in (False, True):
+        if put_back:
+            shutil.copytree(mine, tmp_path / "backup")
+            shutil.rmtree(mine)
+            shutil.copytree(tmp_path / "backup", mine)
+        network._deliver(sent(world.coordinator.request(0, "context"), "train.release"))
+        assert ("left" in network.told[-1]) is put_back
+    found = look(mine)
+    assert (found.state, found.why) == ("failed", f"it refused: {LEFT}")
 
 
 def test_a_refusal_of_what_the_budget_does_not_cover_tells_the_server_that_and_no_more(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.directory import Enrolment
+from sottovoce.federation.site.directory import Enrolment
 from sottovoce.machine.files import FileError, write_atomically
 from sottovoce.plan import Plan
 from sottovoce.privacy.ledger import Ledger

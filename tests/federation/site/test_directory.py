@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.directory import ClientLog, Enrolment
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.site.directory import ClientLog, Enrolment
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge
 
-from .world import World, charged, ledger
+from ..world import World, charged, ledger
 
 
 def test_a_refused_enrolment_is_forgotten_unless_its_run_has_releases(tmp_path: Path) -> None:
