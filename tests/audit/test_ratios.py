@@ -51,12 +51,12 @@ def test_a_folder_of_sites(tmp_path: Path, noise: str) -> None:
 def test_units_that_are_drawn_by_rank_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(sites(tmp_path / "sites", unit=True), **{**SHARES, "context_records": 5})
     assert ratios(plan, families=6, size=5).faults == []
-    by_rank = dataset_module.identity.order
+    by_rank = dataset_module.units.order
 
     def ranks(identity: Any, seed: int) -> Any:
         return by_rank(identity * 0 + torch.arange(len(identity))[:, None], seed)
 
-    monkeypatch.setattr(dataset_module.identity, "order", ranks)
+    monkeypatch.setattr(dataset_module.units, "order", ranks)
     assert any("of what is charged" in fault for fault in ratios(plan, families=6, size=5).faults)
 
 

@@ -14,6 +14,7 @@ from sottovoce import audit
 from sottovoce.cli.application import app
 from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
 from tests.audit.test_noise import drawn_once
+from tests.audit.test_order import NARROW, many_classes, rounds_by_place
 from tests.audit.toys import BEST, words
 
 from .conftest import Failing
@@ -68,6 +69,28 @@ def test_a_broken_promise_is_said_loudly_and_exits_with_1(
     assert said in " ".join(answer.stdout.split())
     assert "The promise is broken:" in answer.stdout
     assert "Nothing was found" not in answer.stdout
+
+
+def test_a_product_that_rounds_by_place_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an all-clear: nobody looked at coefficients that a server may send to make roundings decide."""
+    plan = many_classes(tmp_path)
+    given = [f"{key}={value}" for key, value in NARROW.items()]
+    rounds_by_place(monkeypatch)
+    answer = runner.invoke(app, ["audit", f"dataset={plan.dataset}", *given])
+    assert answer.exit_code == 1
+    assert "when its records stand in another order" in " ".join(answer.stdout.split())
+
+
+def test_a_feature_map_that_mixes_records_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an all-clear: the map is tried on three made-up records, and on no others."""
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
+    own = "tests.audit.test_company:mixing"
+    answer = runner.invoke(
+        app, ["audit", *words(tmp_path, PLAN), f"features={own}", "--features", own, "--json"]
+    )
+    assert answer.exit_code == 1
+    said = json.loads(answer.stdout)["faults"]
+    assert said[0].startswith(f"features={own} describes the same record differently beside other records")
 
 
 def test_a_finished_run_is_recounted_and_its_report_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sottovoce.plan.catalog import PLACES
 from sottovoce.report import promise
+from sottovoce.report.table import plain
 
 GAME: dict[str, Any] = {
     "pair": "worst",
@@ -83,7 +84,11 @@ def test_the_page_calls_the_place_of_noise_as_the_catalog_does(place: str) -> No
 def test_tables_are_there_where_there_is_something_to_tell() -> None:
     releases = promise.releases_table(FOUND)
     assert releases is not None
-    assert releases.rows == [["gradient", "client", "0.0025", "0.8700"]]
+    assert releases.rows == [["gradient", "client", "0.0025", "0.8700", "–"]]
+    [row] = FOUND["releases"]
+    ordered = promise.releases_table({**FOUND, "releases": [{**row, "order": 6.4e-14}]})
+    assert ordered is not None
+    assert plain(ordered.rows[0][-1]) == "6.4 × 10⁻¹⁴"
     assert promise.releases_table({"faults": []}) is None
     ledger = {"clients": [{"client": "north", "stated": 8.0, "recomputed": 8.0001}]}
     recount = promise.recount_table({"ledger": ledger})

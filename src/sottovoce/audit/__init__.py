@@ -16,13 +16,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import torch
+
 from sottovoce.audit.bounds import check_runs
+from sottovoce.audit.company import by_company
 from sottovoce.audit.guessing import guess_canaries, guess_pair
 from sottovoce.audit.noise import independence
+from sottovoce.audit.order import by_order, climbed
 from sottovoce.audit.pair import busiest, given_pair, worst_pair
 from sottovoce.audit.sensitivity import ratios
+from sottovoce.data import load
 from sottovoce.errors import SottovoceError
 from sottovoce.models.features.cache import Progress
 from sottovoce.plan import Plan
@@ -74,7 +80,11 @@ def audit(
         check_runs(runs, promised)
         pairs = (worst_pair(blueprint, federation), given_pair(blueprint, federation))
         games = [guess_pair(pair, runs, progress) for pair in pairs]
-    moved = ratios(plan, families=FAMILIES, progress=progress)
+    random = Random("0:order")
+    mixed = by_company(plan, load(plan.dataset), random)
+    at = [torch.zeros(blueprint.coefficients), climbed(blueprint, federation, random)]
+    moved = ratios(plan, families=FAMILIES, also=at[1:], progress=progress)
+    order, misplaced = by_order(blueprint, federation, at, random)
     found = {
         "dataset": plan.dataset,
         "preset": plan.preset,
@@ -85,10 +95,10 @@ def audit(
         "seeded": plan.seeded,
         "pairs": moved.pairs,
         "refused": moved.refused,
-        "releases": moved.releases,
+        "releases": [{**row, "order": order.get((row["kind"], row["place"]))} for row in moved.releases],
         "largest": max((row["ratio"] for row in moved.releases), default=0.0),
         "games": games,
-        "faults": [*moved.faults, *(fault for game in games for fault in game["faults"])],
+        "faults": [*mixed, *misplaced, *moved.faults, *(fault for game in games for fault in game["faults"])],
     }
     if common is not None:
         found["common"] = common

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sottovoce import data
+from sottovoce.audit.hostile import Hostile
 from sottovoce.audit.neighbours import Table, array_like, family
 from sottovoce.data import ClientRecords, Dataset, Description, FederatedDataset
 from sottovoce.data.sites import described as has_agreement
@@ -170,9 +171,10 @@ def leaving(
 
 
 def coefficients(blueprint: Blueprint, seed: int) -> list[Tensor]:
-    """Coefficients (k,) that a client may be sent: none yet, and some far away."""
+    """Coefficients (k,) that a client may be sent: none yet, some far away, and an adversary's."""
     far = torch.randn(blueprint.coefficients, generator=torch.Generator().manual_seed(seed))
-    return [torch.zeros_like(far), 3.0 * far]
+    recipe = Hostile.drawn(blueprint.module, Random(seed))
+    return [torch.zeros_like(far), 3.0 * far, recipe.coefficients(blueprint.model)]
 
 
 def weight(blueprint: Blueprint, participant: int | None, release: Release) -> float:
@@ -217,22 +219,31 @@ def _public(blueprint: Blueprint, federation: FederatedDataset) -> dict[str, Any
 
 
 def ratios(
-    plan: Plan, *, families: int, size: int = 8, progress: Progress = lambda done, of: None
+    plan: Plan,
+    *,
+    families: int,
+    size: int = 8,
+    also: Sequence[Tensor] = (),
+    progress: Progress = lambda done, of: None,
 ) -> Largest:
     """The largest ratio of each kind of release, over `families` of `size` files, any two of them a pair.
 
-    Nothing leaves, and nothing is charged. `faults` of the answer says what breaks the promise.
+    Nothing leaves, and nothing is charged. `faults` of the answer says what breaks the promise. Coefficients
+    are those of `coefficients`, and `also` these.
     """
     found, path = Largest(), Path(plan.dataset).expanduser()
     own = path.is_dir() or has_agreement(path) or (path.exists() and plan.partition == "client")
     for number in range(families):
         random = Random(f"0:{number}")
-        found.compare(list(_files(plan, path, random, size) if own else _dealt(plan, random, size)))
+        files = _files(plan, path, random, size, also) if own else _dealt(plan, random, size, also)
+        found.compare(list(files))
         progress(number + 1, families)
     return found
 
 
-def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leaving | str]:
+def _files(
+    plan: Plan, path: Path, random: Random, size: int, also: Sequence[Tensor]
+) -> Iterator[Leaving | str]:
     """Yields what would leave of files that differ in one unit of one client."""
     clients = data.client_files(path) if path.is_dir() else {path.stem: path}
     name = random.choice(list(clients))
@@ -258,11 +269,11 @@ def _files(plan: Plan, path: Path, random: Random, size: int) -> Iterator[Leavin
                 continue
             everybody = [*federation.names, *federation.future_names]
             others = [client for client in everybody if client != name]
-            at = at or coefficients(blueprint, random.getrandbits(32))
+            at = at or [*coefficients(blueprint, random.getrandbits(32)), *also]
             yield leaving(blueprint, federation, at, {name, *others[:1]} if path.is_dir() else None)
 
 
-def _dealt(plan: Plan, random: Random, size: int) -> Iterator[Leaving]:
+def _dealt(plan: Plan, random: Random, size: int, also: Sequence[Tensor]) -> Iterator[Leaving]:
     """Yields what would leave of a dataset of which one record becomes another one in its place."""
     stored = data.load(plan.dataset)
     ready = prepare(plan, stored, trusted=True)
@@ -282,6 +293,10 @@ def _dealt(plan: Plan, random: Random, size: int) -> Iterator[Leaving]:
             new = described(Dataset("one", x, y, stored.facts), plan, cache=False, local=plan.features)
             changed = replace(dataset, x=dataset.x.clone(), y=dataset.y.clone())
             changed.x[place], changed.y[place] = new.x[0], new.y[0]
+            if dataset.identity is not None:  # by which a client's records are drawn
+                as_stored = replace(stored, x=stored.x.clone(), y=stored.y.clone(), identity=None)
+                as_stored.x[place], as_stored.y[place] = x[0], y[0]
+                changed = replace(changed, identity=as_stored.identified().identity)
         blueprint, federation = opened(plan, changed, index if by_labels else None)
-        at = at or coefficients(blueprint, random.getrandbits(32))
+        at = at or [*coefficients(blueprint, random.getrandbits(32)), *also]
         yield leaving(blueprint, federation, at, {names[owner], names[owner - 1]})

@@ -182,10 +182,16 @@ def sentence(game: Mapping[str, Any]) -> str:
 def releases_table(found: Mapping[str, Any]) -> Table | None:
     """Returns how far one record moves each kind of release, against what is charged."""
     rows = [
-        [row["kind"], row["place"], number(row["charged"]), number(row["ratio"], 4, zeros=True)]
+        [
+            row["kind"],
+            row["place"],
+            number(row["charged"]),
+            number(row["ratio"], 4, zeros=True),
+            number(row.get("order"), 2),
+        ]
         for row in found.get("releases", ())
     ]
-    heads = ["Release", "Noise at", "Charged Δ", "Largest move / Δ"]
+    heads = ["Release", "Noise at", "Charged Δ", "Largest move / Δ", "By order alone / Δ"]
     return Table(heads, rows, "How far one record moves a release", words=2) if rows else None
 
 
