@@ -32,6 +32,7 @@ THROUGH = {
     "plan/test_limits.py": "machine/documents",
     "plan/test_plan.py": "keys checks",
     "release/test_blueprint.py": "secrets",
+    "report/test_look.py": "status",
     "report/test_result.py": "reading",
     "run/test_modelcard.py": "personal/card",
     "studies/test_execution.py": "pool work",

@@ -25,8 +25,8 @@ from typing import Any
 
 import yaml
 
-from sottovoce.federation.status import NodeStatus, look
-from sottovoce.run.status import Status
+from sottovoce.report.look import look
+from sottovoce.report.status import Status
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 PORTS = ("8700", "8701", "8443", "8444", "8445", "8446", "9094", "9095", "9096", "9097")
@@ -162,7 +162,7 @@ class Federation:
             [beside, *arguments], capture_output=True, text=True, check=check, cwd=self.folder
         )
 
-    def wait(self, seconds: float = LIMIT_SECONDS) -> Iterator[Status | NodeStatus]:
+    def wait(self, seconds: float = LIMIT_SECONDS) -> Iterator[Status]:
         """The status of the federation, every second until it is finished; the limit is for hangs."""
         deadline, state = time.monotonic() + seconds, ""
         while state != "finished" or self.running["server"].poll() is None:
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 show(page)
         for site in ("longbeach", "budapest"):
             state = look(folder / site / "state")
-            assert isinstance(state, NodeStatus)
+            assert state.role == "client"
             print(f"{site}: {state.why}; {state.headroom}")
         print(f"cleveland has its model: {federation.onboard()}")
     print(f"done in {time.monotonic() - began:.0f} s; what they wrote is in {folder}")

@@ -20,8 +20,8 @@ from sottovoce.cli.application import app
 from sottovoce.cli.status import wait_for
 from sottovoce.run.directory import RunDirectory
 from tests.federation.live.test_page import request
+from tests.federation.status.test_progress import Told
 from tests.federation.test_contact import Watched
-from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
 
 from .conftest import Failing

@@ -24,8 +24,8 @@ import pytest
 import yaml
 from tools.demo_federation import DEPLOY, HELPERS, SERVICES, Federation, services, show
 
-from sottovoce.federation.status import NodeStatus, look
 from sottovoce.personal import PersonalModel
+from sottovoce.report.look import look
 from tests.report.test_browser import DESK
 from tests.report.test_browser import browser as browser
 from tests.report.webdriver import Browser
@@ -169,7 +169,7 @@ def test_the_federation_starts_in_the_worst_order_is_killed_in_the_middle_and_en
         assert "does not let this client in yet" in federation.log("longbeach") + federation.log("budapest")
     for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
-        assert isinstance(found, NodeStatus)
+        assert found.role == "client"
         assert (found.state, found.gradients) == ("finished", 3)
         assert found.epsilon["spent"] == pytest.approx(found.epsilon["together"])
         assert PersonalModel.read(folder / site / "personal.safetensors").origin.client == site
@@ -192,7 +192,7 @@ def test_the_hospitals_share_the_noise_and_helpers_open_every_sum(tmp_path: Path
         assert PersonalModel.read(federation.onboard()).origin.client == "cleveland"
     for site in ("longbeach", "budapest"):
         found = look(folder / site / "state")
-        assert isinstance(found, NodeStatus)
+        assert found.role == "client"
         assert (found.state, found.noise, found.gradients) == ("finished", "shared", 3)
     until(lambda: nothing_left(folder))
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from sottovoce.federation import status
-from sottovoce.federation.status import CONTACT, NodeStatus, look
 from sottovoce.machine.files import FileError, locked
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger
+from sottovoce.report import status
+from sottovoce.report.look import look
+from sottovoce.report.status import FILE, Status
 
 from .world import QUICK, World
 
@@ -44,9 +45,9 @@ def world(tmp_path: Path) -> Watched:
     return world
 
 
-def seen(folder: Path) -> NodeStatus:
+def seen(folder: Path) -> Status:
     found = look(folder)
-    assert isinstance(found, NodeStatus)
+    assert found.role == "client"
     return found
 
 
@@ -71,16 +72,16 @@ def test_the_owner_reads_what_is_spent_and_what_the_run_will_spend(world: Watche
         i + 1 for i, chosen in enumerate(world.coordinator.blueprint.schedule) if 0 in chosen
     )
     assert "this run has spent 5.3" in found.headroom
-    assert found.seconds_since_contact is not None
+    assert found.seconds_since is not None
 
 
 def test_what_other_runs_have_spent_and_a_stricter_budget_are_counted(world: Watched) -> None:
     world.finish()
     with Ledger.open(world.directory(1) / "ledger.sqlite", scope=None) as ledger:
         ledger.willing(2.0)
-    noted = json.loads((world.directory(1) / CONTACT).read_text())
-    (world.directory(1) / CONTACT).write_text(
-        json.dumps({**noted, "run": "f" * 16})
+    noted = json.loads((world.directory(1) / FILE).read_text())
+    (world.directory(1) / FILE).write_text(
+        json.dumps({**noted, "run": "f" * 16, "cost": 0.0})
     )  # an earlier run's charges
     found = seen(world.directory(1))
     assert found.epsilon["budget"] == 2.0
@@ -119,10 +120,10 @@ def test_a_node_that_was_never_asked_waits_and_one_without_a_directory_leaves_no
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [("{", "damaged"), ('{"format": 7}', "another version"), ('{"format": 1}', "damaged")]
+    ("content", "why"), [("{", "damaged"), ('{"format": 7}', "another version"), ('{"format": 2}', "damaged")]
 )
 def test_what_cannot_be_read_is_unknown_in_one_line(world: Watched, content: str, why: str) -> None:
-    (world.directory(0) / CONTACT).write_text(content)
+    (world.directory(0) / FILE).write_text(content)
     found = seen(world.directory(0))
     assert (found.state, found.exit_code) == ("unknown", 2)
     assert why in found.why

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,8 +18,7 @@ from sottovoce.machine.files import private_folder
 from sottovoce.report.table import data_size, duration, number, percent
 
 if TYPE_CHECKING:
-    from sottovoce.federation.status import NodeStatus
-    from sottovoce.run.status import Status
+    from sottovoce.report.status import Status
 
 RUN = typer.Argument(
     help="Directory of a run, of a federation's server, or of one of its clients.", readable=False
@@ -36,17 +35,15 @@ def status(run: Path = RUN, json: bool = options.JSON) -> None:
     Exit code: 0 finished, 1 failed (a killed run too), 2 unknown, 3 running, 4 waiting. Nothing is disturbed:
     the command only reads.
     """
-    from sottovoce.federation.status import NodeStatus, look
+    from sottovoce.report.look import look
 
     found = look(run)
     if json:
-        told = asdict(found)
-        told.pop("history", None)  # of a run: a line for each round
-        as_json(told)
+        as_json(_told(found))
     elif found.state == "unknown":
         problem(found.why)
-    elif isinstance(found, NodeStatus):
-        _show_node(found)
+    elif found.role == "client":
+        _show_client(found)
     else:
         _show(found)
     raise typer.Exit(found.exit_code)
@@ -97,7 +94,7 @@ def watch(
 
 def wait_for(run: Path, *states: str) -> None:
     """Waits until a run is in one of the states, by default in any that is known; says so once a minute."""
-    from sottovoce.federation.status import Minutely, look
+    from sottovoce.report.look import Minutely, look
 
     minutely = Minutely(note)
     while (found := look(run)).state not in (states or KNOWN):
@@ -105,35 +102,41 @@ def wait_for(run: Path, *states: str) -> None:
         time.sleep(1.0)
 
 
-def _show_node(found: NodeStatus) -> None:
-    since = found.seconds_since_contact
+def _told(found: Status) -> dict[str, Any]:
+    """What scripts are told: without a line for each round, and how long ago in place of when."""
+    told = asdict(found)
+    for name in ("history", "since", "ledger", "account", "cost"):
+        del told[name]
+    what = "contact" if found.role == "client" else "progress"
+    return {**told, f"seconds_since_{what}": found.seconds_since}
+
+
+def _show_client(found: Status) -> None:
     rows = {"state": f"{found.state}: {found.why}"}
     if found.client is not None:
+        since = found.seconds_since
         rows["client, run"] = f"{found.client}, {found.run or '–'}"
         rows["privacy"] = f"{found.headroom}" + (f", at δ = {found.delta:g}" if found.delta else "")
         rows["rounds"] = f"released in {found.gradients}; the server was at {found.round} of {found.rounds}"
         rows["last contact"] = "–" if since is None else f"{duration(round(since))} ago"
         rows["messages"] = f"{found.answers} answered, {found.refusals} refused"
-    if found.errors:
-        rows["last errors"] = "\n".join(found.errors[-3:])
+    _show_errors(found, rows)
     facts(found.directory, rows)
 
 
 def _show(found: Status) -> None:
-    from sottovoce.federation.status import is_federation
-
     again = f" (sottovoce train --resume --out {shlex.quote(found.directory)})"
-    if is_federation(Path(found.directory)):
+    if found.role == "server":
         again = " (sottovoce federate --app APP --on NAME)"
     rows = {
         "state": f"{found.state}: {found.why}{again if found.state == 'failed' else ''}",
-        "rounds": f"{found.round} of {found.rounds}, {duration(found.seconds)}",
+        "rounds": f"{found.round} of {number(found.rounds)}, {duration(found.seconds)}",
         "to the server, to clients": f"{data_size(found.bytes_up)}, {data_size(found.bytes_down)}",
     }
     if found.seconds_left is not None:
         rows["time left"] = f"about {duration(found.seconds_left)}"
-    if found.seconds_since_progress is not None and found.state in ("running", "waiting"):
-        rows["last progress"] = f"{duration(found.seconds_since_progress)} ago"
+    if found.seconds_since is not None and found.state in ("running", "waiting"):
+        rows["last progress"] = f"{duration(found.seconds_since)} ago"
     spent = {name: value for name, value in found.epsilon.items() if name not in ("target", "spent")}
     if found.epsilon.get("target") is not None:
         kinds = f" ({', '.join(f'{name} {number(value, 3)}' for name, value in spent.items())})"
@@ -142,14 +145,18 @@ def _show(found: Status) -> None:
             f"{found.delta:g}{kinds if len(spent) > 1 else ''}, {found.noise_words}"
         )
     if found.engine:
-        counts = (f"{found.counted(what)} {what}" for what in ("enrolled", "connected"))
+        here = f"{found.counted('enrolled')} enrolled, {found.counted('connected')} connected"
         rows["phase"] = f"{found.phase}, of {', '.join(found.phases)}"
-        rows["clients"] = f"{', '.join(counts)} of {found.participants}; {found.refusals} refusals"
-    if found.errors:
-        rows["last errors"] = "\n".join(error["text"] for error in found.errors[-3:])
+        rows["clients"] = f"{here} of {found.participants}; {found.refusals} refusals"
+    _show_errors(found, rows)
     if found.accuracy:
         rows[f"accuracy after round {found.accuracy['round']}"] = (
             f"participants {percent(found.accuracy['seen'])}, future clients "
             f"{percent(found.accuracy['future'])}"
         )
     facts(found.directory, rows)
+
+
+def _show_errors(found: Status, rows: dict[str, str]) -> None:
+    if found.errors:
+        rows["last errors"] = "\n".join(error["text"] for error in found.errors[-3:])

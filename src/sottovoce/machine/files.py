@@ -126,6 +126,18 @@ def locked(path: Path, *, timeout: float | None = None, busy: str = "") -> Itera
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds the lock of a file; for a moment this takes its place in the queue."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 class Database:
     """An open SQLite file: transactions are on the disk before they end, deleted bytes are overwritten.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,6 +25,7 @@ from sottovoce.data import ClientRecords, FederatedDataset, Records
 from sottovoce.data.section import DataError
 from sottovoce.data.tables import schema
 from sottovoce.errors import SottovoceError
+from sottovoce.machine.files import FileError
 from sottovoce.models.metrics import Own
 from sottovoce.models.parameters import logits
 from sottovoce.models.tensors import load_tensors, save_tensors
@@ -37,6 +38,7 @@ from sottovoce.release.kind import spending
 from sottovoce.release.places.server import DrawnRounds, Updates
 from sottovoce.release.secrets import seeded_master
 from sottovoce.report.result import RunResult, write_result
+from sottovoce.report.status import Status, epsilon_of
 from sottovoce.run.directory import RunDirectory, RunError
 from sottovoce.run.models import GeneratorFile
 from sottovoce.run.prepare import Prepared
@@ -142,6 +144,7 @@ class Session:
             session = cls(directory, simulation, book, identity, checkpoint_seconds, updates)
             if resume:
                 session._load()
+            session._tell("running", "a process trains in it")
             session._held = stack.pop_all()
         return session
 
@@ -192,8 +195,19 @@ class Session:
         file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
         file.write(self.directory.model_file)
         write_result(self.directory.path, result)
+        self._tell("finished", "it has a result", epsilon=epsilon_of(result))
         self.directory.checkpoint_file.unlink(missing_ok=True)
         return result
+
+    def _tell(self, state: str, why: str, **more: Any) -> None:
+        """Says what the run is doing; what comes between its beginning and its end its other files say."""
+        plan, ledger = self.simulation.blueprint.plan, None
+        if self._ledger is not None:
+            path = self._ledger.path
+            ledger = path.name if path == self.directory.ledger_file else str(path.absolute())
+        told = Status.of(plan, "run", state, why, run=self._run, ledger=ledger, since=time.time(), **more)
+        with suppress(FileError):  # a run does not end because nobody can look at it
+            told.write(self.directory.path)
 
     def close(self) -> None:
         """Closes the ledger, and lets another process have the directory."""

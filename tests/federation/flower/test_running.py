@@ -12,10 +12,11 @@ import pytest
 
 from sottovoce.federation.flower import running
 from sottovoce.federation.flower.running import run_app
-from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation, supervisor
+from sottovoce.federation.status import supervisor
 from sottovoce.federation.status.supervisor import News, RunFailed
 from sottovoce.machine.files import FileError, locked
-from sottovoce.run.status import Status
+from sottovoce.report.look import SUPERVISOR, Minutely, look
+from sottovoce.report.status import Status
 
 SUBMITTED = {"success": True, "run-id": "7"}
 
@@ -93,11 +94,11 @@ def test_one_command_at_a_time_works_on_a_run_and_status_says_what_it_waits_for(
 ) -> None:
     seen: list[Status] = []
 
-    def look(_: str) -> None:
-        seen.append(read_federation(tmp_path / "run"))
+    def note(_: str) -> None:
+        seen.append(look(tmp_path / "run"))
 
     answers += [None, SUBMITTED, listed("finished:completed")]
-    run_app(app, "here", say=look)
+    run_app(app, "here", say=note)
     assert {found.state for found in seen} == {"waiting"}
     assert seen[-1].why == "sottovoce federate waits: the SuperLink does not answer"
     with (
@@ -114,7 +115,7 @@ def test_a_server_that_an_earlier_command_left_at_work_is_watched_to_its_end(
     held = [True, True, True, False]
     monkeypatch.setattr(supervisor, "is_locked", lambda _: held.pop(0))
     waits = replace(status(2), state="waiting", why="late", waiting=[{"name": "site-0", "why": "is late"}])
-    monkeypatch.setattr(supervisor, "read_federation", lambda _: waits)
+    monkeypatch.setattr(supervisor, "look", lambda _: waits)
     answers += [SUBMITTED, listed("finished:completed")]
     run_app(app, "here", say=said.append)
     assert held == []
@@ -164,7 +165,7 @@ def test_the_same_is_said_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None
     said: list[str] = []
     minutely = Minutely(said.append)
     for second in range(121):
-        monkeypatch.setattr("sottovoce.federation.status.time.monotonic", lambda at=second: 1000.0 + at)
+        monkeypatch.setattr("sottovoce.report.look.time.monotonic", lambda at=second: 1000.0 + at)
         minutely.say("waiting")
     assert said == ["waiting"] * 3
     minutely.say("waiting for somebody else")

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sottovoce.federation.live import metrics
-from sottovoce.federation.status import NodeStatus, look
-from sottovoce.run.status import Status
+from sottovoce.report.look import look
+from sottovoce.report.status import Status
+from tests.federation.status.test_progress import Told
 from tests.federation.test_contact import Watched
-from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ ONBOARDING = {
 """Of the service, whose own tests read them from it."""
 
 
-def samples(found: Status | NodeStatus) -> dict[str, float]:
+def samples(found: Status) -> dict[str, float]:
     """Every sample, by its name and labels."""
     text = metrics(lambda: found).decode()
     return {
@@ -51,12 +51,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Status:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> NodeStatus:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Status:
     world = Watched(tmp_path_factory.mktemp("client"), **QUICK)
     world.enrol_all()
     world.step()
     found = look(world.directory(0))
-    assert isinstance(found, NodeStatus)
+    assert found.role == "client"
     return found
 
 
@@ -75,7 +75,7 @@ def test_the_server_tells_who_is_there_how_far_it_is_and_what_it_refused(server:
     assert 0 < found["sottovoce_run_epsilon_spent"] < found["sottovoce_run_epsilon_target"] == 8
 
 
-def test_a_client_tells_its_owner_the_headroom_of_its_ledger(node: NodeStatus) -> None:
+def test_a_client_tells_its_owner_the_headroom_of_its_ledger(node: Status) -> None:
     found = samples(node)
     assert found["sottovoce_node_epsilon_budget"] == 8
     assert found["sottovoce_node_epsilon_spent"] == node.epsilon["spent"] > 0
@@ -85,7 +85,7 @@ def test_a_client_tells_its_owner_the_headroom_of_its_ledger(node: NodeStatus) -
     assert found["sottovoce_node_answers_total"] == 2
 
 
-def test_no_figure_has_the_name_of_a_client(server: Status, node: NodeStatus) -> None:
+def test_no_figure_has_the_name_of_a_client(server: Status, node: Status) -> None:
     for found in (server, node):
         text = metrics(lambda found=found: found).decode()  # type: ignore[misc]
         assert "client-" not in text
@@ -102,7 +102,7 @@ def names(text: str) -> set[str]:
     return set(re.findall(r"sottovoce_\w+", text))
 
 
-def test_the_dashboard_shows_every_metric_and_none_that_is_not(server: Status, node: NodeStatus) -> None:
+def test_the_dashboard_shows_every_metric_and_none_that_is_not(server: Status, node: Status) -> None:
     dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     made = {name.partition("[")[0] for found in (server, node) for name in samples(found)}
@@ -115,7 +115,7 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not(server: Status, n
     assert len(set(numbers)) == len(numbers)
 
 
-def test_the_operations_page_explains_every_metric(server: Status, node: NodeStatus) -> None:
+def test_the_operations_page_explains_every_metric(server: Status, node: Status) -> None:
     page = names((ROOT / "docs" / "operations.md").read_text())
     made = {name.partition("[")[0] for found in (server, node) for name in samples(found)}
     assert {name for name in made if not name.endswith("_created")} <= page

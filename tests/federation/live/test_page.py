@@ -22,12 +22,12 @@ import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.live import document, open_watch, parts
-from sottovoce.federation.status import NodeStatus
+from sottovoce.report.look import look
+from sottovoce.report.status import Status
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.status import Status, read_status
 from sottovoce.run.training import train
+from tests.federation.status.test_progress import Told
 from tests.federation.test_contact import Watched
-from tests.federation.test_progress import Told
 from tests.federation.world import QUICK
 from tests.report.test_browser import _LOW_CONTRAST, _OUTSIDE, DESK, PHONE
 from tests.report.test_browser import browser as browser
@@ -206,10 +206,10 @@ def test_what_cannot_be_watched_is_said_in_one_line(run: Path, tmp_path: Path) -
 
 
 def test_names_from_files_become_no_markup(run: Path) -> None:
-    text = (run / "plan.toml").read_text()
-    (run / "plan.toml").write_text(text.replace('"mnist-small"', '"<img src=x onerror=alert(1)>"'))
+    text = (run / "status.json").read_text()
+    (run / "status.json").write_text(text.replace('"mnist-small"', '"<img src=x onerror=alert(1)>"'))
     evil = Path(shutil.copytree(run, run.with_name("<b>run")))
-    found = read_status(evil)
+    found = look(evil)
     assert found.dataset == "<img src=x onerror=alert(1)>"
     assert "<img" not in document(found)
     assert "<b>" not in document(found) + parts(found)["state"]
@@ -222,9 +222,10 @@ def test_names_of_clients_become_no_markup() -> None:
         "run", "waiting", evil, phase=evil, phases=[evil], engine="flower", clients=[client], noise="client",
         waiting=[{"name": evil, "why": evil}], errors=[{"time": 0.0, "text": evil}],
     )  # fmt: skip
-    node = NodeStatus(
-        "node", "failed", evil, client=evil, noise="client", errors=[evil], epsilon={"spent": 1.0}
-    )
+    node = Status(
+        "node", "failed", evil, role="client", client=evil, noise="client",
+        errors=[{"time": None, "text": evil}], epsilon={"spent": 1.0},
+    )  # fmt: skip
     for found, times in ((server, 5), (node, 4)):
         shown = parts(found)
         del shown["title"]  # no markup, and put in its place as text
@@ -234,12 +235,12 @@ def test_names_of_clients_become_no_markup() -> None:
 
 def test_a_seeded_simulation_is_said_to_protect_nobody(tmp_path: Path) -> None:
     train(small_plan(rounds=1), tmp_path / "run")
-    assert "protects nobody" in document(read_status(tmp_path / "run"))
+    assert "protects nobody" in document(look(tmp_path / "run"))
 
 
 def test_a_run_that_is_gone_while_it_is_watched_is_shown_as_unknown(run: Path) -> None:
     shutil.rmtree(run)
-    shown = parts(read_status(run))
+    shown = parts(look(run))
     assert "unknown" in shown["state"]
     assert shown["figures"] == shown["charts"] == ""
 

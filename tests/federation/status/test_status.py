@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.status import FILE, SUPERVISOR, look
 from sottovoce.federation.status.progress import write_run
 from sottovoce.machine.files import locked
-from sottovoce.run.status import Status
+from sottovoce.report.look import SUPERVISOR, look
+from sottovoce.report.status import FILE, Status
 
 from .test_progress import Told
 
@@ -74,9 +74,9 @@ def test_looking_writes_nothing_and_does_not_open_the_store(tmp_path: Path) -> N
     [
         ("{", "is damaged"),
         ("3", "is damaged"),
-        ('{"format": 2}', "was written by another version"),
-        ('{"format": 1}', "was made by another version, or is damaged"),
-        ('{"format": 1, "about": {"colour": 1}, "history": [], "round": 0}', "made by another version"),
+        ('{"format": 1}', "was written by another version"),
+        ('{"format": 2}', "was made by another version, or is damaged"),
+        ('{"format": 2, "about": {"colour": 1}, "history": [], "round": 0}', "made by another version"),
     ],
 )
 def test_what_cannot_be_read_is_unknown_in_one_line(tmp_path: Path, content: str, why: str) -> None:

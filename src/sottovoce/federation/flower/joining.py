@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sottovoce.federation.flower.running import QUIET, program
-from sottovoce.federation.status import Minutely, read_node
 from sottovoce.federation.status.supervisor import LONGEST_PAUSE, RunFailed
+from sottovoce.report.look import Minutely, look
 
 FIRST_PAUSE = 5.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -130,8 +130,8 @@ class Connection:
             self._minutely.say(f"waiting: {self._server} does not answer")
         if self._unanswered or not self._connected:
             return True
-        found = read_node(self._directory) if self._directory.is_dir() else None
-        if found is None:
+        found = look(self._directory)
+        if found.state == "unknown":
             self._minutely.say(f"waiting: for the first request of {self._server}")
         elif found.state == "waiting":
             self._minutely.say("waiting: for the server's next request")

@@ -28,6 +28,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Metric, exposition
@@ -42,13 +43,12 @@ from starlette.routing import Route
 
 from sottovoce import report
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.status import NodeStatus, look
 from sottovoce.machine.tokens import TOKEN_BYTES, Tokens
-from sottovoce.plan.catalog import PLACES
 from sottovoce.report.chart import Chart
 from sottovoce.report.figures import over_rounds, percent_tick, scores, times
+from sottovoce.report.look import look
+from sottovoce.report.status import EXIT_CODES, Standing, Status
 from sottovoce.report.table import UNKNOWN, Table, equals, number
-from sottovoce.run.status import EXIT_CODES, Status
 
 HOST = "127.0.0.1"
 PROXY = "proxy"
@@ -59,7 +59,6 @@ LISTED = 100
 """Clients that a page names."""
 NOTHING_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 WHO = {"WWW-Authenticate": 'Basic realm="Sottovoce", charset="UTF-8"'}
-Found = Status | NodeStatus
 
 
 def create_watch(
@@ -159,14 +158,14 @@ def open_watch(
     return server, listening, link
 
 
-def parts(found: Found) -> dict[str, str]:
+def parts(found: Status) -> dict[str, str]:
     """The parts of the page that change, by the id of the element that holds each; the title is no markup."""
     made, grid = report.macros("federation/live/parts.html"), report.macros("report/parts.html").grid
     shown = {"title": _title(found), "state": made.state(found), "figures": "", "charts": "", "clients": ""}
-    if isinstance(found, NodeStatus):
+    if found.role == "client":
         if found.client:
             shown["figures"] = made.node_figures(found)
-        return {**shown, "clients": made.log(found.errors)}
+        return {**shown, "clients": made.log(_errors(found))}
     if found.rounds:
         shown |= {"figures": made.run_figures(found), "charts": grid(_charts(found))}
     if found.engine:
@@ -174,39 +173,37 @@ def parts(found: Found) -> dict[str, str]:
     return shown
 
 
-def document(found: Found) -> str:
+def document(found: Status) -> str:
     """The whole page as it is now; its script replaces the parts."""
     return report.page(
         "federation/live/page.html",
         live=True,
         name=_name(found),
-        facts=_node_facts(found) if isinstance(found, NodeStatus) else _facts(found),
-        seeded=isinstance(found, Status) and found.seeded,
+        facts=_facts(found),
+        seeded=found.seeded,
         parts=parts(found),
     )
 
 
-def _title(found: Found) -> str:
+def _title(found: Status) -> str:
     rounds = f" {found.round} of {found.rounds}" if found.rounds else ""
     return f"{found.state}{rounds} · {_name(found)}"
 
 
-def _name(found: Found) -> str:
+def _name(found: Status) -> str:
     """Returns what a page is called: a client by its name, everything else by its directory."""
-    return (isinstance(found, NodeStatus) and found.client) or Path(found.directory).name
+    return found.client or Path(found.directory).name
 
 
 def _facts(found: Status) -> list[str]:
+    if found.role == "client":
+        return ["a client of a federation", *([found.noise_words] if found.noise else [])]
     if found.noise is None:  # nothing is known of its plan
         return []
     about = [found.dataset or "", found.method or "", f"{number(found.participants)} participants"]
     target = found.epsilon.get("target")
     promise = "without privacy" if target is None else f"{equals('ε', target)} at {equals('δ', found.delta)}"
     return [*about, found.noise_words, promise]
-
-
-def _node_facts(found: NodeStatus) -> list[str]:
-    return ["a client of a federation", *([PLACES[found.noise].phrase] if found.noise in PLACES else [])]
 
 
 def _charts(found: Status) -> list[Chart]:
@@ -233,22 +230,24 @@ def _clients(found: Status) -> Table:
 
 def _errors(found: Status) -> list[str]:
     return [
-        f"{datetime.fromtimestamp(error['time']):%Y-%m-%d %H:%M} {error['text']}" for error in found.errors
+        error["text"] if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M} {error['text']}"
+        for error in found.errors
+        for at in [error["time"]]
     ]
 
 
 class Looked(Collector):
     """Looks whenever it is asked."""
 
-    def __init__(self, look: Callable[[], Found]) -> None:
+    def __init__(self, look: Callable[[], Status]) -> None:
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
         found = self._look()
-        yield from _node(found) if isinstance(found, NodeStatus) else _run(found)
+        yield from _node(found) if found.role == "client" else _run(found)
 
 
-def metrics(look: Callable[[], Found]) -> bytes:
+def metrics(look: Callable[[], Status]) -> bytes:
     """The page for Prometheus."""
     registry = CollectorRegistry()
     registry.register(Looked(look))
@@ -259,7 +258,7 @@ def _run(found: Status) -> Iterator[Metric]:
     yield _state("sottovoce_run_state", "1 for the state that the run is in.", found)
     yield _gauge("sottovoce_run_round", "Rounds that are closed.", found.round)
     yield _gauge("sottovoce_run_rounds", "Rounds of the plan.", found.rounds)
-    since = found.seconds_since_progress
+    since = found.seconds_since
     yield _gauge("sottovoce_run_seconds_since_progress", "Since a phase or a round was closed.", since)
     yield _gauge("sottovoce_run_seconds_left", "Estimated from the last rounds.", found.seconds_left)
     for direction, total in (("up", found.bytes_up), ("down", found.bytes_down)):
@@ -272,16 +271,16 @@ def _run(found: Status) -> Iterator[Metric]:
     yield _gauge("sottovoce_run_epsilon_spent", "Of the client that has spent most in this run.", spent)
     if found.engine:
         yield _gauge("sottovoce_run_participants", "Clients of the plan.", found.participants)
-        for what in ("enrolled", "connected", "late"):
+        for what in get_args(Standing):
             yield _gauge(f"sottovoce_run_clients_{what}", f"Clients that are {what}.", found.counted(what))
         yield _counter("sottovoce_run_refusals", "Answers and enrolments refused.", found.refusals)
 
 
-def _node(found: NodeStatus) -> Iterator[Metric]:
+def _node(found: Status) -> Iterator[Metric]:
     yield _state("sottovoce_node_state", "1 for the state that the client is in.", found)
     yield _gauge("sottovoce_node_round", "The last round that it was asked for.", found.round)
     yield _counter("sottovoce_node_released_rounds", "Rounds it released in.", found.gradients)
-    since = found.seconds_since_contact
+    since = found.seconds_since
     yield _gauge("sottovoce_node_seconds_since_contact", "Since a message of the server came.", since)
     yield _counter("sottovoce_node_answers", "Messages that it has answered.", found.answers)
     yield _counter("sottovoce_node_refusals", "Messages that it has refused.", found.refusals)
@@ -293,7 +292,7 @@ def _node(found: NodeStatus) -> Iterator[Metric]:
     yield _gauge("sottovoce_node_epsilon_together", "What will be spent when this run ends.", together)
 
 
-def _state(name: str, about: str, found: Found) -> Metric:
+def _state(name: str, about: str, found: Status) -> Metric:
     family = GaugeMetricFamily(name, about, labels=["state"])
     for state in EXIT_CODES:
         family.add_metric([state], state == found.state)

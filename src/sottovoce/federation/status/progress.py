@@ -19,31 +19,27 @@ import math
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.server import Coordinator, Fields, Open
-from sottovoce.federation.status import FILE, FORMAT, NAMED, read_object
 from sottovoce.machine.files import FileError, private_folder, write_atomically
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.release.blueprint import phases
 from sottovoce.release.kind import spending
 from sottovoce.release.secrets import participant_name
+from sottovoce.report.look import ERRORS, NAMED, stored
 from sottovoce.report.result import Known, Site, write_result
+from sottovoce.report.status import Line, Member, Said, Status, Waited
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.models import GeneratorFile
-from sottovoce.run.status import Status
 from sottovoce.run.summary import of_rounds
 
 EVERY_SECONDS = 2.0
-ERRORS = 10
-ABOUT = {key.name for key in fields(Plan)} & {field.name for field in fields(Status)} - {"epsilon"}
-"""What is told of the plan; ε has the kinds that it was spent on."""
 
 
 class LastErrors(logging.Handler):
@@ -51,11 +47,11 @@ class LastErrors(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.lines: deque[dict[str, Any]] = deque(maxlen=ERRORS)
+        self.lines: deque[Said] = deque(maxlen=ERRORS)
 
     def emit(self, record: logging.LogRecord) -> None:
         # To the minute: when a single client's answer came is nobody's business.
-        line = {"time": record.created // 60 * 60, "text": record.getMessage()}
+        line: Said = {"time": record.created // 60 * 60, "text": record.getMessage()}
         for same in [one for one in self.lines if one["text"] == line["text"]]:
             self.lines.remove(same)
         self.lines.append(line)
@@ -68,16 +64,16 @@ class Progress:
     """
 
     def __init__(self, directory: Path, coordinator: Coordinator, *, late: float) -> None:
-        self._path = directory / FILE
+        self._directory = directory
         self._coordinator = coordinator
         self._late = late
         self.errors = LastErrors()
-        before, store = dict[str, Any](), coordinator.store
-        with suppress(SottovoceError, OSError):
-            before = read_object(self._path)
-        known = before if (before.get("format"), before.get("run")) == (FORMAT, store.run) else {}
-        self._refusals = int(known.get("refusals", 0))
-        self._history: list[dict[str, Any]] = list(known.get("history", []))[: len(store.lines())]
+        before, store = None, coordinator.store
+        with suppress(SottovoceError, OSError, TypeError):
+            before = stored(directory)
+        known = before is not None and before.run == store.run
+        self._refusals = before.refusals if before and known else 0
+        self._history = before.history[: len(store.lines())] if before and known else []
         self._open: Open = coordinator.open
         self._opened = self._progress = time.time()
         self._came: dict[int, int] = defaultdict(int)
@@ -101,9 +97,8 @@ class Progress:
             self._open, self._opened = opened, time.time()
         if changed or over or time.monotonic() - self._written >= EVERY_SECONDS:
             self._written = time.monotonic()
-            text = json.dumps(self._fields(set(connected), over=over))
             with suppress(FileError):  # a run does not end because nobody can look at it
-                write_atomically(self._path, text.encode())
+                self._status(set(connected), over=over).write(self._directory)
 
     def _close(self, line: Fields | None) -> None:
         """Keeps the totals of what was closed, where they are of several clients and nothing is missing."""
@@ -111,13 +106,20 @@ class Progress:
         if line is not None:
             up = sum(self._came.values()) if told else None
             down = int(line["downlink_bytes"]) if len(line["clients"]) > 1 else None
-            shown = {"round": line["round"], "seconds": line["seconds"], "bytes_up": up, "bytes_down": down}
-            self._history.append(shown)
+            round_line: Line = {
+                "round": line["round"],
+                "seconds": line["seconds"],
+                "bytes_up": up,
+                "bytes_down": down,
+                "seen": None,
+                "future": None,
+            }
+            self._history.append(round_line)
         self._came.clear()
         self._complete = True
         self._progress = time.time()
 
-    def _fields(self, connected: set[int], *, over: bool) -> dict[str, Any]:
+    def _status(self, connected: set[int], *, over: bool) -> Status:
         coordinator = self._coordinator
         plan, roster = coordinator.agreement.plan, coordinator.roster
         names, enrolled = roster.names, roster.enrolled
@@ -126,39 +128,57 @@ class Progress:
         if self._open == "enrolment":
             missing = dict.fromkeys(set(range(plan.participants)) - enrolled, "context")
         members = enrolled | {p for p in coordinator.store.addresses() if p >= plan.participants}
-        waiting = {p: _why(p, members, connected, late) for p in sorted(missing)}
-        clients = [
+        why = {p: _why(p, members, connected, late) for p in sorted(missing)}
+        waiting: list[Waited] = [
+            {"name": names[p] if p < len(names) else coordinator.called(p), "why": said}
+            for p, said in why.items()
+            if said
+        ]
+        clients: list[Member] = [
             {
                 "name": name,
                 "enrolled": index in enrolled,
                 "connected": index in connected,
-                "late": waiting.get(index) is not None,
+                "late": why.get(index) is not None,
             }
             for index, name in enumerate(names)
         ]
-        return {
-            "format": FORMAT,
-            "run": coordinator.run,
-            "about": {name: getattr(plan, name) for name in sorted(ABOUT)},
-            "phase": "finished" if over else phase_word(self._open),
-            "phases": ["enrolment", *_words(plan), "models", "finished"],
-            "round": coordinator.round,
-            "clients": clients,
-            "missing": len(missing),
-            "waiting": [
-                {"name": names[p] if p < len(names) else coordinator.called(p), "why": why}
-                for p, why in waiting.items()
-                if why
-            ][:NAMED],
-            "needed": max(missing, default=0) >= plan.participants,
-            "patience": coordinator.options.patience,
-            "opened": self._opened,
-            "progress": self._progress,
-            "epsilon": self._epsilon(plan),
-            "history": self._history,
-            "refusals": self._refusals,
-            "errors": [{**line, "text": _named(line["text"], names)} for line in self.errors.lines],
-        }
+        phase = "finished" if over else phase_word(self._open)
+        return Status.of(
+            plan,
+            "server",
+            "waiting" if waiting else "running",
+            self._place(phase) + (f": {self._waits(waiting, missing)}" if waiting else ""),
+            engine="flower",
+            run=coordinator.run,
+            phase=phase,
+            phases=["enrolment", *_words(plan), "models", "finished"],
+            round=coordinator.round,
+            clients=clients,
+            waiting=waiting[:NAMED],
+            since=self._progress,
+            epsilon=self._epsilon(plan),
+            history=self._history,
+            refusals=self._refusals,
+            errors=[{**line, "text": _named(line["text"], names)} for line in self.errors.lines],
+        )
+
+    def _place(self, phase: str) -> str:
+        rounds = self._coordinator.agreement.plan.rounds
+        return f"round {self._coordinator.round + 1} of {rounds}" if phase == "rounds" else phase
+
+    def _waits(self, waiting: Sequence[Waited], missing: Collection[int]) -> str:
+        """Who is waited for, and what happens if nobody comes."""
+        said = "; ".join(f"{one['name']} {one['why']}" for one in waiting[:3])
+        said += f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
+        if self._open == "enrolment":
+            return f"{said}. Nothing begins before all have enrolled"
+        if max(missing, default=0) >= self._coordinator.agreement.plan.participants:
+            return f"{said}. No sum opens without it"
+        if self._open == "over":
+            return said
+        until = max(0.0, self._opened + self._coordinator.options.patience - time.time())
+        return f"{said}. It goes on without them in {math.ceil(until / 60)} min"
 
     def _epsilon(self, plan: Plan) -> dict[str, float | None]:
         """ε of what came, of the participant that has spent most, and what each kind is worth alone."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.status import SUPERVISOR, Minutely, read_federation
-from sottovoce.machine.files import FileError, locked, private_folder, write_atomically
-from sottovoce.run.status import Status, is_locked
+from sottovoce.machine.files import FileError, is_locked, locked, private_folder, write_atomically
+from sottovoce.report.look import SUPERVISOR, Minutely, look
+from sottovoce.report.status import Status
 
 WATCH_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
@@ -126,7 +126,7 @@ class Supervisor(ABC):
 
     def _look(self) -> None:
         """Says what is new, and what the server waits for."""
-        found = read_federation(self._directory)
+        found = look(self._directory)
         self._news.tell(found)
         seen = (found.round, found.phase or "", found.counted("enrolled"))
         if seen != self._seen:

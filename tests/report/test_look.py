@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.report.look import look
+from sottovoce.report.status import EXIT_CODES, Status
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.status import EXIT_CODES, Status, read_status
 from sottovoce.run.training import train
 from tests.small import small_plan
 
@@ -44,7 +46,7 @@ def training(out: Path, rounds: int, *options: str) -> Iterator[subprocess.Popen
 
 def waited(out: Path, process: subprocess.Popen[bytes], rounds: int) -> Status:
     """The status once so many rounds are over."""
-    while (found := read_status(out)).round < rounds:
+    while (found := look(out)).round < rounds:
         assert process.poll() is None
         time.sleep(0.05)
     return found
@@ -54,7 +56,7 @@ def test_a_run_is_running_while_a_process_trains_failed_when_it_was_killed_and_f
     tmp_path: Path,
 ) -> None:
     out, rounds = tmp_path / "run", 2_000
-    assert read_status(out).state == "unknown"
+    assert look(out).state == "unknown"
     with training(out, rounds) as process:
         found = waited(out, process, 3)
         assert (found.state, found.phase, found.rounds) == ("running", "rounds", rounds)
@@ -62,7 +64,7 @@ def test_a_run_is_running_while_a_process_trains_failed_when_it_was_killed_and_f
         assert found.seconds_left > 0
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    found = read_status(out)
+    found = look(out)
     assert (found.state, found.exit_code) == ("failed", 1)
     assert "resume it" in found.why
     assert found.seconds_left is None
@@ -79,7 +81,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_finished_run_says_what_it_has_spent_and_sent(finished: Path) -> None:
     result = json.loads((finished / "result.json").read_text())
-    found = read_status(finished)
+    found = look(finished)
     assert (found.state, found.exit_code, found.phase) == ("finished", 0, "finished")
     assert (found.round, found.rounds) == (4, 4)
     assert found.bytes_up == result["uplink"]["total_bytes"]
@@ -103,8 +105,8 @@ def test_asking_changes_nothing_and_keeps_nobody_from_training(finished: Path) -
 
     before = content()
     with RunDirectory(finished).locked():
-        assert read_status(finished).state == "running"
-    assert read_status(finished).state == "finished"
+        assert look(finished).state == "running"
+    assert look(finished).state == "finished"
     assert content() == before
 
 
@@ -115,68 +117,86 @@ def test_whoever_begins_to_train_waits_for_those_who_only_ask(tmp_path: Path) ->
         fcntl.flock(asking, fcntl.LOCK_SH)
         threading.Timer(0.3, fcntl.flock, [asking, fcntl.LOCK_UN]).start()
         with directory.locked():
-            assert read_status(tmp_path).state == "unknown"  # there is no plan yet
+            assert look(tmp_path).state == "unknown"  # there is no plan yet
 
 
 def test_of_a_run_without_privacy_no_epsilon_is_said(tmp_path: Path) -> None:
     train(small_plan(epsilon=float("inf"), rounds=1), tmp_path / "run")
-    assert read_status(tmp_path / "run").epsilon == {"target": None}
-
-
-def damage(run: Path, name: str, text: str | None) -> None:
-    if text is None:
-        (run / name).unlink()
-    else:
-        (run / name).write_text(text)
+    assert look(tmp_path / "run").epsilon == {"target": None}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("plan.toml", None, "holds no run"),
-        (
-            "plan.toml",
-            "nonsense = 1\n",
-            "of another version, or changed by hand (unknown plan key 'nonsense')",
-        ),
-        ("plan.toml", "x =", "plan.toml"),
+        ("status.json", "{", "damaged"),
+        ("status.json", "[]", "damaged"),
+        ("status.json", '{"format": 1}', "written by another version"),
+        ("status.json", '{"format": 2}', "made by another version, or is damaged"),
+        ("status.json", '{"format": 2, "state": "running", "why": "", "colour": 1}', "another version"),
         ("result.json", "{", "damaged"),
-        ("result.json", "{}", "another version"),
         ("rounds.jsonl", "what\n", "damaged"),
-        ("run.json", "[]", "damaged"),
+        ("rounds.jsonl", "{}\n", "damaged"),
     ],
 )
 def test_what_cannot_be_read_is_unknown_and_the_reason_is_one_line(
-    finished: Path, tmp_path: Path, name: str, text: str | None, said: str
+    finished: Path, tmp_path: Path, name: str, text: str, said: str
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    damage(run, name, text)
-    found = read_status(run)
+    (run / name).write_text(text)
+    found = look(run)
     assert (found.state, found.exit_code) == ("unknown", 2)
     assert said in found.why
     assert "\n" not in found.why
 
 
-def test_a_file_and_a_federation_in_progress_are_no_runs(tmp_path: Path) -> None:
+def test_a_file_and_an_empty_folder_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "not a directory" in read_status(tmp_path / "file").why
-    (tmp_path / "server.sqlite").touch()
-    assert "federation" in read_status(tmp_path).why
+    assert "not a directory" in look(tmp_path / "file").why
+    assert "holds no run" in look(tmp_path).why
+
+
+def test_a_run_from_before_there_was_a_status_is_told_by_its_rounds_and_its_result(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "status.json").unlink()
+    found, whole = look(run), look(finished)
+    assert (found.state, found.why, found.dataset, found.rounds) == (
+        *(whole.state, whole.why, whole.dataset),
+        whole.rounds,
+    )
+    assert (found.history, found.bytes_up, found.accuracy) == (whole.history, whole.bytes_up, whole.accuracy)
+    assert found.epsilon["spent"] == pytest.approx(whole.epsilon["spent"])
+    (run / "result.json").unlink()
+    assert (look(run).state, look(run).round) == ("failed", 4)
+    with RunDirectory(run).locked():
+        assert look(run).state == "running"
+
+
+def test_a_status_is_for_the_owner_and_has_nothing_of_a_single_client(finished: Path) -> None:
+    path = finished / "status.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "participant-" not in path.read_text()
+
+
+def test_a_run_that_was_moved_finds_its_ledger(finished: Path, tmp_path: Path) -> None:
+    assert look(shutil.copytree(finished, tmp_path / "run")).epsilon == look(finished).epsilon
 
 
 def test_a_ledger_that_cannot_be_read_leaves_the_rest_known(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    (run / "run.json").write_text(json.dumps({"run": "x", "ledger": str(tmp_path / "none.sqlite")}))
-    found = read_status(run)
+    told = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**told, "ledger": str(tmp_path / "none.sqlite")}))
+    found = look(run)
     assert found.state == "finished"
-    assert found.epsilon["spent"] == pytest.approx(read_status(finished).epsilon["spent"])
+    assert found.epsilon["spent"] == pytest.approx(look(finished).epsilon["spent"])
     assert not (tmp_path / "none.sqlite").exists()
 
 
 def test_a_ledger_is_read_while_its_owner_writes(finished: Path) -> None:
     with sqlite3.connect(finished / "ledger.sqlite", isolation_level=None) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert read_status(finished).epsilon["spent"]
+        assert look(finished).epsilon["spent"]
         writer.execute("ROLLBACK")
 
 
