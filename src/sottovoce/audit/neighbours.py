@@ -21,6 +21,7 @@ import numpy as np
 from sottovoce.data.arrays import read_arrays
 from sottovoce.data.section import canonical
 from sottovoce.data.tables.columns import arrow
+from sottovoce.data.tables.held import WholeText
 from sottovoce.data.tables.kinds import Category, Date, Number, Text
 from sottovoce.data.tables.readers import TEXTS as TEXT_FORMATS
 from sottovoce.data.tables.readers import column_names, csv_header, read_columns
@@ -182,7 +183,7 @@ def _cells(agreed: Description | None, row: Row, *, texts: bool) -> dict[str, Ce
         elif isinstance(column, Date):
             days = (column.since, column.until, column.since - timedelta(9), column.until + timedelta(9))
             cells[name] = _one_of([*map(str, days), "2024-02-30", None, *TEXTS])
-        elif isinstance(column, Text):
+        elif isinstance(column, Text | WholeText):
             cells[name] = _one_of(["a word", "another word", "", None, *TEXTS])
     target = agreed.target
     for name in target.sources:

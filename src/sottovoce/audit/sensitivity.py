@@ -30,6 +30,7 @@ from sottovoce.data.sites import described as has_agreement
 from sottovoce.data.tables.schema import NAME
 from sottovoce.errors import SottovoceError
 from sottovoce.models.features.cache import Progress, described
+from sottovoce.models.features.encoded import by_kind
 from sottovoce.plan import Plan, catalog
 from sottovoce.plan.catalog import Kind
 from sottovoce.release.blueprint import Blueprint
@@ -260,7 +261,7 @@ def _files(
         for table in family(Table.read(clients[name]), described_by, random, size, in_place=in_place):
             table.write(copies[name])
             try:
-                records = data.load(folder if path.is_dir() else copies[name])
+                records = data.load(folder if path.is_dir() else copies[name], by_kind(plan))
                 blueprint, federation = opened(plan, records)
             except SottovoceError as error:
                 if at is None:  # the given file itself

@@ -149,6 +149,9 @@ def draft(
     ),
     target: str = typer.Option(None, metavar="COLUMN", help="The column that is to be predicted."),
     unit: str = typer.Option(None, metavar="COLUMN", help="The column that names who is protected, if any."),
+    names: str = typer.Option(
+        None, metavar="PATTERN", help='Of folders of pictures: how these are called, such as "{patient}_*".'
+    ),
     look: bool = typer.Option(
         False, "--look", help="Read kinds, bounds and values from the site's records: no ε covers that."
     ),
@@ -167,7 +170,9 @@ def draft(
     place, site = drafting.place_of(where), drafting.site_of(where)
     if look and dictionary is not None:
         raise SottovoceError("--look reads records and --dictionary does not: choose one of them")
-    if dictionary is not None:
+    if sites := drafting.picture_folders(where):
+        made = _of_pictures(where, sites, unit, names)
+    elif dictionary is not None:
         made = drafting.from_dictionary(dictionary, target, unit)
     elif site is None:
         raise SottovoceError(f"{where} has no file of a site: put one there, or give a --dictionary")
@@ -190,10 +195,24 @@ def draft(
     answer(said, f"{place} is written: {then} 'sottovoce check {where}'", json=json)
 
 
+def _of_pictures(where: Path, sites: list[Path], unit: str | None, names: str | None) -> Draft:
+    """A draft for folders of pictures; whoever is here is asked whether their classes are known anyway."""
+    from sottovoce.data import drafting
+
+    made = drafting.from_pictures(where, sites, unit, names)
+    values = made.of_target["values"]
+    assert isinstance(values, list)
+    if attended():
+        note(f"folders of {where.name}: {', '.join(values)}")
+        if typer.confirm("are these all classes, and known without any picture?", err=True):
+            made.of_target, made.notes, made.source = {"values": values}, [], ""
+    return made
+
+
 def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
     """A draft that a person fills in, column by column."""
     from sottovoce.data import drafting
-    from sottovoce.data.tables.kinds import KINDS
+    from sottovoce.data.tables.registry import KINDS
 
     names = drafting.known_names(site, target, unit)
     note(f"columns of {site.name}: {', '.join(names)}")
@@ -208,7 +227,7 @@ def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
         {"values": _list(f"classes of '{target}', {HOW}")} if made.task == "classes" else _bounds(target)
     )
     for name in (name for name in names if name not in (target, unit)):
-        kind = _choice(f"'{name}': number, category, date or text? (empty: it is not read)", ["", *KINDS])
+        kind = _choice(f"'{name}': one of {', '.join(KINDS)}? (empty: it is not read)", ["", *KINDS])
         if kind == "number":
             made.columns[name] = {"kind": kind, **_bounds(name), "missing": "middle"}
         elif kind == "category":
@@ -218,6 +237,11 @@ def _asked(site: Path, target: str | None, unit: str | None) -> Draft:
                 "kind": kind,
                 "since": _day(name, "earliest"),
                 "until": _day(name, "latest"),
+            }
+        elif kind == "vector":
+            made.columns[name] = {
+                "kind": kind,
+                "size": typer.prompt("of how many numbers", type=int, err=True),
             }
         elif kind:
             made.columns[name] = {"kind": kind}

@@ -64,6 +64,7 @@ def federate(
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.keys import Parties
     from sottovoce.federation.server import Options
+    from sottovoce.models.features.encoded import by_kind
     from sottovoce.run.prepare import complete
 
     if app is not None:
@@ -81,14 +82,14 @@ def federate(
     if deal is not None:
         if records is not None:
             raise SottovoceError("--deal divides a dataset, and --records names none: omit one of them")
-        dealt = data.load(chosen.dataset)
+        dealt = data.load(chosen.dataset, by_kind(chosen))
         check_dealt(dealt)
         if parties is None and chosen.place.shared:
             parties = Parties.dealt(deal, chosen)
     if records is not None:
-        facts = data.Description.load(records).facts()
+        facts = data.Description.load(records).encoded_by(by_kind(chosen)).facts()
     elif deal is None and chosen.gradient_records:
-        facts = data.load(chosen.dataset).facts
+        facts = data.load(chosen.dataset, by_kind(chosen)).facts
     if facts is None:
         agreement = agree(chosen, dealt, parties)
     else:

@@ -31,9 +31,11 @@ from sottovoce.data.clients import (
     training_size,
 )
 from sottovoce.data.dataset import Dataset, Facts, Records
+from sottovoce.data.pictures import content_of, pixels
 from sottovoce.data.public import PUBLIC, FetchError, cache_folder, fetch, fetched
 from sottovoce.data.section import DataError, canonical
 from sottovoce.data.sites import (
+    NONE,
     Copies,
     agreement,
     client_files,
@@ -47,7 +49,9 @@ from sottovoce.data.sites import (
 from sottovoce.data.tables import schema
 from sottovoce.data.tables.checks import Findings, UnusableFile, suspicions, verdict
 from sottovoce.data.tables.columns import ArrayColumns, ColumnFindings, Values
-from sottovoce.data.tables.encoding import Reader, kinds_of, read_site
+from sottovoce.data.tables.encoding import Reader, Site, kinds_of, read_site
+from sottovoce.data.tables.folders import Folder
+from sottovoce.data.tables.held import MOST_FAULTS
 from sottovoce.data.tables.readers import FORMATS, column_names, read_parts
 from sottovoce.data.tables.schema import Description, tokens
 from sottovoce.errors import SottovoceError, nearest
@@ -59,8 +63,10 @@ SHIPPED = Path(__file__).parent / "shipped"
 """What comes with the package: digits, and a folder of four hospitals."""
 
 
-def load(name_or_path: str | Path) -> Dataset:
+def load(name_or_path: str | Path, encoders: Mapping[str, str] = NONE) -> Dataset:
     """A dataset by name, or your own: a folder of sites with its `records.toml`, one site's file, an `.npz`.
+
+    `encoders` are the names of public ones by kind, "image" or "text", for columns that name none.
 
     `mnist-small` and `heart` ship with the package; the other names are fetched into the cache at first use.
 
@@ -76,10 +82,10 @@ def load(name_or_path: str | Path) -> Dataset:
     if name in PUBLIC:
         return replace(read_npz(fetch(name, logging.getLogger(__name__).info), name), public=True)
     path = Path(name).expanduser()
-    if path.is_dir():
-        return read_folder(path)
+    if path.is_dir() and not described(path):
+        return read_folder(path, encoders)
     if described(path) or path.suffix.lower() in TABLES:
-        return read_one(path)
+        return read_one(path, encoders)
     if path.suffix == ".npz" or path.exists():
         return read_npz(path)
     raise SottovoceError(
@@ -149,12 +155,13 @@ def check(path: str | Path, progress: Callable[[str, int], None] = lambda client
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder of sites, or one site's file")
     agreed = agreement(path)
-    files = client_files(path) if path.is_dir() else {client_name(path): path}
+    alone = described(path) or not path.is_dir()
+    files = {client_name(path): path} if alone else client_files(path)
     sites, copies = [], Copies()
     for name, file in files.items():
         progress(name, len(files))
         sites.append(_findings(name, file, agreed, copies))
-    unread = unread_files(path) if path.is_dir() else []
+    unread = [] if alone else unread_files(path)
     return Check(agreed, sites, unread, copies.suspicions())
 
 
@@ -163,6 +170,7 @@ def _findings(name: str, path: Path, agreed: Description, copies: Copies) -> Fin
         site = read_site(path, agreed)
         copied = copies.problem(name, site)
         site.findings.problems += [] if copied is None else [copied]
+        site.findings.broken += _broken(site)
         return site.findings
     except UnusableFile as refused:
         return refused.findings
@@ -170,15 +178,30 @@ def _findings(name: str, path: Path, agreed: Description, copies: Copies) -> Fin
         return Findings(name, problems=[str(error)])
 
 
+def _broken(site: Site) -> list[str]:
+    """Says which pictures begin as such and cannot be decoded: a run takes them for missing ones."""
+    broken: list[str] = []
+    for content in site.contents.values():
+        if isinstance(content, Path) and len(broken) < MOST_FAULTS:
+            try:
+                pixels(content_of(content), 64)
+            except DataError as error:
+                broken.append(f"'{content.name}' {error}; it counts as missing")
+    return broken
+
+
 Part = tuple[Values, Mapping[str, list[str]], Mapping[str, ColumnFindings]]
 """Some records to predict: x as in `Facts`, columns that are kept as they stand, and what was odd."""
 
 
-def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[Part]:
+def read_inputs(
+    path: Path, facts: Facts, keep: Sequence[str] = (), contents: dict[bytes, str | Path] | None = None
+) -> Iterator[Part]:
     """The records to predict, in the file's order and in parts of bounded size; `facts` say what they are.
 
     Targets and units are not read; nothing is refused for what its cells hold. A record of an array that
-    cannot be used is a row of NaN, or of −1 where records are tokens.
+    cannot be used is a row of NaN, or of −1 where records are tokens. What records of a part hold as digests
+    is put into `contents` instead of what was there.
     """
     agreed = schema.of(facts)
     if agreed is None or (agreed.array is not None and path.suffix.lower() == ".npz"):
@@ -192,9 +215,14 @@ def read_inputs(path: Path, facts: Facts, keep: Sequence[str] = ()) -> Iterator[
             start += len(x)
         return
     numbers, texts = kinds_of(agreed, list(keep))
-    for columns in read_parts(path, numbers, texts):
+    folder = agreed.sites == "folders"
+    for columns in [Folder(path, agreed.parts)] if folder else read_parts(path, numbers, texts):
         reader = Reader(path, agreed)
+        columns.folder = path if folder else path.parent
         inputs = reader.inputs(columns, keep)
+        if contents is not None:
+            contents.clear()
+            contents.update(reader.contents)
         yield inputs, {name: columns.texts(name).cells for name in keep}, reader.findings.columns
 
 

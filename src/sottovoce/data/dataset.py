@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -122,6 +122,8 @@ class Records:
     """Which protected unit each record belongs to, int64 (n,), where that is not the record itself."""
     identity: Tensor | None = None
     """What each record's unit is, int64 (n, 2) (`units`); None where its place says so."""
+    contents: Mapping[bytes, str | Path] = field(default_factory=dict, repr=False)
+    """Texts and files of pictures that records hold as digests, until an encoder describes them."""
     copied: bool = False
     """The tensors are copies made here: nobody else holds their memory, and it is never written to again."""
 
@@ -168,7 +170,8 @@ class Records:
     def __getitem__(self, index: Tensor | slice) -> Records:
         """The chosen records; a slice shares memory with these."""
         picked = self.copied or isinstance(index, Tensor)
-        return Records(self.x[index], self.y[index], _at(self.unit, index), _at(self.identity, index), picked)
+        unit, identity = _at(self.unit, index), _at(self.identity, index)
+        return Records(self.x[index], self.y[index], unit, identity, copied=picked)
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,8 @@ class Dataset:
     """Published by name: nobody is promised that its records stay private."""
     identity: Tensor | None = None
     """What each record's unit is, int64 (N, 2), where that decides what it is used for (`identified`)."""
+    contents: Mapping[bytes, str | Path] = field(default_factory=dict, repr=False)
+    """Texts and files of pictures that records hold as digests (`tables.held`)."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -258,6 +263,7 @@ def joined(name: str, clients: Mapping[str, Dataset]) -> Dataset:
         tuple(clients),
         torch.cat(units) if units else None,
         identity=torch.cat(identities) if len(identities) == len(each) else None,
+        contents={digest: content for one in each for digest, content in one.contents.items()},
     )
 
 

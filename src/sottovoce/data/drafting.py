@@ -17,8 +17,10 @@ from pathlib import Path
 from sottovoce.data.section import BLANK, DataError, canonical
 from sottovoce.data.sites import site_files
 from sottovoce.data.tables.columns import ABSENT, NUMBER, Texts
-from sottovoce.data.tables.kinds import KINDS, MISSING, Date
+from sottovoce.data.tables.folders import CLASS, PICTURE, part_names, pictures_in
+from sottovoce.data.tables.kinds import MISSING, Date
 from sottovoce.data.tables.readers import column_names, read_columns
+from sottovoce.data.tables.registry import KINDS
 from sottovoce.data.tables.schema import NAME, written
 
 Fields = Mapping[str, object]
@@ -38,9 +40,12 @@ WORDS = {
     "until": ("until",),
     "format": ("format",),
     "role": ("role", "use"),
+    "size": ("size",),
 }
 """How the columns of a data dictionary may be called."""
-KIND = '"number" (low, high) | "category" (values) | "date" (since, until) | "text"; or delete this table'
+KIND = (
+    '"number" (low, high) | "category" (values) | "date" | "text" | "image" | "vector"; or delete this table'
+)
 _NUMBER = re.compile(NUMBER)
 
 
@@ -55,6 +60,8 @@ class Draft:
     of_target: Fields = field(default_factory=dict)
     columns: dict[str, Fields] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    sites: str | None = None
+    parts: str | None = None
     source: str = ""
     """The file in which something was looked up."""
 
@@ -67,6 +74,7 @@ class Draft:
         """The file."""
         lines = [f"# {note}" for note in self.notes]
         task = {"task": self.task, "unit": self.unit, "decimal": "," if self.decimal == "," else None}
+        task |= {"sites": self.sites, "names": self.parts}
         lines += _lines(task, self.source, {"task": '"classes" | "labels" (several may hold) | "number"'})
         lines += ["", "[target]"]
         lines += _lines(self._target(), self.source, {"values": "all classes, in their order"})
@@ -89,10 +97,44 @@ def site_of(path: Path) -> Path | None:
 
 def place_of(path: Path) -> Path:
     """Returns where the agreement of a folder, or of the folder of a file, lies; one that is there stays."""
-    place = (path if path.is_dir() else path.parent) / NAME
+    alone = path.is_dir() and picture_folders(path) == [path]
+    place = (path if path.is_dir() and not alone else path.resolve().parent) / NAME
     if place.exists():
         raise DataError(f"{place} is there already: change it by hand, or move it away")
     return place
+
+
+def picture_folders(folder: Path) -> list[Path]:
+    """The sites of a folder of pictures: its folders, or itself; none where there are tables, or no pictures.
+
+    A site's pictures lie in a folder for each class.
+    """
+    if not folder.is_dir() or site_files(folder):
+        return []
+    deep = {len(path.relative_to(folder).parts) for path in pictures_in(folder)}
+    if max(deep, default=0) < 2:
+        return []
+    return [folder] if max(deep) == 2 else sorted(path for path in folder.iterdir() if pictures_in(path))
+
+
+def from_pictures(folder: Path, sites: list[Path], unit: str | None, parts: str | None) -> Draft:
+    """A draft for folders of pictures: all folders of all sites are its classes, for somebody to confirm.
+
+    They were looked up, and are marked so until they are known by another way.
+    """
+    classes = sorted({path.relative_to(site).parts[0] for site in sites for path in pictures_in(site)})
+    if unit is not None and unit not in part_names(parts or ""):
+        raise DataError(
+            f'{unit} is a part of which names? say --names "{{{unit}}}_*", as pictures are called'
+        )
+    draft = Draft("classes", CLASS, unit, sites="folders", parts=parts, source=folder.name)
+    draft.of_target = {"values": [canonical(name) for name in classes], "looked_up": ["values"]}
+    draft.columns = {PICTURE: {"kind": "image"}}
+    draft.notes = [
+        f"The classes are the folders of pictures that {folder.name} has today. Whoever reads this",
+        "file learns them. If they are known without any picture (a form, a textbook), delete `looked_up`.",
+    ]
+    return draft
 
 
 def from_header(path: Path, target: str | None, unit: str | None) -> Draft:
@@ -191,7 +233,9 @@ def _enter(draft: Draft, line: Mapping[str, str], path: Path) -> None:
     elif kind == "date":
         fields |= {key: _day(line.get(key, BLANK), name, path) for key in ("since", "until")}
         fields |= {"format": line["format"]} if "format" in line else {}
-    elif kind not in (BLANK, "text"):
+    elif kind == "vector":
+        fields |= {"size": int(line["size"]) if line.get("size", "").isdecimal() else BLANK}
+    elif kind not in (BLANK, "text", "image"):
         raise DataError(f"{path}: '{name}' is of kind {kind}: choose from {', '.join(KINDS)}")
     if "missing" in line and kind in ("number", "date"):
         word = line["missing"].lower()

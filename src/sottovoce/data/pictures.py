@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sottovoce.data.section import DataError
-from sottovoce.data.tables.columns import Values
 from sottovoce.errors import extra
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -38,7 +38,7 @@ def content_of(path: Path) -> bytes:
     return content
 
 
-def pixels(content: bytes, side: int = 0) -> Values:
+def pixels(content: bytes, side: int = 0) -> npt.NDArray[np.uint8]:
     """A picture as bytes (3, H, W), turned as its EXIF data say.
 
     Of a large JPEG not more than is needed for a `side` is decoded.

@@ -22,7 +22,7 @@ from sottovoce.data import DataError, Dataset, Description, load, read_site
 from sottovoce.data.arrays import Array, check_name, from_arrays, items_of, stacked
 from sottovoce.data.dataset import joined
 from sottovoce.data.section import canonical
-from sottovoce.data.sites import Copies
+from sottovoce.data.sites import NONE, Copies
 from sottovoce.data.tables.columns import ArrowColumns, arrow
 from sottovoce.data.tables.readers import known_columns
 from sottovoce.data.tables.schema import NAME
@@ -37,21 +37,27 @@ Clients = Mapping[Any, Held] | Sequence[Held]
 
 
 def given(
-    dataset: Held = None, clients: Clients | None = None, records: str | Path | Description | None = None
+    dataset: Held = None,
+    clients: Clients | None = None,
+    records: str | Path | Description | None = None,
+    encoders: Mapping[str, str] = NONE,
 ) -> Dataset | None:
-    """Returns what an entry point was given in the place of the plan's records; None if nothing."""
+    """Returns what an entry point was given in the place of the plan's records; None if nothing.
+
+    `encoders` as in `load`.
+    """
     if dataset is not None and clients is not None:
         raise DataError("dataset and clients are two ways to give records: leave one of them out")
     if isinstance(dataset, Mapping | list):
         dataset, clients = None, dataset
     if clients is not None:
-        return from_clients(clients, records=records)
+        return from_clients(clients, records=records, encoders=encoders)
     if records is not None:
         raise DataError("records describes the tables of clients={name: table, …}: give those too")
     if dataset is None or isinstance(dataset, Dataset):
         return dataset
     if isinstance(dataset, str | Path):
-        return load(dataset)
+        return load(dataset, encoders)
     if _hugging_face(dataset):
         return from_huggingface(dataset)
     _check_arrays("dataset", dataset)
@@ -66,6 +72,7 @@ def from_clients(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     name: str = OWN,
+    encoders: Mapping[str, str] = NONE,
 ) -> Dataset:
     """The dataset of several clients by name; those of a list are client-0, client-1, …
 
@@ -81,10 +88,10 @@ def from_clients(
     """
     held = _named(clients)
     if records is not None:
-        return _different(_tables(name, held, records))
+        return _different(_tables(name, held, records, encoders))
     for client, one in held.items():
         if isinstance(one, str | Path):
-            held[client] = load(one)
+            held[client] = load(one, encoders)
         elif _hugging_face(one):
             held[client] = from_huggingface(one)
     if any(isinstance(one, Dataset) for one in held.values()):
@@ -193,12 +200,15 @@ def _array(client: str, values: Any) -> Array:
     return array.astype(np.float32) if array.ndim > 1 and array.dtype.kind in "ib" else array
 
 
-def _tables(name: str, held: Mapping[str, Held], records: str | Path | Description) -> Dataset:
+def _tables(
+    name: str, held: Mapping[str, Held], records: str | Path | Description, encoders: Mapping[str, str]
+) -> Dataset:
     """Tables, and files of them, encoded by the agreement."""
     if isinstance(records, Description):
         agreed = records
     else:
         agreed = Description.load(Path(records) / NAME if Path(records).is_dir() else Path(records))
+    agreed = agreed.encoded_by(encoders)
     facts, sites = agreed.facts(), {}
     for client, one in held.items():
         if isinstance(one, str | Path):

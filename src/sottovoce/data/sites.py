@@ -9,6 +9,8 @@ client's records would be an uncharged release.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from sottovoce.data.arrays import read_arrays, read_npz, whole_labels
 from sottovoce.data.dataset import Dataset, Facts, Records, joined
+from sottovoce.data.pictures import SUFFIXES
 from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import schema
 from sottovoce.data.tables.checks import without_unusable
@@ -41,23 +44,41 @@ HIDDEN = re.compile(r"\.|~\$")
 FEW = 10
 """Different records of a site below which it is not compared with others."""
 SAVE = {".xls": "save it as .xlsx or .csv", ".gz": "unpack it", ".zip": "unpack it"}
+NONE: Mapping[str, str] = {}
 CLIENT = re.compile(r"\w[\w .@+-]{0,99}")
 """What a client may be called: its name stands in ledgers, lists and file names."""
 
 
 def described(path: Path) -> bool:
     """Returns whether a file of records has an agreement beside it."""
+    if path.is_dir():
+        return not (path / NAME).exists() and (path.parent / NAME).exists() and _of_folders(path.parent)
     return path.suffix.lower() in FORMATS and (path.parent / NAME).exists()
+
+
+def _has_pictures(folder: Path) -> bool:
+    """Returns whether records of a folder are agreed to have pictures."""
+    with suppress(DataError):
+        return any(column.kind == "image" for column in Description.load(folder / NAME).columns.values())
+    return False
+
+
+def _of_folders(folder: Path) -> bool:
+    """Returns whether the sites of a folder are folders of pictures."""
+    with suppress(DataError):  # what is wrong with it is said where it is used
+        return Description.load(folder / NAME).sites == "folders"
+    return False
 
 
 def agreement(path: Path) -> Description:
     """The agreement of a folder, or of the folder that a client's file lies in."""
-    return Description.load((path if path.is_dir() else path.parent) / NAME)
+    own = path.is_dir() and not described(path)
+    return Description.load((path if own else path.parent) / NAME)
 
 
 def client_name(path: Path) -> str:
     """The client that a file is named after."""
-    name = canonical(path.stem)
+    name = canonical(path.name if path.is_dir() else path.stem)
     if not CLIENT.fullmatch(name):
         odd = ", ".join(dict.fromkeys(repr(c) for c in name if not re.fullmatch(r"[\w .@+-]", c)))
         fault = f"for {odd}" if odd else "it begins with no letter or digit, or is longer than 100 letters"
@@ -69,7 +90,9 @@ def client_name(path: Path) -> str:
 
 
 def site_files(folder: Path) -> list[Path]:
-    """Files of a folder that may be of clients, in the order of their names."""
+    """Files of a folder that may be of clients, in the order of their names; or its folders of pictures."""
+    if _of_folders(folder):
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not HIDDEN.match(path.name))
     files = (path for path in folder.iterdir() if path.suffix.lower() in FORMATS and not path.is_dir())
     return sorted(path for path in files if not HIDDEN.match(path.name))
 
@@ -97,8 +120,13 @@ def unread_files(folder: Path) -> list[str]:
 
     A folder that is called like a file of records, as other programs write Parquet, is one of them.
     """
-    refused = []
+    refused: list[str] = []
+    if _of_folders(folder):
+        return refused
+    pictures = _has_pictures(folder)
     for path in sorted(folder.iterdir()):
+        if pictures and path.suffix.lower() in SUFFIXES:  # cells of tables name them
+            continue
         kind, remedy = path.suffix.lower(), f"save it as one of {', '.join(FORMATS)}"
         if HIDDEN.match(path.name) or path.is_dir() != (kind in FORMATS) or APART.fullmatch(path.name):
             continue
@@ -160,9 +188,12 @@ class Copies:
         ]
 
 
-def read_folder(folder: Path) -> Dataset:
-    """All clients of a folder as one dataset with their names; refused at the first that cannot be used."""
-    agreed, copies = agreement(folder), Copies()
+def read_folder(folder: Path, encoders: Mapping[str, str] = NONE) -> Dataset:
+    """All clients of a folder as one dataset with their names; refused at the first that cannot be used.
+
+    `encoders` by kind are those of columns that name none.
+    """
+    agreed, copies = agreement(folder).encoded_by(encoders), Copies()
     facts, sites = agreed.facts(), {}
     for refusal in unread_files(folder)[:1]:
         raise DataError(refusal)
@@ -175,9 +206,9 @@ def read_folder(folder: Path) -> Dataset:
     return replace(joined(str(folder), sites), home=folder)
 
 
-def read_one(path: Path) -> Dataset:
+def read_one(path: Path, encoders: Mapping[str, str] = NONE) -> Dataset:
     """One client's file, by the agreement beside it: a dataset with one client."""
-    agreed = agreement(path)
+    agreed = agreement(path).encoded_by(encoders)
     return joined(str(path), {client_name(path): read_site(path, agreed).dataset(agreed.facts())})
 
 
@@ -213,7 +244,7 @@ def read_client(
     agreed = schema.of(facts)
     if agreed is not None:
         site = read_site(path, agreed, target=labels, limited=limited).dataset(facts).identified()
-        records = Records(normalize(site.x), site.y, site.unit, site.identity)
+        records = Records(normalize(site.x), site.y, site.unit, site.identity, site.contents)
         if records.units < needed:
             what = "records" if agreed.unit is None else f"units ({agreed.unit})"
             raise DataError(f"{path} holds {records.units} {what}: this run needs {needed}")
@@ -243,5 +274,8 @@ def _with_labels(own: Dataset, classes: int, arrays: dict[str, npt.NDArray[Any]]
 
 def has_target(path: Path, facts: Facts) -> bool:
     """Returns whether a client's file has a place for what is to be predicted; it may still be empty."""
-    agreed, names = schema.of(facts), set(column_names(path))
+    agreed = schema.of(facts)
+    if agreed is not None and agreed.sites == "folders":
+        return True
+    names = set(column_names(path))
     return "y" in names or (agreed is not None and names.issuperset(agreed.target.sources))

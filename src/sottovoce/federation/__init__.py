@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.data import Dataset, Facts, division, load
+from sottovoce.data import Dataset, Facts, division
 from sottovoce.data.tables.schema import NAME
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.keys import Parties
@@ -34,6 +34,7 @@ from sottovoce.machine.documents import MOST_TEXT
 from sottovoce.machine.files import PUBLIC, private_folder, write_atomically
 from sottovoce.models.architectures import check_sizes
 from sottovoce.models.features.cache import described_facts
+from sottovoce.models.features.encoded import loaded
 from sottovoce.plan import Plan
 from sottovoce.plan.limits import foreign_plan
 from sottovoce.release.blueprint import Blueprint, build
@@ -247,7 +248,7 @@ def agree(plan: Plan, dataset: Dataset | None = None, parties: Parties | None = 
 
     The clients of a seeded one are played by this machine: a real client refuses it.
     """
-    records = load(plan.dataset) if dataset is None else dataset
+    records = loaded(plan) if dataset is None else dataset
     _check_home(records)
     outlined = outline(plan, records)
     chosen, facts = outlined.plan, outlined.blueprint.facts
@@ -284,7 +285,7 @@ def write_client_files(
     same clients. In a real federation nobody could do this: clients bring their own files.
     """
     plan, out = agreement.plan, Path(folder)
-    records = load(plan.dataset) if dataset is None else dataset
+    records = loaded(plan) if dataset is None else dataset
     check_dealt(records)
     private_folder(out)
     write_atomically(out / "agreement.toml", agreement.to_toml().encode(), PUBLIC)

@@ -172,13 +172,14 @@ def predictions(
     if threshold is not None:
         _check_threshold(model.records, threshold)
     seen, task = view(model.plan, model.facts, features), open_task(model.facts)
-    for inputs, beside, found in read_inputs(records, model.records, keep):
+    contents: dict[bytes, str | Path] = {}
+    for inputs, beside, found in read_inputs(records, model.records, keep, contents):
         for start in range(0, len(inputs), BLOCK):
             rows = inputs[start : start + BLOCK]
             x, usable = torch.from_numpy(rows), torch.from_numpy(whole_records(rows))
             if not bool(usable.all()):
                 x[~usable] = 0
-            outputs = model.outputs(seen(x))
+            outputs = model.outputs(seen(x, contents))
             usable &= outputs.isfinite().all(dim=1)
             values = task.values(outputs).float()
             decided = task.decisions(outputs) if model.records.task != "number" else outputs[:, :0]

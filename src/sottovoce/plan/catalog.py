@@ -357,12 +357,13 @@ _ENCODER = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 def names_encoder(name: str) -> bool:
     """Returns whether `features` of that name is an encoder's, and no map of ours or code.
 
-    What looks like a map of ours that was misspelled is none.
+    Several are joined by +. What looks like a map of ours that was misspelled is none.
 
     >>> [names_encoder(name) for name in ("minilm", "auto", "mine:map", "scatering")]
     [True, False, False, False]
     """
-    return bool(_ENCODER.fullmatch(name)) and not get_close_matches(name, FEATURES, n=1, cutoff=0.85)
+    ours = get_close_matches(name, FEATURES, n=1, cutoff=0.85)
+    return not ours and all(_ENCODER.fullmatch(part) for part in name.split("+"))
 
 
 def function(path: str) -> Callable[..., Any]:

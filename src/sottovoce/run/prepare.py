@@ -19,9 +19,9 @@ from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.models.architectures import given_name
 from sottovoce.models.features import fingerprint, open_features
 from sottovoce.models.features.cache import Progress, described, described_facts
-from sottovoce.models.features.encoded import own_version, with_encoders
+from sottovoce.models.features.encoded import loaded, own_version, with_encoders
 from sottovoce.plan import Plan
-from sottovoce.plan.catalog import PARTITIONS
+from sottovoce.plan.catalog import PARTITIONS, names_encoder
 from sottovoce.plan.checks import PlanError
 from sottovoce.privacy import accounting
 from sottovoce.release.blueprint import Blueprint, build
@@ -62,15 +62,16 @@ class Shared:
 
     def __init__(self, *, resident: bool = False) -> None:
         self._resident = resident
-        self._loaded: dict[str, Dataset] = {}
+        self._loaded: dict[object, Dataset] = {}
         self._described: list[tuple[Dataset, object, Dataset]] = []
         self._divided: list[tuple[Dataset, object, FederatedDataset]] = []
         self._built: dict[object, Blueprint] = {}
 
-    def loaded(self, name: str) -> Dataset:
-        if name not in self._loaded:
-            self._loaded = {name: data.load(name)}
-        return self._loaded[name]
+    def loaded(self, plan: Plan) -> Dataset:
+        how = (plan.dataset, *plan.shaping("features").items())
+        if how not in self._loaded:
+            self._loaded = {how: loaded(plan)}
+        return self._loaded[how]
 
     def described(self, records: Dataset, plan: Plan, device: str, **options: Any) -> Dataset:
         how = (plan.shaping("records", "features"), device)
@@ -125,7 +126,7 @@ def prepare(
     where that is known.
     """
     shared = shared or Shared()
-    records = shared.loaded(plan.dataset) if dataset is None else dataset
+    records = shared.loaded(plan) if dataset is None else dataset
     plan = with_given(plan, dataset, module)
     local = plan.features if trusted and features is None else features
     plan = _completed(plan, records, local)
@@ -157,7 +158,7 @@ def outline(plan: Plan, dataset: Dataset | None = None) -> Outline:
         plan, facts = complete(plan, public.facts, features=plan.features)
         trained = _trained([size] * plan.participants)
         return Outline(build(resolve(plan, trained, facts), facts, plan.model, trained), trained, None)
-    records = data.load(plan.dataset) if dataset is None else dataset
+    records = loaded(plan) if dataset is None else dataset
     plan = with_given(plan, dataset)
     plan = _completed(plan, records, plan.features)
     federation = data.divide(records, plan)
@@ -232,11 +233,15 @@ def _with_features(plan: Plan, facts: Facts, local: str | None = None) -> Plan:
     >>> [_with_features(plan, Facts(shape, 10)).features for shape in ((3, 32, 32), (64, 3), (20,))]
     ['scattering+patterns', 'spectrum', 'none']
     """
-    if plan.features != "auto":
-        own = None
-        if ":" in plan.features and plan.features == local and not plan.encoders and facts.source is None:
-            own = own_version(fingerprint(plan.features))
-        return with_encoders(plan, facts, own or plan.encoders)
+    if plan.features == "auto":
+        plan = _with_map(plan, facts)
+    own = None
+    if ":" in plan.features and plan.features == local and not plan.encoders and facts.source is None:
+        own = own_version(fingerprint(plan.features))
+    return with_encoders(plan, facts, own or plan.encoders)
+
+
+def _with_map(plan: Plan, facts: Facts) -> Plan:
     records = facts.source or facts
     shape, name = records.shape, "none"
     if data.tokens(records):
@@ -261,13 +266,15 @@ def _with_task(plan: Plan, facts: Facts) -> Plan:
     >>> [_with_task(plan, Facts(shape, 2)).calibration > 0 for shape in ((3, 32, 32), (64, 3), (20,))]
     [False, False, True]
     """
+    if names_encoder(plan.features):
+        facts = described_facts(facts, plan)
     found = recipe(plan, facts)
     if plan.centring and not found.centred and "centring" not in plan.given:
         plan = plan.replace(centring=0.0)
     if found.rounds > plan.rounds and not plan.learning_rate and "rounds" not in plan.given:
         plan = plan.replace(rounds=found.rounds)
     records = facts.source or facts
-    table = len(records.shape) == 1 and not data.tokens(records)
+    table = len(records.shape) == 1 and not data.tokens(records) and facts.source is None
     if (table and facts.task != "number") or not plan.calibration or "calibration" in plan.given:
         return plan
     return plan.replace(calibration=0.0)

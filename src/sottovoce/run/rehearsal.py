@@ -30,6 +30,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.machine.determinism import side_by_side
 from sottovoce.machine.files import PRIVATE, write_atomically
 from sottovoce.models.features.cache import Progress
+from sottovoce.models.features.encoded import by_kind
 from sottovoce.models.metrics import Curves, Evaluation, constant, known_targets
 from sottovoce.models.tasks import Task, open_task
 from sottovoce.personal.finishing import finished_outputs
@@ -86,7 +87,7 @@ def compare(
     `repeats` splits. `gain` is about finished against alone at home. Without `out` nothing is kept. Records
     from Python are given as to `train`.
     """
-    own = given(dataset, clients, records)
+    own = given(dataset, clients, records, by_kind(plan))
     plan = with_given(plan, own)
     ready = partial(prepare, module=module, trusted=True, cache=cache, progress=on_features, shared=Shared())
     with TemporaryDirectory() as passing:

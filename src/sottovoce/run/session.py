@@ -310,7 +310,8 @@ def _check_usable(name: str, records: Records, blueprint: Blueprint) -> None:
     missing = (~flat.isfinite()).float().mean(dim=0).cpu().numpy()
     worst, where = int(np.argmax(missing)), ""
     if missing[worst] > 0:
-        inputs = () if agreed is None or agreed.array is not None else agreed.inputs
+        table = agreed is not None and agreed.array is None and blueprint.facts.source is None
+        inputs = agreed.inputs if agreed is not None and table else ()
         column = repr(inputs[worst]) if inputs else f"number {worst}"
         where = f", most of them in column {column}"
     raise DataError(

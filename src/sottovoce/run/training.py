@@ -20,6 +20,7 @@ from torch import nn
 from sottovoce.data.python import Clients, Held, given
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.models.features.cache import Progress
+from sottovoce.models.features.encoded import by_kind
 from sottovoce.models.metrics import Own, check_own
 from sottovoce.models.tensors import load_tensors
 from sottovoce.plan import Plan
@@ -105,7 +106,7 @@ def train(
     check_own(metrics)
     following = Callbacks(callbacks)
     # The plan is the word of whoever trains: the code that it names is their own.
-    own = given(dataset, clients, records)
+    own = given(dataset, clients, records, by_kind(plan))
     prepared = prepare(
         plan, own, module=module, trusted=True, device=device, cache=cache, progress=on_features
     )
@@ -155,7 +156,7 @@ def evaluate(
     result = directory.result()
     if "engine" in result:
         raise SottovoceError(f"{out} was trained by clients that keep their records: only they can evaluate")
-    own = given(dataset, clients, records)
+    own = given(dataset, clients, records, by_kind(plan))
     prepared = prepare(plan, own, module=module, features=features, device=device)
     blueprint, federation = prepared.blueprint, prepared.federation
     state, _ = load_tensors(directory.model_file, {"reference": blueprint.reference_digest})

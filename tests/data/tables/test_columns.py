@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.data import Description, read_site
 from sottovoce.data.section import DescriptionError
-from sottovoce.data.tables.columns import hashed
+from sottovoce.data.tables.words import hashed
 
 AGREED = """
 task = "classes"

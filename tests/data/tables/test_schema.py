@@ -104,7 +104,10 @@ def test_arrays_are_images_series_or_tokens() -> None:
         (TABLE + "mean = 121\n", r"mean is 121: give a number from 0 to 120"),
         (TABLE + 'missing = "mean"\n', r"missing is mean"),
         (TABLE + "missing = -1\n", "missing is -1: give a number from 0 to 120"),
-        (TABLE.replace('"number"', '"words"'), "kind is words: choose from category, date, number, text"),
+        (
+            TABLE.replace('"number"', '"words"'),
+            "kind is words: choose from category, date, image, number, text, vector",
+        ),
         (TABLE.replace('["a", "b"]', '["a"]'), "fewer than two classes"),
         (TABLE.replace('["a", "b"]', '["a", "a"]'), "names 'a' twice"),
         (TABLE.replace('["a", "b"]', '["a", 1.5]'), "values has 1.5: give texts"),

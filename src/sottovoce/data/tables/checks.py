@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sottovoce.data.section import DataError
 from sottovoce.data.tables.columns import ColumnFindings, Values
+from sottovoce.data.tables.held import Held, Vector, WholeText
 from sottovoce.data.tables.kinds import Category, Date, Number
 from sottovoce.data.tables.schema import Array, Description
 
@@ -37,6 +38,8 @@ class Findings:
     columns: dict[str, ColumnFindings] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    """Pictures that begin well and cannot be decoded, a line each, where they were looked at."""
 
 
 def verdict(found: Findings, agreed: Description) -> str:
@@ -64,6 +67,11 @@ def suspicions(found: Findings, agreed: Description) -> Iterator[str]:
     for name, column in found.columns.items():
         for text in _suspicions(column, found.records, agreed, name):
             yield f"{found.client}: column '{name}' {text}"
+    yield from (f"{found.client}: {line}" for line in found.broken)
+    for name, described in agreed.columns.items():
+        if isinstance(described, WholeText) and described.size:
+            size = f"size = {described.size} of column '{name}'"
+            yield f"records.toml: {size} counts nothing beside its encoder"
     for name in (name for name, count in found.targets.items() if not count):
         yield f"{found.client}: no usable record is '{name}'"
 
@@ -74,7 +82,10 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
         yield "is empty in every record"
     elif column.constant:
         yield "is the same in every record"
-    if column.unreadable:
+    yield from column.faults
+    if column.unreadable and isinstance(described, Held | Vector):
+        yield f"has {column.unreadable} that cannot be read: they count as missing"
+    elif column.unreadable:
         kind = "days as agreed" if isinstance(described, Date) else "numbers"
         comma = ' (decimal commas? decimal = "," in records.toml reads them)' if column.commas else ""
         yield f"has {column.unreadable} values that are not {kind}: they count as missing{comma}"
@@ -95,6 +106,8 @@ def _suspicions(column: ColumnFindings, records: int, agreed: Description, name:
 
 def useless(agreed: Description, name: str, found: ColumnFindings) -> str:
     """Returns what is wrong with a column in which nothing can be read as agreed."""
+    if isinstance(agreed.columns[name], Held | Vector):
+        return f"holds nothing that can be read: {found.faults[0] if found.faults else 'correct it'}"
     if not isinstance(agreed.columns[name], Number):
         return "holds no day as agreed: correct it, or its format in records.toml"
     if found.commas == found.unreadable:

@@ -2,23 +2,18 @@
 
 How one cell is read never depends on another: types are those of the agreement, not guessed from records, so
 that replacing one record changes the reading of that record only.
-
-Free text becomes numbers without weights: hashed words, pairs of words and letters, at public random places.
-Nothing is learned and nothing is looked up: a text's numbers follow from the text alone. Grams of letters let
-misspelled and inflected words share most of theirs.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-import unicodedata
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +25,6 @@ from sottovoce.errors import extra
 Values = npt.NDArray[Any]
 EXAMPLES = 3
 """How many names a message lists."""
-MOST_LETTERS = 20_000
-"""Of a text; what follows is not read."""
-LETTERS = (3, 4, 5)
-"""Lengths of grams of letters, a space before and after each word included."""
 ABSENT = frozenset(
     [
         "",
@@ -79,6 +70,8 @@ class ColumnFindings:
     unknown: int = 0
     examples: tuple[str, ...] = ()
     constant: bool = False
+    faults: tuple[str, ...] = ()
+    """Cells that cannot be read, a line each, where there are not too many."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +123,17 @@ class Columns(ABC):
 
     names: Collection[str]
     records: int
+    folder: Path = Path()
+    """Where files lie that cells name."""
+
+    @cached_property
+    def contents(self) -> dict[bytes, str | Path]:
+        """What cells hold that stay what they are, under their digests (`held`)."""
+        return {}
+
+    def vectors(self, name: str) -> Iterator[npt.NDArray[np.float64] | None]:
+        """A column of lists of numbers, one by one; None where nothing stands."""
+        raise DataError("holds no lists of numbers: save it as .parquet or .npz")
 
     @abstractmethod
     def numbers(self, name: str, decimal: str = ".") -> Numbers:
@@ -164,6 +168,14 @@ class ArrayColumns(Columns):
             array = array.astype("datetime64[s]").astype(str)
         distinct, codes = np.unique(array, return_inverse=True)
         return Texts(codes.astype(np.int64), [_text(value) for value in distinct.tolist()])
+
+    def vectors(self, name: str) -> Iterator[npt.NDArray[np.float64] | None]:
+        array = self._arrays[name]
+        if array.dtype.kind not in "iuf" or array.ndim != 2 or len(array) != self.records:
+            raise DataError(
+                f"is {array.dtype} of shape {array.shape}: give one row of numbers for each record"
+            )
+        yield from array.astype(np.float64)
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         array = self._arrays[name]
@@ -214,6 +226,20 @@ class ArrowColumns(Columns):
             return Texts(np.zeros(0, np.int64), [])
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return Texts(codes, [_text(value) for value in encoded.dictionary.to_pylist()])
+
+    def vectors(self, name: str) -> Iterator[npt.NDArray[np.float64] | None]:
+        types, column = arrow()[0].types, self._table.column(name)
+        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        if not any(fits(column.type) for fits in lists) or not _numeric(column.type.value_type):
+            raise DataError(f"holds {column.type} where lists of numbers were agreed on: save it as those")
+        for cell in column:
+            values = cell.values
+            if values is None:
+                yield None
+            else:
+                yield np.asarray(
+                    values.cast("float64", safe=False).to_numpy(zero_copy_only=False), np.float64
+                )
 
     def _column(self, name: str) -> Any:
         """A column, whose texts are UTF-8: a Parquet file may hold others, each the matter of its record."""
@@ -277,44 +303,3 @@ def arrow() -> tuple[Any, Any]:
     """pyarrow and its functions, or one line that says how to get them."""
     needs, instead = "CSV and Parquet files need pyarrow", ", or save tables as .npz"
     return extra("pyarrow", needs, "tables", instead), extra("pyarrow.compute", needs, "tables", instead)
-
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-def hashed(text: str, size: int) -> npt.NDArray[np.float32]:
-    """A text as `size` numbers of unit norm, half of it words, half of it letters; 0 where it has no word.
-
-    Case, accents' way of writing and punctuation do not count. A place holds the root of its signed count.
-
-    >>> cold, colds, warm = (hashed(text, 512) for text in ("A cold.", "a colds", "so warm"))
-    >>> bool(cold @ colds > 0.3 > cold @ warm), round(float(cold @ hashed("a  COLD", 512)), 4)
-    (True, 1.0)
-    """
-    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text[:MOST_LETTERS]).casefold())
-    halves = [_counted(grams, size) for grams in (_of_words(words), _of_letters(words))]
-    both = np.sum([half / max(float(np.linalg.norm(half)), 1e-9) for half in halves], axis=0)
-    whole: npt.NDArray[np.float32] = (both / max(float(np.linalg.norm(both)), 1e-9)).astype(np.float32)
-    return whole
-
-
-def _of_words(words: list[str]) -> Iterator[str]:
-    yield from words
-    yield from (f"{one} {other}" for one, other in itertools.pairwise(words))
-
-
-def _of_letters(words: list[str]) -> Iterator[str]:
-    for word in words:
-        spaced = f" {word} "
-        for length in LETTERS:
-            # A leading # keeps them apart from words; a word that is shorter is a gram of its own length.
-            yield from (f"#{spaced[i : i + length]}" for i in range(max(1, len(spaced) - length + 1)))
-
-
-def _counted(grams: Iterator[str], size: int) -> npt.NDArray[np.float64]:
-    codes = np.array([zlib.crc32(gram.encode()) for gram in grams], np.uint64) * _MIX
-    signs = ((codes >> np.uint64(20)) & np.uint64(1)).astype(np.float64) * 2 - 1
-    places = ((codes >> np.uint64(32)) % np.uint64(size)).astype(np.int64)
-    counts = np.bincount(places, signs, size)
-    rooted: npt.NDArray[np.float64] = np.sign(counts) * np.sqrt(np.abs(counts))
-    return rooted

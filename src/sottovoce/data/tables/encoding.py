@@ -8,8 +8,8 @@ one record never moves one. What was wrong is counted on the way, for the owner'
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from sottovoce.data.tables.checks import (
     without_unusable,
 )
 from sottovoce.data.tables.columns import EXAMPLES, ArrayColumns, ColumnFindings, Columns, Texts, Values
+from sottovoce.data.tables.folders import Folder
 from sottovoce.data.tables.kinds import Number
 from sottovoce.data.tables.readers import read_columns
 from sottovoce.data.tables.schema import NAME, Description
@@ -51,12 +52,15 @@ class Site:
     identity: Tensor | None
     """What each record's unit is, int64 (n, 2), where units have names."""
     findings: Findings
+    contents: Mapping[bytes, str | Path] = field(default_factory=dict)
+    """What records hold as digests."""
 
     def dataset(self, facts: Facts) -> Dataset:
         """The records as a dataset; `facts` are those of the agreement."""
         x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
         unit = None if self.unit is None else torch.from_numpy(self.unit)
-        return Dataset(self.findings.client, x, y, facts, unit=unit, identity=self.identity)
+        name, identity = self.findings.client, self.identity
+        return Dataset(name, x, y, facts, unit=unit, identity=identity, contents=self.contents)
 
 
 def read_site(
@@ -93,17 +97,17 @@ class Reader:
         self, path: Path, agreed: Description, *, limited: bool = True, given: Columns | None = None
     ) -> None:
         self._path, self._agreed, self._limited, self._given = path, agreed, limited, given
-        self.findings = Findings(canonical(path.stem if given is None else path.name))
+        named = path.name if given is not None or agreed.sites == "folders" else path.stem
+        self.findings = Findings(canonical(named))
+        self.contents: dict[bytes, str | Path] = {}
+        """What was read and stays what it is, under its digest."""
 
     def site(self, *, target: bool) -> Site:
         """All of the file's records."""
         agreed, findings = self._agreed, self.findings
         sources = [*(agreed.target.sources if target else ()), *([agreed.unit] if agreed.unit else [])]
         arrays = {} if agreed.array is None else self._arrays(sources)
-        if agreed.array is None:
-            columns = self._given or read_columns(self._path, *kinds_of(agreed, sources))
-        else:
-            columns = ArrayColumns(arrays)
+        columns = ArrayColumns(arrays) if agreed.array is not None else self._given or self._read(sources)
         self._named(columns, [*(agreed.columns or ["x"]), *sources])
         findings.records = columns.records
         if not findings.problems and not columns.records:
@@ -122,6 +126,8 @@ class Reader:
                 self._problem(f"column '{name}' {useless(agreed, name, found)}")
         self._refuse()
         usable = targeted & whole_records(x)
+        if agreed.array is None and agreed.whole:
+            usable &= x.any(axis=1)
         if target:
             self._count_targets(y[usable])
         findings.unusable = int((~usable).sum())
@@ -134,7 +140,15 @@ class Reader:
                 + ("array 'x', which is not finite" if targeted.all() else fault)
             )
         self._refuse()
-        return Site(*without_unusable(x, y, usable), units, identity, findings)
+        return Site(*without_unusable(x, y, usable), units, identity, findings, self.contents)
+
+    def _read(self, sources: list[str]) -> Columns:
+        """The columns of a file, or of a folder of pictures."""
+        if self._agreed.sites == "folders":
+            return Folder(self._path, self._agreed.parts)
+        columns = read_columns(self._path, *kinds_of(self._agreed, sources))
+        columns.folder = self._path.parent
+        return columns
 
     def stored(self, x: Values) -> Values:
         """Encoded arrays."""
@@ -154,6 +168,8 @@ class Reader:
         self._refuse()
         x = self._table(columns)
         self._refuse()
+        if self._agreed.whole:
+            x[~x.any(axis=1)] = np.nan
         return x
 
     def _refuse(self) -> None:
@@ -209,6 +225,7 @@ class Reader:
             )
             if found is not None:
                 self.findings.columns[name] = found
+        self.contents.update(columns.contents)
         return x
 
     def _array(self, stored: Values, records: int) -> Values:

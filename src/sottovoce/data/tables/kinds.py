@@ -1,11 +1,13 @@
-"""What a column of a table may be: a number, a category, a date or a text, and the inputs it becomes."""
+"""What a column of a table may be: a number, a category, a date or a text, and the inputs it becomes.
+
+`held` has those that an encoder describes, `schema` reads all of them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -14,7 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from sottovoce.data.section import OTHER, Names, Section, canonical
-from sottovoce.data.tables.columns import ABSENT, ColumnFindings, Columns, Numbers, Values, hashed
+from sottovoce.data.tables.columns import ABSENT, ColumnFindings, Columns, Numbers, Values
+from sottovoce.data.tables.words import hashed
 
 MOST_VALUES, MOST_PLACES = 10_000, 2**14
 MOST_DEVIATIONS = 1e6
@@ -223,14 +226,6 @@ class Text(Column):
         return ColumnFindings(missing=int((~into.any(axis=1)).sum()), constant=same)
 
 
-def column(section: Section) -> Column:
-    """A column as its table describes it."""
-    kind = section.choice("kind", tuple(KINDS))
-    found = KINDS[kind](section)
-    section.end()
-    return found
-
-
 def looked_up(section: Section, *keys: str) -> tuple[str, ...]:
     """Returns which of a table's keys were read from records, as the table says."""
     if "looked_up" not in section.keys:
@@ -242,7 +237,7 @@ def looked_up(section: Section, *keys: str) -> tuple[str, ...]:
     return said
 
 
-def _number(section: Section) -> Number:
+def number(section: Section) -> Number:
     low, high = section.bounds()
     mean = section.number("mean", low=low, high=high) if "mean" in section.keys else None
     std = section.number("std", low=0.0) if "std" in section.keys else None
@@ -264,13 +259,13 @@ def _missing(section: Section, low: float, high: float) -> str | float | None:
     return section.number("missing", low=low, high=high)
 
 
-def _category(section: Section) -> Category:
+def category(section: Section) -> Category:
     names = Names.parse(section, MOST_VALUES, more=(OTHER,))
     agreed = replace(names, values=section.texts("values", MOST_VALUES))
     return Category(agreed, looked_up(section, "kind", "values"))
 
 
-def _date(section: Section) -> Date:
+def a_date(section: Section) -> Date:
     since, until = section.day("since"), section.day("until")
     if since >= until:
         raise section.error("since", f"is {since} and until is {until}: since must be before until")
@@ -300,15 +295,6 @@ def _format(section: Section) -> str | None:
     return text
 
 
-def _text(section: Section) -> Text:
+def text(section: Section) -> Text:
     size = section.whole("size", MOST_PLACES) if "size" in section.keys else Text.size
     return Text(size, looked_up(section, "kind"))
-
-
-KINDS: dict[str, Callable[[Section], Column]] = {
-    "number": _number,
-    "category": _category,
-    "date": _date,
-    "text": _text,
-}
-"""What each kind of column is read with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ import torch
 from sottovoce.data.dataset import Facts
 from sottovoce.data.section import DescriptionError, Names, Section, document, text_of
 from sottovoce.data.tables import schema as data_description
-from sottovoce.data.tables.kinds import Category, Column, Date, Number, column, looked_up
+from sottovoce.data.tables.folders import PICTURE, check_agreed
+from sottovoce.data.tables.held import Held, Picture, Vector, WholeText
+from sottovoce.data.tables.kinds import Category, Column, Date, Number, Text, looked_up
+from sottovoce.data.tables.registry import column
 from sottovoce.plan.catalog import TASKS
 
 NAME = "records.toml"
@@ -103,6 +106,10 @@ class Description:
     unusable: float = UNUSABLE
     decimal: str = "."
     """What parts whole numbers from fractions in texts; with a comma, a point does so too."""
+    sites: str = "files"
+    """A client is a file; or, with "folders", a folder of pictures with one folder for each class."""
+    parts: str = ""
+    """How pictures are called there, such as "{patient}_*": what stands in braces is a column."""
 
     @classmethod
     def load(cls, path: str | Path) -> Description:
@@ -119,6 +126,10 @@ class Description:
         decimal = top.text("decimal", optional=True) or "."
         if decimal not in (".", ","):
             raise top.error("decimal", f'is {decimal}: give "." or ","')
+        sites = top.choice("sites", ("files", "folders"), default="files")
+        parts = top.text("names", optional=True) or ""
+        if parts and sites == "files":
+            raise top.error("names", 'is about names of pictures: say sites = "folders" too')
         target = _target(top.section("target"), task)
         array, columns = top.section("array", optional=True), top.section("columns", optional=True)
         top.end()
@@ -131,7 +142,30 @@ class Description:
         if unit in target.sources:
             raise top.error("unit", "is the target too: name another column")
         stored = None if array is None else _array(array)
-        return cls(task, target, described, stored, unit, unusable, decimal)
+        agreed = cls(task, target, described, stored, unit, unusable, decimal, sites, parts)
+        if sites == "folders":
+            pictures = list(agreed.columns) == [PICTURE] and isinstance(agreed.columns[PICTURE], Picture)
+            check_agreed(where, pictures, (*target.sources, *([unit] if unit else [])), parts)
+        return agreed
+
+    def encoded_by(self, encoders: Mapping[str, str]) -> Description:
+        """The same with an encoder, by kind, for each column of texts or pictures that names none."""
+        columns = dict(self.columns)
+        for name, one in self.columns.items():
+            if isinstance(one, Text | Held) and encoders.get(one.kind) and not getattr(one, "encoder", ""):
+                whole = Picture if one.kind == Picture.kind else WholeText
+                columns[name] = whole(encoders[one.kind], one.looked_up)
+        return replace(self, columns=columns)
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """The columns that an encoder describes."""
+        return {name: one for name, one in self.columns.items() if isinstance(one, Held)}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all columns are of vectors, or of what an encoder describes: 0 says nothing of a record."""
+        return all(isinstance(one, Held | Vector) for one in self.columns.values())
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -188,6 +222,7 @@ class Description:
         """The file, in one way of writing for one agreement; `parse` of it gives the same back."""
         decimal = None if self.decimal == "." else self.decimal
         top = {"task": self.task, "unit": self.unit, "unusable": self.unusable, "decimal": decimal}
+        top |= {"sites": None if self.sites == "files" else self.sites, "names": self.parts or None}
         target: dict[str, object] = {"column": self.target.column or None}
         if self.task == "number":
             target |= {"low": self.target.low, "high": self.target.high}

@@ -62,7 +62,7 @@ def sha256(content: bytes) -> str:
 
 def check_name(name: str) -> str:
     """The name of an encoder, or one line that says what names look like."""
-    if not names_encoder(name) or name == "own":
+    if not names_encoder(name) or name == "own" or "+" in name:
         raise EncoderError(
             f"'{name}' cannot name an encoder: take small letters, digits and . _ -, and no name of a map"
         )

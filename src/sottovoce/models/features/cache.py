@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
+from sottovoce.data.tables.held import Content
 from sottovoce.machine.files import kept_secret, locked, write_atomically
 from sottovoce.models.features import FeatureMap, fingerprint, open_features
-from sottovoce.models.features.encoded import Encoded, check_own, meant, open_encoded
+from sottovoce.models.features.columns import Columns
+from sottovoce.models.features.encoded import Encoded, check_own, encoded_size, open_encoded
+from sottovoce.models.features.kept import features_folder
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import names_encoder
 
@@ -46,12 +49,15 @@ def described(
     and dataset, not by two processes either: the second waits. `local` as in `open_features`, here and below.
     Where clients see turned pictures, x holds the features of all four turns, (N, 4, size).
     """
-    features = feature_map(plan, dataset.facts, device, local)
+    features = feature_map(plan, dataset.facts, device, local, cache)
     if features is None:
         return dataset
     facts, dataset = described_facts(dataset.facts, plan, local), identified(dataset, plan)
+    if isinstance(features, Columns):  # which keeps what it describes itself
+        x = features(dataset.x, dataset.contents, progress).half()
+        return replace(dataset, x=x.to(dataset.x.device), facts=facts)
     if cache:
-        path = _folder() / f"{_name(dataset, plan)}.npy"
+        path = features_folder() / f"{_name(dataset, plan)}.npy"
         with locked(path.with_suffix(".lock")):
             if path.exists():
                 progress(len(dataset), len(dataset))
@@ -70,7 +76,7 @@ def described_facts(facts: Facts, plan: Plan, local: str | None = None) -> Facts
     if plan.features == "none" or facts.source is not None:
         return facts
     if names_encoder(plan.features):  # a server need not have it
-        size, outputs = (meant(plan).size,), facts.classes
+        size, outputs = (encoded_size(plan, facts),), facts.classes
     else:
         opened = feature_map(plan, facts, local=local)
         assert opened is not None
@@ -94,27 +100,35 @@ def described_client(
     feature_map(plan, facts.source, local=local)  # refused, if it is, before a record is read
     # A feature map takes records as they are stored.
     own = read_client(path, facts=facts.source, needed=needed, labels=labels, raw=True, limited=limited)
-    kept = described(Dataset(path.stem, own.x, own.y, facts.source), plan, local=local)
+    stored = Dataset(path.stem, own.x, own.y, facts.source, contents=own.contents)
+    kept = described(stored, plan, local=local)
     return replace(own, x=kept.x.float())
 
 
-def view(plan: Plan, facts: Facts, local: str | None = None) -> Callable[[Tensor], Tensor]:
-    """Returns what the model of a run sees of records as they are stored: normalized, or their features."""
+def view(
+    plan: Plan, facts: Facts, local: str | None = None
+) -> Callable[[Tensor, Mapping[bytes, Content]], Tensor]:
+    """Returns what the model of a run sees of records as they are stored: normalized, or their features.
+
+    With records it takes the contents that they name, where some are texts or pictures.
+    """
     features = None if facts.source is None else feature_map(plan, facts.source, local=local)
     if features is None:
-        return facts.normalize
+        return lambda x, contents: facts.normalize(x)
     # Features are rounded as those that are kept.
-    return lambda x: features(x).half().float()
+    if isinstance(features, Columns):
+        return lambda x, contents: features(x, contents).half().float()
+    return lambda x, contents: features(x).half().float()
 
 
 def feature_map(
-    plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None
-) -> FeatureMap | Encoded | None:
+    plan: Plan, facts: Facts, device: str = "cpu", local: str | None = None, keeping: bool = True
+) -> FeatureMap | Encoded | Columns | None:
     """The public map of a plan; its projection does not depend on the plan's seed, so features serve all."""
     if plan.features == "none" or facts.source is not None:
         return None  # the model sees records themselves, or they are features already
     if names_encoder(plan.features):
-        return open_encoded(plan, facts, device)
+        return open_encoded(plan, facts, device, keeping)
     if plan.features == local and plan.encoders:
         check_own(plan, fingerprint(plan.features))
     size, mirror = plan.feature_size, plan.mirror
@@ -149,18 +163,12 @@ def _further(progress: Progress, before: int, records: int, done: int, of: int) 
     progress(before + done, records)
 
 
-def _folder() -> Path:
-    folder = cache_folder() / "features"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
-
-
 def _name(dataset: Dataset, plan: Plan) -> str:
     described: tuple[object, ...] = (dataset.digest, plan.shaping("features"), weights_digest())
     if ":" in plan.features:
         described = (*described, fingerprint(plan.features))
-    return hmac.new(kept_secret(_folder() / "key"), repr(described).encode(), hashlib.sha256).hexdigest()[:32]
+    key = kept_secret(features_folder() / "key")
+    return hmac.new(key, repr(described).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def weights_digest() -> str:
