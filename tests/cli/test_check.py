@@ -34,7 +34,7 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert (site["client"], site["records"], site["units"], site["unusable"]) == ("a", 2, 1, 0)
     assert site["columns"]["sex"] == {
         "missing": 0, "unreadable": 0, "commas": 0, "outside": 0, "unknown": 1, "examples": ["x"],
-        "constant": False,
+        "constant": False, "faults": [],
     }  # fmt: skip
     assert site["targets"] == {"benign": 2, "malignant": 0}
     assert any("malignant" in line for line in site["suspicions"])

@@ -117,9 +117,11 @@ def _show(checked: Check) -> None:
     if checked.agreed.unit:
         head.insert(3, "units")
     rows = [_row(site, checked.agreed) for site in checked.sites]
-    shape = " × ".join(map(str, checked.agreed.facts().shape))
+    shape = " × ".join(map(str, checked.agreed.facts().shape)) + " numbers"
+    if checked.agreed.held:
+        shape = count(len(checked.agreed.columns), "column")
     records = sum(site.records for site in checked.sites)
-    title = f"{count(len(rows), 'client')}, {count(records, 'record')} of {shape} numbers"
+    title = f"{count(len(rows), 'client')}, {count(records, 'record')} of {shape}"
     show_table(Table(head, rows, title, words=2))
     bullets(checked.problems, "red")
     bullets(checked.suspicions, "dark_orange")
