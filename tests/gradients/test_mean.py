@@ -16,8 +16,9 @@ from sottovoce import gradients
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, clipped_means, sensitivity, vmap
 from sottovoce.gradients.identity import squares
-from sottovoce.gradients.layers import capture, stack
+from sottovoce.gradients.layers import Linear, capture, stack
 from sottovoce.models.bases import Basis, BasisKind, Identity, open_basis
+from sottovoce.models.tiles import TILE
 
 from . import models
 from .test_gpu import like_a_card
@@ -277,15 +278,12 @@ def test_cores_share_out_chunks_and_change_nothing_else(
     kind: BasisKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = models.seeded(models.lenet)
-    theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 24)
+    theta, (x, y) = models.flat(module), models.records((3, 32, 32), 10, 70)
     basis, before = open_basis(kind, module, 16384, seed=1), torch.get_num_threads()
-
-    monkeypatch.setattr(gradients, "_CPU_BYTES", 2**22)
-    monkeypatch.setattr(gradients, "_LEAST_RECORDS", 1)
 
     def on(threads: int) -> Tensor:
         torch.set_num_threads(threads)
-        got = clipped_mean(module, theta, basis, x, y, clip=0.5, denominator=24)
+        got = clipped_mean(module, theta, basis, x, y, clip=0.5, denominator=70)
         seen: list[int] = []
         fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
         fresh.start()
@@ -312,21 +310,15 @@ def test_cores_share_out_chunks_and_change_nothing_else(
 @pytest.mark.parametrize(
     ("clients", "records", "mebibytes", "on_cpu", "blocks"),
     [
-        (
-            2,
-            100,
-            1,
-            True,
-            [(0, 1, 0, 48), (0, 1, 48, 96), (0, 1, 96, 100), (1, 2, 0, 48), (1, 2, 48, 96), (1, 2, 96, 100)],
-        ),
-        (1, 40, 10, True, [(0, 1, 0, 32), (0, 1, 32, 40)]),  # never fewer than 32
-        (2, 10, 1, True, [(0, 1, 0, 10), (1, 2, 0, 10)]),  # one client each, however small
-        (1, 64, 1.26, True, [(0, 1, 0, 32), (0, 1, 32, 64)]),  # 47 of them take 60 MiB
-        (3, 10, 128, False, [(0, 3, 0, 10)]),  # 32 records on a GPU
-        (5, 16, 128, False, [(0, 2, 0, 16), (2, 4, 0, 16), (4, 5, 0, 16)]),
-        (2, 10, 512, False, [(0, 1, 0, 8), (0, 1, 8, 10), (1, 2, 0, 8), (1, 2, 8, 10)]),
-        (1, 2, 10000, False, [(0, 1, 0, 1), (0, 1, 1, 2)]),
-        (1, 60, 120, False, [(0, 1, 0, 32), (0, 1, 32, 60)]),  # 34 records, of which 32 are whole vectors
+        (1, 100, 0.9, True, [(0, 1, 0, 64, 64), (0, 1, 64, 96, 32), (0, 1, 96, 100, 32)]),  # 66 take 60 MiB
+        (1, 40, 10, True, [(0, 1, 0, 32, 32), (0, 1, 32, 40, 32)]),  # never less than a tile
+        (2, 10, 0.1, True, [(0, 1, 0, 10, 32), (1, 2, 0, 10, 32)]),  # one client each, however small
+        (1, 64, 0.1, True, [(0, 1, 0, 64, 64)]),
+        (3, 10, 32, False, [(0, 3, 0, 10, 32)]),  # 128 records on a GPU
+        (5, 16, 64, False, [(0, 2, 0, 16, 32), (2, 4, 0, 16, 32), (4, 5, 0, 16, 32)]),
+        (1, 2, 10000, False, [(0, 1, 0, 2, 32)]),
+        (1, 100, 64, False, [(0, 1, 0, 64, 64), (0, 1, 64, 100, 64)]),  # all of a client in one shape
+        (1, 70, 128, False, [(0, 1, 0, 32, 32), (0, 1, 32, 64, 32), (0, 1, 64, 70, 32)]),
     ],
 )
 def test_records_fall_into_the_same_blocks_in_every_version(
@@ -337,8 +329,18 @@ def test_records_fall_into_the_same_blocks_in_every_version(
     blocks: list[tuple[int, ...]],
 ) -> None:
     """Sums over blocks of another size are rounded differently, and seeded runs repeat bit for bit."""
-    found = gradients._chunks(clients, records, int(mebibytes * 2**20), on_cpu=on_cpu)
-    assert [(c.start, c.stop, r.start, r.stop) for c, r in found] == blocks
+    sizes = clients, records, int(mebibytes * 2**20)
+    found = list(gradients._chunks(*sizes, (Linear("weight", None),), TILE, on_cpu=on_cpu))
+    assert [(c.start, c.stop, r.start, r.stop, length) for c, r, length in found] == blocks
+    alone = [range(*c.records.indices(records)) for c in gradients._chunks(*sizes, (), 1, on_cpu=True)]
+    assert [[*some] for some in alone] == [[record] for record in range(records)] * clients
+
+
+def test_a_chunk_with_convolutions_is_one_tile_on_a_cpu() -> None:
+    layers = stack(models.tiny())
+    assert layers is not None
+    found = [chunk.length for chunk in gradients._chunks(1, 100, 1, layers, TILE, on_cpu=True)]
+    assert found == [TILE] * 4
 
 
 def test_a_record_takes_what_its_layers_put_out_and_its_gradient_writes() -> None:
@@ -378,9 +380,10 @@ def test_what_a_record_takes_is_remembered_for_records_of_its_shape() -> None:
     assert layers is not None
     for rows in (4, 7, 4):
         x = torch.zeros(1, 2, rows, 5)
-        found = gradients._remembered_floats(layers, module, thetas, x, basis)
-        assert found == gradients._floats_per_record(layers, module, thetas, x, basis)
-        assert found == 2 * (rows * 5 + 5 + 5 + 3)
+        found = gradients._remembered_stack(module, thetas, x, basis)
+        assert found is not None
+        assert found[1] == gradients._floats_per_record(layers, module, thetas, x, basis)
+        assert found[1] == 2 * (rows * 5 + 5 + 5 + 3)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import cast
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,12 +27,13 @@ from sottovoce.gradients.clipping import (
     sum_clipped,
     sum_squared,
 )
-from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, capture, stack
+from sottovoce.gradients.layers import Convolution, Layer, Linear, Plain, by_client, capture, stack, steps
 from sottovoce.gradients.partitions import Structured, Unstructured
 from sottovoce.machine.determinism import one_core, side_by_side
 from sottovoce.models.bases import Basis, Identity, SignedPartition, StructuredPartition
 from sottovoce.models.parameters import parameters_at
 from sottovoce.models.tasks import Losses, cross_entropy
+from sottovoce.models.tiles import TILE, drawn_parameters, tile_of, whole
 
 __all__ = [
     "check_outputs",
@@ -47,8 +48,7 @@ __all__ = [
 # What a chunk may take in memory: on a CPU little more than its caches, on a GPU enough to fill the gpu. It
 # depends on nothing else, since the sum over chunks is rounded differently for chunks of another size.
 _CPU_BYTES, _GPU_BYTES = 60 * 2**20, 4 * 2**30
-# What a chunk must hold, or operations become too small.
-_LEAST_RECORDS = 32
+_Gradients = Structured | Unstructured | None
 
 
 @one_core()
@@ -115,39 +115,42 @@ def clipped_means(
     thetas, first = thetas.detach(), bases[0]
     if not x.shape[1]:
         return torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
-    layers = stack(module)
-    floats = None if layers is None else _remembered_floats(layers, module, thetas, x, first)
-    if layers is None or floats is None:
+    found = _remembered_stack(module, thetas, x, first)
+    if found is None:
         each = zip(thetas, bases, x, y, strict=True)
         sums = [vmap.clipped_sum(module, *client, clip, loss) for client in each]
         return torch.stack(sums) / denominator
+    layers, floats = found
     gradients = _coefficient_gradients(module, tuple(bases), thetas.device)
     on_cpu = not gpu.on_gpu(thetas)
     scale, known = first.bias_scale if isinstance(first, Identity) else 1.0, None
     if squares is not None and on_cpu and first.kind == "identity" and _linear_in_records(layers):
         known = squares()
 
-    def work(chunk: tuple[slice, slice]) -> Tensor:
-        clients, records = chunk
-        xs, ys = x[clients, records], y[clients, records]
-        parameters = parameters_at(module, thetas[clients])
-        captures, losses = capture(layers, parameters, xs.flatten(0, 1), ys.flatten(0, 1), loss)
-        losses = losses.view(xs.shape[:2])
+    def work(chunk: _Chunk) -> Tensor:
+        clients, records = chunk.clients, chunk.records
+        parameters, ys = parameters_at(module, thetas[clients]), y[clients, records]
+        captures, losses = capture(layers, parameters, chunk.filled(x), chunk.filled(y), loss)
+        losses = by_client(losses, len(ys))[:, : ys.shape[1]]
         if gradients is None:
             mine = None if known is None else known[clients, records]
             return identity.clipped_sum(parameters, captures, losses, clip, mine, scale)
         if isinstance(gradients, Unstructured) and gradients.products and thetas.dtype == torch.float32:
             sums, squared = gradients.products(captures, clients)
-            return sum_squared([sums], squared, losses, clip)
-        return sum_clipped(gradients(captures, clients), losses, clip)
+            return sum_squared([sums[:, :, : ys.shape[1]]], squared[:, : ys.shape[1]], losses, clip)
+        parts = gradients(captures, clients)
+        return sum_clipped([part[:, :, : ys.shape[1]] for part in parts], losses, clip)
 
-    chunks = list(_chunks(len(x), x.shape[1], floats * thetas.element_size(), on_cpu=on_cpu))
+    cut = partial(_chunks, len(x), x.shape[1], floats * thetas.element_size(), layers, on_cpu=on_cpu)
+    chunks = list(cut(TILE))
+    if _tile(module, layers, first, gradients, (thetas[0], x[0], y[0]), loss, chunks) == 1:
+        chunks = list(cut(1))
     parts = side_by_side(work, chunks) if on_cpu else map(work, chunks)
     if len(chunks) == 1:
         return next(iter(parts)).div_(denominator)
     total = torch.zeros(len(thetas), first.coefficients, dtype=torch.float64, device=thetas.device)
-    for (clients, _), part in zip(chunks, parts, strict=True):
-        total[clients] += part
+    for chunk, part in zip(chunks, parts, strict=True):
+        total[chunk.clients] += part
     return total.div_(denominator)
 
 
@@ -199,15 +202,19 @@ def _coefficient_gradients(
     return None
 
 
-def _remembered_floats(
-    layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
-) -> int | None:
-    """`_floats_per_record`, found out once for a module and records of a shape."""
+def _remembered_stack(
+    module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
+) -> tuple[tuple[Layer, ...], int] | None:
+    """A stack's layers and `_floats_per_record`; None where module and records of this shape are none."""
+    layers = stack(module)
+    if layers is None:
+        return None
     known = _floats.setdefault(module, {})
     key = (*x.shape[2:], str(x.device), basis.kind, basis.coefficients)
     if key not in known:
         known[key] = _floats_per_record(layers, module, thetas, x, basis)
-    return known[key]
+    floats = known[key]
+    return None if floats is None else (layers, floats)
 
 
 _floats: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], int | None]] = WeakKeyDictionary()
@@ -217,32 +224,95 @@ def _floats_per_record(
     layers: tuple[Layer, ...], module: nn.Module, thetas: Tensor, x: Tensor, basis: Basis
 ) -> int | None:
     """Roughly what a record takes while its chunk is worked on; None where shapes do not fit a stack."""
-    parameters, h = parameters_at(module, thetas[:1]), x[0, :1]
-    outputs, patches, written = 0, 0, 0
-    for layer in layers:
-        if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
-            return None
+    parameters, record = parameters_at(module, thetas[:1]), x[0, :1]
+    made = steps(layers, parameters, record)
+    if made is None:
+        return None
+    patches, written, on_gpu = 0, 0, gpu.on_gpu(record)
+    for layer, seen in zip(layers, [record, *made], strict=False):
         if isinstance(layer, Convolution):
-            patches = max(patches, gpu.patches(layer.window, h).numel() if gpu.on_gpu(h) else 0)
+            patches = max(patches, gpu.patches(layer.window, seen).numel() if on_gpu else 0)
             written += 6 * parameters[layer.weight].numel()
-        elif isinstance(layer, Linear) and gpu.on_gpu(h):
-            written += 6 * h.numel()  # in float64
-        h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
-        outputs += h.numel()
+        elif isinstance(layer, Linear) and on_gpu:
+            written += 6 * seen.numel()  # in float64
     if basis.kind != "identity":
         written = 3 * basis.coefficients + (basis.size if basis.kind == "unstructured" else 0)
-    return 2 * outputs + patches + written if h.ndim == 2 else None
+    return 2 * sum(h.numel() for h in made) + patches + written
 
 
-def _chunks(clients: int, records: int, bytes_each: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
-    """Blocks of records that fit into memory: of whole clients together on a GPU, or of parts of one.
+class _Chunk(NamedTuple):
+    """Records of clients that are computed together, filled up with zeros to so many of each client."""
 
-    On a CPU a block is always of one client, which so gets what it would get alone.
+    clients: slice
+    records: slice
+    length: int
+
+    def filled(self, values: Tensor) -> Tensor:
+        """Its part of (clients, records, …), flat."""
+        part = values[self.clients, self.records]
+        if len(part) == 1:
+            return whole(part[0], self.length)
+        missing = part.new_zeros(len(part), self.length - part.shape[1], *part.shape[2:])
+        return torch.cat([part, missing], dim=1).flatten(0, 1)
+
+
+def _chunks(
+    clients: int, records: int, bytes_each: int, layers: Sequence[Layer], tile: int, *, on_cpu: bool
+) -> Iterator[_Chunk]:
+    """Chunks of whole tiles that fit into memory: of whole clients together on a GPU, or of parts of one.
+
+    On a CPU a chunk is of one client, which so gets what it would get alone, and of one tile, unless all
+    products are of linear layers, which make them tile by tile. On a GPU all chunks of a client are alike.
     """
-    most = max(_LEAST_RECORDS, _CPU_BYTES // bytes_each) if on_cpu else max(1, _GPU_BYTES // bytes_each)
-    together = 1 if on_cpu else max(1, most // records)
-    # Vectors of 16 floats: sums over rows of a partial one cost as much as over a whole one.
-    each = min(records, most // 16 * 16 or most)
+    most = max(tile, (_CPU_BYTES if on_cpu else _GPU_BYTES) // bytes_each // tile * tile)
+    filled, edge, together = _up(records, tile), records // tile * tile, 1
+    if not on_cpu:
+        edge, together, most = records, max(1, most // filled), _up(-(-filled // -(-filled // most)), tile)
+    elif tile == 1 or not all(isinstance(layer, Linear | Plain) for layer in layers):
+        most = tile
     for client in range(0, clients, together):
-        for record in range(0, records, each):
-            yield slice(client, min(client + together, clients)), slice(record, min(record + each, records))
+        who = slice(client, min(client + together, clients))
+        # The rest is by itself on a CPU: to fill it up must not copy all others.
+        for start in [*range(0, edge, most), *range(edge, records, tile)]:
+            stop = min(start + most, edge if start < edge else records)
+            yield _Chunk(who, slice(start, stop), _up(stop - start, tile) if on_cpu else most)
+
+
+def _up(count: int, tile: int) -> int:
+    return -(-count // tile) * tile
+
+
+def _tile(
+    module: nn.Module,
+    layers: tuple[Layer, ...],
+    basis: Basis,
+    gradients: _Gradients,
+    like: tuple[Tensor, Tensor, Tensor],
+    loss: Losses,
+    chunks: Sequence[_Chunk],
+) -> int:
+    """How many records of a client the layers may see at once, tried in the shapes of these chunks.
+
+    `like` are θ (d,), records (m, …) and targets (m, …): what they hold is not looked at.
+    """
+    theta, x, y = like
+    shapes: set[tuple[int, tuple[int, ...]]]
+    if gpu.on_gpu(theta):
+        shapes = {(chunk.clients.stop - chunk.clients.start, (chunk.length,)) for chunk in chunks}
+    else:  # one tile by itself, and three in a chunk
+        shapes = {(1, (TILE, 3 * TILE) if max(chunk.length for chunk in chunks) > TILE else (TILE,))}
+
+    def rows(clients: int, counts: tuple[int, ...], records: Tensor) -> list[Tensor]:
+        found, parameters = [], parameters_at(module, drawn_parameters(theta).expand(clients, -1))
+        for count in counts:
+            many = records.repeat(clients * count // TILE, *[1] * (records.ndim - 1))
+            captures, losses = capture(layers, parameters, many, y.new_zeros(len(many), *y.shape[1:]), loss)
+            seen = [losses, *(values for one in captures for values in (one.inputs, one.deltas))]
+            seen += identity.written_out(captures).values() if gradients is None else []
+            parts = [] if gradients is None else gradients(captures, slice(0, clients))
+            each = [by_client(values, clients).transpose(0, 1) for values in seen]
+            found.append([*each, *(part.movedim(2, 0) for part in parts)])
+        return [torch.cat(same) for same in zip(*found, strict=True)]
+
+    kind = type(gradients), basis.coefficients, theta.dtype, loss
+    return min(tile_of(module, (kind, *shape), partial(rows, *shape), x) for shape in shapes)

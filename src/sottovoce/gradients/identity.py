@@ -29,23 +29,23 @@ def clipped_sum(
     known: Tensor | None = None,
     bias_scale: float = 1.0,
 ) -> Tensor:
-    """Σ clip_C(Pᵀ∇_θ ℓ) of a chunk with losses (clients, records): float64 (clients, d).
+    """Σ clip_C(Pᵀ∇_θ ℓ) of the records of a chunk that have losses (clients, records): float64 (clients, d).
 
     `parameters` are those of the captures, in the order of θ; P scales the last of them, a bias.
     `known` (clients, records) are `squares` of the inputs of the first layer with parameters, if linear.
     """
-    count, scaled = len(losses), [*parameters][-1]
+    scaled = [*parameters][-1]
+
+    def mine(values: Tensor) -> Tensor:
+        return by_client(values, len(losses))[:, : losses.shape[1]]
+
     outer: list[_Outer] = []
-    others: dict[str, Tensor] = {}
+    others = {name: mine(values) for name, values in written_out(captures).items()}
     for seen in captures:
         layer = seen.layer
         if isinstance(layer, Linear):
             constant = bias_scale if layer.bias == scaled else 1.0
-            outer.append(
-                _Outer(layer, by_client(seen.deltas, count), by_client(seen.inputs, count), constant)
-            )
-        else:
-            others |= {name: by_client(values, count) for name, values in written(seen)}
+            outer.append(_Outer(layer, mine(seen.deltas), mine(seen.inputs), constant))
     if scaled in others and bias_scale != 1.0:
         others[scaled] = bias_scale * others[scaled]
     first = {} if known is None else {captures[0].layer.weight: known}
@@ -54,6 +54,12 @@ def clipped_sum(
         if isinstance(seen.layer, Convolution):
             flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], parameters[seen.layer.weight])
     return torch.cat([flat[name] for name in parameters], dim=1)
+
+
+def written_out(captures: list[Capture]) -> dict[str, Tensor]:
+    """Gradients (n, size) by name, of the small parameters: every record's own one is written out."""
+    small = [seen for seen in captures if not isinstance(seen.layer, Linear)]
+    return {name: values for seen in small for name, values in written(seen)}
 
 
 class _Outer(NamedTuple):
@@ -134,6 +140,6 @@ def _records(values: Tensor) -> int:
 
 
 def _by_filter(summed: Tensor, parameter: Tensor) -> Tensor:
-    """From the order of `Convolution.weight_gradients` to that of the parameter (clients, *shape)."""
+    """From the order of `Convolution.weight_gradients`, (n, size), to that of the parameter (…, *shape)."""
     _, filters, channels, *window = parameter.shape
     return summed.reshape(-1, *window, channels, filters).permute(0, 4, 3, 1, 2).flatten(1)

@@ -26,6 +26,7 @@ from sottovoce.gradients import gpu
 from sottovoce.gradients.gpu import Window
 from sottovoce.models.parameters import trainable
 from sottovoce.models.tasks import Losses
+from sottovoce.models.tiles import TILE, WHOLE
 
 Parameters = dict[str, Tensor]
 
@@ -48,12 +49,6 @@ class Plain:
         return self.module(h) if out is None else out
 
 
-WHOLE = 16
-"""Outputs that a CPU computes in one way, wherever a record lies in its batch. Where there are fewer, its
-place decides how sums are rounded: replacing one record would move others, and at weights that a server
-chose so, their gradients."""
-
-
 @dataclass(frozen=True)
 class Linear:
     """z = W x + b for inputs (n, inputs)."""
@@ -63,12 +58,14 @@ class Linear:
 
     def forward(self, h: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         weight = parameters[self.weight]
-        outputs = weight.shape[1]
-        padded = weight if gpu.on_gpu(h) else F.pad(weight, (0, 0, 0, -outputs % WHOLE))
-        out = product(by_client(h, len(weight)), padded.transpose(1, 2))[..., :outputs]
+        outputs, inputs = weight.shape[1:]
+        more = -inputs % WHOLE if h.requires_grad else 0  # columns of the product that goes back
+        right = F.pad(weight, (0, more, 0, -outputs % WHOLE)).transpose(1, 2)
+        out = product(F.pad(h, (0, more)) if more else h, right)[:, :outputs]
         if self.bias is not None:
-            out = out + parameters[self.bias].unsqueeze(1)
-        return out.flatten(0, 1), h
+            out = by_client(out, len(weight)) + parameters[self.bias].unsqueeze(1)
+            out = out.flatten(0, 1)
+        return out, h
 
     def flat_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
         """Of the weight, (n, outputs·inputs)."""
@@ -169,9 +166,14 @@ Parametric = Linear | Convolution | Scale
 Layer = Parametric | Plain
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """The products of two batches of matrices; that of a batch of one is twice as fast without the batch."""
-    return (left[0] @ right[0]).unsqueeze(0) if len(left) == 1 else torch.bmm(left, right)
+def product(rows: Tensor, right: Tensor) -> Tensor:
+    """Rows (n, inputs) times the matrices (clients, inputs, outputs) of their clients: (n, outputs).
+
+    On a CPU there is one client, and each tile is a product by itself, all of one shape.
+    """
+    if len(right) == 1 and len(rows) % TILE == 0 and not gpu.on_gpu(rows):
+        right = right.expand(len(rows) // TILE, -1, -1)
+    return torch.bmm(by_client(rows, len(right)), right).flatten(0, 1)
 
 
 def by_client(values: Tensor, clients: int) -> Tensor:
@@ -225,6 +227,20 @@ def linear_layers(module: nn.Module) -> tuple[Layer, ...] | None:
     layers = stack(module) or ()
     linear = bool(layers) and all(isinstance(layer, Plain | Linear) for layer in layers)
     return layers if linear else None
+
+
+def steps(layers: tuple[Layer, ...], parameters: Parameters, x: Tensor) -> list[Tensor] | None:
+    """What each layer makes of records x (n, …); None where their shape does not fit a stack.
+
+    Parameters are (clients, *shape).
+    """
+    h, found = x, []
+    for layer in layers:
+        if (isinstance(layer, Linear) and h.ndim != 2) or (isinstance(layer, Convolution) and h.ndim != 4):
+            return None
+        h = layer.forward(h) if isinstance(layer, Plain) else layer.forward(h, parameters)[0]
+        found.append(h)
+    return found if h.ndim == 2 else None
 
 
 def capture(

@@ -10,7 +10,9 @@ time: tiles of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,9 +21,15 @@ from sottovoce.machine.determinism import one_core, side_by_side
 
 TILE = 32
 """Records of a tile: a multiple of what a CPU's vectors hold, so that no operation has a rest."""
+WHOLE = 16
+"""Columns of a product, forward and backward: with fewer a CPU rounds places differently, and records would
+have to be computed one by one."""
 _ALIGNED = 64
 """Bytes: rows of an array begin anywhere, and where they do may decide how a library reads them."""
-_TRIED = (0, 1, 14, TILE - 1)
+_TRIED = {0: 1.0, 1: 1e-40, 14: 30.0, TILE - 1: 1.0}
+"""The records that are tried, by their places, and of what size their numbers are."""
+
+log = logging.getLogger("sottovoce.tiles")
 
 Rows = Callable[[Tensor], Tensor]
 """From records (n, …) to a row for each, (n, …)."""
@@ -33,7 +41,7 @@ def tiles(x: Tensor, size: int = TILE) -> list[Tensor]:
     >>> [tile.tolist() for tile in tiles(torch.tensor([1.0, 2.0, 3.0]), 2)]
     [[1.0, 2.0], [3.0, 0.0]]
     """
-    return [_whole(part, size) for part in torch.split(x, size)] if len(x) else []
+    return [_filled(part, size) for part in torch.split(x, size)] if len(x) else []
 
 
 def by_tiles(function: Rows, x: Tensor, size: int = TILE) -> Tensor:
@@ -42,8 +50,48 @@ def by_tiles(function: Rows, x: Tensor, size: int = TILE) -> Tensor:
     >>> by_tiles(lambda tile: 2 * tile, torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
     [2.0, 4.0, 6.0]
     """
-    parts = side_by_side(function, tiles(x, size)) if len(x) else [function(_whole(x, size))[:0]]
+    parts = side_by_side(function, tiles(x, size)) if len(x) else [function(_filled(x, size))[:0]]
     return torch.cat(parts)[: len(x)]
+
+
+def whole(x: Tensor, size: int = TILE) -> Tensor:
+    """Records (m, …) and zeros behind them, in whole tiles: x itself where nothing is missing.
+
+    >>> whole(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
+    [1.0, 2.0, 3.0, 0.0]
+    """
+    return _filled(x, len(x) + -len(x) % size)
+
+
+def tile_of(owner: object, use: Hashable, function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> int:
+    """How many records like x (m, …) a use of its owner may see at once: `TILE`, or one; found out once."""
+    known = _known.setdefault(owner, {})
+    key = (use, x.shape[1:], x.dtype, str(x.device))
+    if key not in known:
+        known[key] = TILE if even(function, drawn(x)) else 1
+        if known[key] == 1:
+            log.warning("%s rounds by place on this machine: one record at a time", type(owner).__name__)
+    return known[key]
+
+
+_known: WeakKeyDictionary[object, dict[Hashable, int]] = WeakKeyDictionary()
+
+
+def drawn(x: Tensor) -> Tensor:
+    """`TILE` public records of the shape and type of x (m, …)."""
+    generator = torch.Generator().manual_seed(0)
+    if x.dtype == torch.int64:
+        return torch.randint(2, (TILE, *x.shape[1:]), generator=generator).to(x.device)
+    records = torch.randn(TILE, *x.shape[1:], generator=generator)
+    for place, scale in _TRIED.items():
+        records[place] *= scale
+    return records.to(x)
+
+
+def drawn_parameters(theta: Tensor) -> Tensor:
+    """Public parameters like θ (d,)."""
+    generator = torch.Generator().manual_seed(1)
+    return 0.1 * torch.randn(theta.shape, generator=generator).to(theta)
 
 
 @one_core()
@@ -65,9 +113,9 @@ def _same(rows: Tensor, row: Tensor) -> bool:
     return bool(((rows == row) | (rows.isnan() & row.isnan())).all())
 
 
-def _whole(part: Tensor, size: int) -> Tensor:
-    if len(part) == size and part.is_contiguous() and part.data_ptr() % _ALIGNED == 0:
+def _filled(part: Tensor, count: int) -> Tensor:
+    if len(part) == count and part.is_contiguous() and part.data_ptr() % _ALIGNED == 0:
         return part
-    tile = part.new_zeros(size, *part.shape[1:])
+    tile = part.new_zeros(count, *part.shape[1:])
     tile[: len(part)] = part
     return tile

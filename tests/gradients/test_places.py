@@ -1,0 +1,161 @@
+"""Place and company decide nothing: what a record does to a release is a function of it and of coefficients.
+
+Coefficients are an adversary's (`tests.hostile`), who has no bound to keep to. Whatever order records stand
+in and whoever is beside them, a statistic moves by rounding in float64 and nothing else: by 1e-6 of its
+charge at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sottovoce.data import Facts
+from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
+from sottovoce.models import architectures
+from sottovoce.models.bases import open_basis
+from sottovoce.models.tasks import open_task
+from sottovoce.release.once import Statistic
+from sottovoce.release.once.calibration import Derivatives
+from sottovoce.release.once.centre import Inputs
+from sottovoce.release.once.context import Confusion, MeanPrediction, MeanProbability, Moments, block_groups
+from tests import hostile
+
+from . import models
+
+MOST = 1e-6
+CLIP = 0.5
+
+
+class Narrow(nn.Module):
+    """An own residual network with eight hidden units; inputs (12,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.head(h + torch.relu(self.inner(h)))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and the records that it takes."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int = 3
+
+    def records(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        x, y = models.records(self.shape, self.classes, count, seed)
+        return ((100 * x).abs().long() if self.build is bag else x), y
+
+
+def bag() -> nn.Module:
+    return architectures.Bag((20,), 4)
+
+
+def mlp(inputs: int, sizes: str, activation: str = "tanh") -> Model:
+    return Model(
+        lambda: architectures.mlp((inputs,), 4, mlp_sizes=sizes, mlp_activation=activation), (inputs,), 4
+    )
+
+
+def linear(*shape: int, classes: int = 3) -> Model:
+    return Model(lambda: architectures.linear(shape, classes), shape, classes)
+
+
+FLAT = {"table": linear(30, classes=10), "two columns": linear(2), "one class": linear(50, classes=1)}
+AXES = {
+    "series": linear(50, 1),
+    "short series": linear(10, 5),
+    "picture": linear(1, 8, 8),
+    "film": linear(2, 3, 4, 4),
+}
+NARROW = {
+    "ten": mlp(20, "10"),
+    "six": mlp(20, "6"),
+    "deep": mlp(9, "7,5,3", "relu"),
+    "one unit": mlp(33, "1"),
+    "wide, then narrow": mlp(20, "64,9"),
+}
+STACKS = {"tiny": Model(models.tiny, (1, 6, 6)), "mixed": Model(models.mixed, (4, 9, 8), 4)}
+OWN = {
+    "narrow": Model(Narrow, (12,)),
+    "residual": Model(models.Residual, (5,)),
+    "tied": Model(models.tied, (5,)),
+    "sequence": Model(models.sequence, (3, 5)),
+    "depthwise": Model(models.depthwise, (4, 5, 5)),
+}
+BAG = {"bag": Model(bag, (20,), 4)}
+LENET = {"lenet": Model(lambda: architectures.lenet((1, 28, 28), 10), (1, 28, 28), 10)}
+QUICK = {**FLAT, **AXES, **NARROW, **STACKS, **OWN}
+
+GRADIENTS = ("identity", "structured", "unstructured")
+WITH_MODEL = ("confusion", "calibration", "predictions", "probabilities")
+WITHOUT = ("moments", "centre")
+KINDS = (*GRADIENTS, *WITH_MODEL, *WITHOUT)
+
+
+def statistic_of(model: Model, kind: str) -> Statistic:
+    """A statistic that is released once."""
+    facts = Facts(model.shape, model.classes)
+    made: dict[str, Callable[[], Statistic]] = {
+        "confusion": lambda: Confusion(model.classes),
+        "calibration": lambda: Derivatives(open_task(facts)),
+        "predictions": lambda: MeanPrediction(model.classes),
+        "probabilities": lambda: MeanProbability(model.classes),
+        "moments": lambda: Moments(block_groups(model.shape)),
+        "centre": lambda: Inputs(torch.Size(model.shape).numel()),
+    }
+    return made[kind]()
+
+
+class Setting:
+    """A kind of release of so many records of a model, with units of three records each or without."""
+
+    def __init__(self, model: Model, kind: str, count: int, *, units: bool = False, seed: int = 0) -> None:
+        self.module, self.kind, self.count = models.seeded(model.build), kind, count
+        self.x, self.y = model.records(count, seed)
+        self.unit = torch.arange(count) // 3 if units else None
+        self.denominator = -(-count // 3) if units else count
+        if kind in GRADIENTS:
+            size = sum(parameter.numel() for parameter in self.module.parameters())
+            self.basis = open_basis(kind, self.module, max(1, size // 2), seed=0)
+            self.charge = sensitivity(CLIP, self.denominator)
+        else:
+            self.statistic = statistic_of(model, kind)
+            self.charge = self.statistic.sensitivity(self.denominator)
+
+    def __call__(self, theta: Tensor, order: Tensor) -> Tensor:
+        """Of the records of these numbers, in this order, with a denominator that stays."""
+        x, y = self.x[order], self.y[order]
+        unit = None if self.unit is None else self.unit[order]
+        if self.kind in GRADIENTS:
+            options = {"clip": CLIP, "denominator": self.denominator, "unit": unit}
+            return clipped_mean(self.module, theta, self.basis, x, y, **options)  # type: ignore[arg-type]
+        output = recordwise_logits(self.module, theta, x) if self.kind in WITH_MODEL else None
+        found = len(order) if unit is None else len(unit.unique())
+        return self.statistic.mean(x, y, found, output, unit) * (found / self.denominator)
+
+    def ratio(self, theta: Tensor) -> float:
+        """How far place and company move it, in parts of its charge."""
+        whole = self.unit is None  # records of a unit stay together
+        return hostile.moved(
+            lambda order: self(theta, order), self.count, self.charge, Random(0), apart=1 if whole else 3
+        )
+
+    def worst(self, seeds: int = 3) -> float:
+        return max(self.ratio(hostile.ties(self.module, seed)) for seed in range(seeds))
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("name", NARROW)
+def test_a_narrow_hidden_layer_sends_back_to_a_record_what_is_its_own(name: str, kind: str) -> None:
+    assert Setting(NARROW[name], kind, 320).worst() < MOST
