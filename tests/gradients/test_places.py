@@ -159,3 +159,38 @@ class Setting:
 @pytest.mark.parametrize("name", NARROW)
 def test_a_narrow_hidden_layer_sends_back_to_a_record_what_is_its_own(name: str, kind: str) -> None:
     assert Setting(NARROW[name], kind, 320).worst() < MOST
+
+
+@pytest.mark.parametrize("kind", ["confusion", "calibration", "predictions", "probabilities"])
+@pytest.mark.parametrize("name", AXES)
+def test_a_record_of_several_axes_is_predicted_alike_in_every_place(name: str, kind: str) -> None:
+    assert Setting(AXES[name], kind, 97).worst() < MOST
+
+
+@pytest.mark.parametrize("name", {**AXES, **STACKS})
+def test_a_unit_counts_alike_in_every_place(name: str) -> None:
+    assert Setting({**AXES, **STACKS}[name], "identity", 97, units=True).worst() < MOST
+
+
+def test_gradients_of_a_unit_that_cancel_leave_nothing_to_the_order_of_its_records() -> None:
+    """Sums of huge numbers and their opposites keep of small ones what the order leaves of them."""
+    module, basis = nn.Linear(3, 2), open_basis("identity", nn.Linear(3, 2), 0, 0)
+    x = torch.tensor([[1e20, 0, 0], [-1e20, 0, 0], [0, 1, 0]])
+    y, unit = torch.tensor([0, 0, 1]), torch.zeros(3).long()
+    found = [
+        clipped_mean(module, torch.zeros(8), basis, x[order], y[order], clip=CLIP, denominator=1, unit=unit)
+        for order in ([0, 1, 2], [2, 1, 0], [0, 2, 1])
+    ]
+    assert all(float((one - found[0]).norm()) < MOST * sensitivity(CLIP, 1) for one in found)
+    assert float(found[0].norm()) > 0.1
+
+
+@pytest.mark.parametrize("shape", [(12,), (50, 1), (3, 6, 6), (2, 3, 4, 4)])
+@pytest.mark.parametrize("exponent", [0, 9, 20])
+def test_moments_of_values_that_cancel_are_alike_in_every_place(
+    shape: tuple[int, ...], exponent: int
+) -> None:
+    tried = Setting(linear(*shape), "moments", 97)
+    flat = tried.x.view(97, -1)
+    flat += 10.0**exponent * (1 - 2 * (torch.arange(flat.shape[1]) % 2))
+    assert tried.ratio(torch.zeros(0)) < MOST

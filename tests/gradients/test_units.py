@@ -12,11 +12,33 @@ from torch import nn
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import clipped_mean, sensitivity, vmap
 from sottovoce.gradients.vmap import record_gradients
-from sottovoce.models.bases import Identity
+from sottovoce.models.bases import Identity, open_basis
 from sottovoce.release.once.context import LabelHistogram, Moments
 
 NET, BASIS = nn.Linear(3, 2), Identity(8)
 THETA = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.4, -0.6, 0.2, -0.1])
+
+
+class Own(nn.Module):
+    """The same by a way of its own, which is no stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "basis", [BASIS, Identity(8, biases=2, bias_scale=0.5), open_basis("structured", NET, 6, 0)]
+)
+def test_a_stack_and_any_other_module_have_the_same_units(basis: Any) -> None:
+    x, y = _records(50)
+    options = {"clip": 0.5, "denominator": 9, "unit": torch.arange(50) // 6}
+    one, other = (clipped_mean(net, THETA, basis, x, y, **options) for net in (NET, Own()))
+    assert torch.allclose(one, other, atol=1e-7)
+    assert one.norm() > 0.01
 
 
 def _records(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,14 +136,13 @@ def test_the_number_of_a_units_records_does_not_move_the_share_of_another_unit()
     assert torch.equal(alone, many)
 
 
-def test_units_whose_records_lie_apart_are_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, y = _records(23)
-    unit = torch.randint(4, (23,), generator=torch.Generator().manual_seed(1))
-    whole = _mean(x, y, unit, 4)
-    monkeypatch.setattr(vmap, "_NUMBERS", 8 * 3)
-    assert torch.allclose(_mean(x, y, unit, 4), whole, atol=1e-9)
+def test_units_whose_records_lie_apart_and_in_several_tiles_are_whole() -> None:
+    x, y = _records(230)
+    unit = torch.randint(4, (230,), generator=torch.Generator().manual_seed(1))
+    each = [torch.cat([g for g, _ in record_gradients(NET, THETA, BASIS, x, y)])[unit == u] for u in range(4)]
+    means = torch.stack([gradients.double().mean(dim=0) for gradients in each])
+    clipped = means * (0.5 / means.norm(dim=1)).clamp_max(1.0)[:, None]
+    assert torch.allclose(_mean(x, y, unit, 4), clipped.mean(dim=0), atol=1e-7)
 
 
 def test_records_of_a_unit_are_added_in_their_order() -> None:
@@ -132,17 +153,22 @@ def test_records_of_a_unit_are_added_in_their_order() -> None:
     assert torch.equal(_mean(x, y, unit, 5), _mean(x[order], y[order], unit[order], 5))
 
 
-def test_no_more_gradients_are_held_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks = []
+@pytest.mark.parametrize("build", [lambda: NET, lambda: Own()])
+def test_gradients_of_a_tile_are_held_and_no_more(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, units = [], vmap.clipped_unit_sum
 
-    def seen(*given: Any, chunk: int, **options: Any) -> Any:
-        chunks.append(chunk)
-        return record_gradients(*given, chunk=chunk, **options)
+    def seen(rows: vmap.Rows, *given: Any) -> torch.Tensor:
+        def noted(x: torch.Tensor, y: torch.Tensor) -> Any:
+            for gradients, losses in rows(x, y):
+                held.append(len(gradients))
+                yield gradients, losses
 
-    monkeypatch.setattr(vmap, "record_gradients", seen)
-    x, y = _records(4)
-    _mean(x, y, torch.tensor([0, 0, 1, 1]), 2)
-    assert chunks == [2**22 // 8]  # numbers of 32 MB in float64, and of a record d
+        return units(noted, *given)
+
+    monkeypatch.setattr(vmap, "clipped_unit_sum", seen)
+    x, y = _records(70)
+    clipped_mean(build(), THETA, BASIS, x, y, clip=0.5, denominator=2, unit=torch.arange(70) // 35)
+    assert held == [32, 32, 6]
 
 
 @pytest.mark.parametrize("statistic", [LabelHistogram(2), Moments(torch.tensor([0, 0, 1]))])

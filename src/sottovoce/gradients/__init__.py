@@ -33,7 +33,7 @@ from sottovoce.machine.determinism import one_core, side_by_side
 from sottovoce.models.bases import Basis, Identity, SignedPartition, StructuredPartition
 from sottovoce.models.parameters import parameters_at
 from sottovoce.models.tasks import Losses, cross_entropy
-from sottovoce.models.tiles import TILE, drawn_parameters, tile_of, whole
+from sottovoce.models.tiles import TILE, drawn_parameters, tile_of, tiles, whole
 
 __all__ = [
     "check_outputs",
@@ -84,7 +84,8 @@ def clipped_mean(
     if unit is not None:
         _check(theta[None], [basis], x[None], y[None], clip, denominator)
         refuse_unclippable(module)
-        return vmap.clipped_unit_sum(module, theta, basis, x, y, unit, clip, loss) / denominator
+        each = partial(_record_gradients, module, theta.detach(), basis.to(theta.device), loss)
+        return vmap.clipped_unit_sum(each, x, y, unit, clip, basis.coefficients) / denominator
     one = (module, theta[None], [basis], x[None], y[None])
     squares = partial(_remembered_squares, x) if remember else None
     return clipped_means(*one, clip=clip, denominator=denominator, loss=loss, squares=squares)[0]
@@ -316,3 +317,24 @@ def _tile(
 
     kind = type(gradients), basis.coefficients, theta.dtype, loss
     return min(tile_of(module, (kind, *shape), partial(rows, *shape), x) for shape in shapes)
+
+
+def _record_gradients(
+    module: nn.Module, theta: Tensor, basis: Basis, loss: Losses, x: Tensor, y: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Coefficient gradients (n, k) and losses (n,) of a few records (m, …) at a time, in order."""
+    found = _remembered_stack(module, theta[None], x[None], basis) if len(x) else None
+    if found is None:
+        yield from vmap.record_gradients(module, theta, basis, x, y, loss=loss)
+        return
+    layers, parameters = found[0], parameters_at(module, theta[None])
+    gradients = _coefficient_gradients(module, (basis,), theta.device)
+    alone = [_Chunk(slice(0, 1), slice(0, 1), TILE)]
+    tile = _tile(module, layers, basis, gradients, (theta, x, y), loss, alone)
+    for xs, ys, left in zip(tiles(x, tile), tiles(y, tile), range(len(x), 0, -tile), strict=True):
+        captures, losses = capture(layers, parameters, xs, ys, loss)
+        if gradients is None:
+            rows = basis.project(identity.rows(parameters, captures))
+        else:
+            rows = torch.cat(gradients(captures, slice(0, 1)), dim=1)[0].T
+        yield rows[:left], losses[:left]

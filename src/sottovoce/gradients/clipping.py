@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,16 @@ from sottovoce.data.dataset import Facts
 from sottovoce.data.tables.schema import random_records
 from sottovoce.errors import SottovoceError
 from sottovoce.gradients import gpu
-from sottovoce.gradients.layers import linear_layers, stack, stack_outputs
+from sottovoce.gradients.layers import stack, steps
 from sottovoce.machine.determinism import seeded
 from sottovoce.models.imports import reason
 from sottovoce.models.parameters import flat_parameters, logits, output_at, parameters_at
 from sottovoce.models.tasks import Task
+from sottovoce.models.tiles import by_tiles, drawn, drawn_parameters, tile_of
 
 # Room for the last roundings of scale times gradient in float64, so that ‖·‖₂ ≤ C holds without exception.
 _ROOM = 1.0 - 1e-12
 _ROWS = 2048
-_CHUNK = 64
 _TRIED = 4  # records side by side
 _SCALES = (1.0, 30.0)  # of the records that are tried
 _SHIFTS = (0.0, 0.3)  # of the parameters: what mixes records may be switched off at the reference
@@ -160,21 +161,26 @@ class Sums:
 
 def recordwise_logits(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
     """The outputs (m, classes) on records x (m, …) at `theta`, each a function of its own record alone."""
-    if (layers := linear_layers(module)) is not None and x.ndim == 2 and len(x):
-        return stack_outputs(layers, parameters_at(module, theta[None]), x)
-    if stack(module) is not None:
-        return logits(module, theta, x)
-    parameters = parameters_at(module, theta)
+    layers = stack(module)
+    if layers is not None and steps(layers, parameters_at(module, theta[None]), drawn(x)[:1]) is None:
+        layers = None
 
-    def alone(xi: Tensor) -> Tensor:
-        return output_at(module, parameters, xi.unsqueeze(0))[0]
+    @torch.no_grad()  # of the thread that works on it
+    def outputs(flat: Tensor, seen: Tensor) -> Tensor:
+        if layers is not None and (made := steps(layers, parameters_at(module, flat[None]), seen)):
+            return made[-1]
+        each: Tensor = vmap(partial(_alone, module))(flat.expand(len(seen), -1), seen)
+        return each
 
     tokens = x.dtype == torch.int64
     seen = x.clamp_min(0) if tokens else x  # −1 is outside the vocabulary: its record cannot be used
-    outputs = torch.cat([vmap(alone)(each) for each in torch.split(seen, _CHUNK)])
-    if tokens:
-        outputs = torch.where((x >= 0).flatten(1).all(dim=1, keepdim=True), outputs, torch.nan)
-    return outputs
+    size = tile_of(module, ("outputs", theta.dtype), lambda each: [outputs(drawn_parameters(theta), each)], x)
+    found = by_tiles(partial(outputs, theta), seen, size)
+    return torch.where((x >= 0).flatten(1).all(dim=1, keepdim=True), found, torch.nan) if tokens else found
+
+
+def _alone(module: nn.Module, theta: Tensor, record: Tensor) -> Tensor:
+    return output_at(module, parameters_at(module, theta), record.unsqueeze(0))[0]
 
 
 def check_outputs(module: nn.Module, task: Task) -> None:

@@ -62,6 +62,15 @@ def written_out(captures: list[Capture]) -> dict[str, Tensor]:
     return {name: values for seen in small for name, values in written(seen)}
 
 
+def rows(parameters: Parameters, captures: list[Capture]) -> Tensor:
+    """∇_θ ℓ of every record of a chunk, (n, d)."""
+    flat = {name: values for seen in captures for name, values in written(seen)}
+    for seen in captures:
+        if isinstance(seen.layer, Convolution):
+            flat[seen.layer.weight] = _by_filter(flat[seen.layer.weight], parameters[seen.layer.weight])
+    return torch.cat([flat[name] for name in parameters], dim=1)
+
+
 class _Outer(NamedTuple):
     """A linear layer's δ (clients, records, outputs) and x: its gradient is δ ⊗ (x, c), the bias included.
 

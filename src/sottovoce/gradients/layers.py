@@ -215,20 +215,6 @@ def written(seen: Capture) -> Iterator[tuple[str, Tensor]]:
         yield layer.bias, layer.bias_gradients(seen.deltas)
 
 
-def stack_outputs(layers: tuple[Layer, ...], parameters: Parameters, x: Tensor) -> Tensor:
-    """The outputs of a stack for records x (n, …), with parameters (1, *shape)."""
-    for layer in layers:
-        x = layer.forward(x) if isinstance(layer, Plain) else layer.forward(x, parameters)[0]
-    return x
-
-
-def linear_layers(module: nn.Module) -> tuple[Layer, ...] | None:
-    """The layers of a stack whose parameters are those of linear ones; None where it is another module."""
-    layers = stack(module) or ()
-    linear = bool(layers) and all(isinstance(layer, Plain | Linear) for layer in layers)
-    return layers if linear else None
-
-
 def steps(layers: tuple[Layer, ...], parameters: Parameters, x: Tensor) -> list[Tensor] | None:
     """What each layer makes of records x (n, …); None where their shape does not fit a stack.
 

@@ -7,25 +7,28 @@ applies.
 Where a protected unit has several records their gradients are averaged within the unit, then clipped. A unit
 moves the sum by at most 2C, however many records it has: clipping each record first and averaging then would
 be a bound too, but of another and smaller signal; dividing by the number of records would let a unit move the
-denominators of others.
+denominators of others. Gradients of a unit that cancel would leave what rounding makes of their order,
+however small: so none counts for more than `LONGEST` times the clip bound in its unit's average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from sottovoce.gradients.clipping import sum_clipped
-from sottovoce.gradients.layers import Layer, linear_layers, stack_outputs
 from sottovoce.models.bases import Basis
 from sottovoce.models.parameters import output_at, parameters_at
 from sottovoce.models.tasks import Losses, cross_entropy
 
-_NUMBERS = 2**22
-"""Of gradients that are held at a time."""
+LONGEST = 1e6
+"""Float64 keeps ten digits of the clip bound beside a gradient that is so many times as long."""
+
+Rows = Callable[[Tensor, Tensor], Iterator[tuple[Tensor, Tensor]]]
+"""From records and targets to coefficient gradients (n, k) and losses (n,), a few at a time, in order."""
 
 
 def record_gradients(
@@ -37,18 +40,11 @@ def record_gradients(
     *,
     loss: Losses = cross_entropy,
     chunk: int = 32,
-    layers: tuple[Layer, ...] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order.
-
-    `layers` are those of the module where it is to be computed by them.
-    """
+    """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
 
     def alone(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
-        if layers is None:
-            outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
-        else:
-            outputs = stack_outputs(layers, parameters_at(module, flat[None]), xi.unsqueeze(0))
+        outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
         return loss(outputs, yi.unsqueeze(0))[0]
 
     each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))
@@ -80,37 +76,25 @@ def clipped_sum(
     return total
 
 
-def clipped_unit_sum(
-    module: nn.Module,
-    theta: Tensor,
-    basis: Basis,
-    x: Tensor,
-    y: Tensor,
-    unit: Tensor,
-    clip: float,
-    loss: Losses = cross_entropy,
-) -> Tensor:
-    """Σ_u clip_C(mean of g(z) over the records z of unit u), float64 (k,).
+def clipped_unit_sum(rows: Rows, x: Tensor, y: Tensor, unit: Tensor, clip: float, size: int) -> Tensor:
+    """Σ_u clip_C(mean of g(z) over the records z of unit u), float64 (size,).
 
     Records whose loss or gradient is not finite are left out of their unit's mean; a unit without others
     contributes zero.
     """
-    basis, theta = basis.to(theta.device), theta.detach()
     order = unit.argsort(stable=True)
-    x, y, unit = x[order.to(x.device)], y[order.to(y.device)], unit[order].to(theta.device)
-    total = torch.zeros(basis.coefficients, dtype=torch.float64, device=theta.device)
-    chunk = max(1, _NUMBERS // max(basis.coefficients, basis.size))
+    x, y, unit = x[order.to(x.device)], y[order.to(y.device)], unit[order].to(x.device)
+    total = torch.zeros(size, dtype=torch.float64, device=x.device)
     open_sum, open_count, last = torch.zeros_like(total), total.new_zeros(()), None
     start = 0
-    layers = linear_layers(module) if x.ndim == 2 else None
-    each = record_gradients(module, theta, basis, x, y, loss=loss, chunk=chunk, layers=layers)
-    for gradients, losses in each:
+    for gradients, losses in rows(x, y):
         mine = unit[start : start + len(losses)]
         start += len(losses)
         finite = losses.isfinite() & gradients.isfinite().all(dim=1)
         values = torch.where(finite[:, None], gradients, 0.0).double()
+        values *= (LONGEST * clip / torch.linalg.vector_norm(values, dim=1)).clamp_max(1.0)[:, None]
         names, dense = torch.unique_consecutive(mine, return_inverse=True)
-        sums = values.new_zeros(len(names), basis.coefficients).index_add_(0, dense, values)
+        sums = values.new_zeros(len(names), size).index_add_(0, dense, values)
         counts = values.new_zeros(len(names)).index_add_(0, dense, finite.double())
         if last is not None and names[0] == last:
             sums[0] += open_sum

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
+from sottovoce.models.tiles import WHOLE, by_tiles, tile_of
 from sottovoce.plan.catalog import entry
 from sottovoce.release.once import Statistic
 
@@ -44,17 +45,21 @@ class Moments(Statistic):
         if bool((sizes == 0).any()):
             raise SottovoceError("every group of input coordinates needs a member: number them 0, 1, 2, …")
         self.size = 2 * count
-        self._average = torch.zeros(len(groups), count, dtype=torch.float64)
+        self._average = torch.zeros(len(groups), count + -count % WHOLE, dtype=torch.float64)
         self._average[torch.arange(len(groups)), groups] = 1.0 / sizes[groups].double()
 
     def calibrated_sensitivity(self, records: int) -> float:
         return 2.0 / records
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
-        flat = x.reshape(len(x), -1).double()
-        average = self._average.to(flat.device)
-        moments = torch.cat([flat @ average, flat.square() @ average], dim=1)
-        return torch.tanh(moments) / math.sqrt(self.size)
+        size = tile_of(self, "moments", lambda tile: [self._vectors(tile)], x)
+        return by_tiles(self._vectors, x, size)
+
+    def _vectors(self, tile: Tensor) -> Tensor:
+        flat = tile.flatten(1).double()
+        average, count = self._average.to(flat.device), self.size // 2
+        means = [(values @ average)[:, :count] for values in (flat, flat.square())]
+        return torch.tanh(torch.cat(means, dim=1)) / math.sqrt(self.size)
 
 
 class ClassShares(Statistic):
