@@ -7,16 +7,19 @@ charge at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sottovoce.data import Facts
-from sottovoce.gradients import clipped_mean, recordwise_logits, sensitivity
+from sottovoce.gradients import clipped_mean, clipped_means, recordwise_logits, sensitivity
 from sottovoce.models import architectures
 from sottovoce.models.bases import open_basis
 from sottovoce.models.tasks import open_task
@@ -155,6 +158,16 @@ class Setting:
         return max(self.ratio(hostile.ties(self.module, seed)) for seed in range(seeds))
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", GRADIENTS)
 @pytest.mark.parametrize("name", NARROW)
 def test_a_narrow_hidden_layer_sends_back_to_a_record_what_is_its_own(name: str, kind: str) -> None:
@@ -170,6 +183,70 @@ def test_a_record_of_several_axes_is_predicted_alike_in_every_place(name: str, k
 @pytest.mark.parametrize("name", {**AXES, **STACKS})
 def test_a_unit_counts_alike_in_every_place(name: str) -> None:
     assert Setting({**AXES, **STACKS}[name], "identity", 97, units=True).worst() < MOST
+
+
+@pytest.mark.parametrize("kind", ["identity", "confusion"])
+@pytest.mark.parametrize("name", {**OWN, **STACKS})
+@pytest.mark.parametrize("count", [2, 3, 65])
+def test_a_rest_of_a_few_records_is_rounded_as_all_others_are(name: str, kind: str, count: int) -> None:
+    assert Setting({**OWN, **STACKS}[name], kind, count).worst() < MOST
+
+
+@pytest.mark.parametrize(("name", "count"), [("bag", 33), ("bag", 70), ("lenet", 33), ("lenet", 66)])
+def test_a_rest_of_one_two_or_six_records_of_a_larger_model_is_no_exception(name: str, count: int) -> None:
+    assert Setting({**BAG, **LENET}[name], "unstructured", count).worst(seeds=2) < MOST
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(QUICK)),
+    kind=st.sampled_from(KINDS),
+    count=st.one_of(st.integers(1, 100), st.integers(1, 1000)),
+    units=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
+def test_no_coefficients_make_place_or_company_decide(
+    name: str, kind: str, count: int, units: bool, random: Random
+) -> None:
+    tried = Setting(QUICK[name], kind, count, units=units, seed=random.getrandbits(20))
+    if kind in WITHOUT:
+        tried.x *= 10.0 ** random.choice(hostile.EXPONENTS)
+        assert tried.ratio(torch.zeros(0)) < MOST
+        return
+    for _ in range(3):
+        assert tried.ratio(hostile.Hostile.drawn(tried.module, random).theta(tried.module)) < MOST
+
+
+@pytest.mark.parametrize("name", ["table", "picture", "ten", "narrow"])
+def test_any_number_of_records_is_the_sum_of_what_each_does_alone(name: str) -> None:
+    tried = Setting(QUICK[name], "identity", 200 if name == "narrow" else 1000)
+    theta = hostile.ties(tried.module, seed=1)
+    alone = torch.stack([tried(theta, torch.tensor([place])) for place in range(tried.count)]).cumsum(0)
+    for count in [*range(1, 101), *Random(0).sample(range(101, tried.count + 1), 30), tried.count]:
+        found = tried(theta, torch.arange(count))
+        assert float((found - alone[count - 1]).norm()) < MOST * tried.charge
+
+
+@pytest.mark.parametrize("kind", ["structured", "confusion"])
+@pytest.mark.parametrize("name", ["table", "tiny", "deep", "narrow"])
+def test_two_threads_compute_what_one_does(name: str, kind: str) -> None:
+    tried = Setting(QUICK[name], kind, 150)
+    theta, everybody = hostile.ties(tried.module, seed=2), torch.arange(150)
+    with threads(1):
+        one = tried(theta, everybody)
+    with threads(2):
+        assert torch.equal(tried(theta, everybody), one)
+        assert tried.ratio(theta) < MOST
+
+
+@pytest.mark.parametrize("name", ["ten", "tiny"])
+def test_many_clients_at_once_get_what_each_gets_in_another_order(name: str) -> None:
+    tried = Setting(QUICK[name], "identity", 66)
+    theta, order = hostile.ties(tried.module, seed=3), torch.arange(66).roll(1)
+    x, y = torch.stack([tried.x, tried.x[order]]), torch.stack([tried.y, tried.y[order]])
+    options = {"clip": CLIP, "denominator": 66}
+    both = clipped_means(tried.module, theta.expand(2, -1), [tried.basis] * 2, x, y, **options)  # type: ignore[arg-type]
+    assert float((both[0] - both[1]).norm()) < MOST * tried.charge
 
 
 def test_gradients_of_a_unit_that_cancel_leave_nothing_to_the_order_of_its_records() -> None:

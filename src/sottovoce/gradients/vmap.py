@@ -1,8 +1,9 @@
 """Per-record coefficient gradients of any model, by torch.func: the reference that the fast paths must match.
 
-One record at a time is differentiated (Eq. 4 of the paper, as Pᵀ∇_θ ℓ), vectorized over chunks of records.
-It works for every module whose forward is functional, and is what `clipped_mean` uses where no fast path
-applies.
+One record at a time is differentiated (Eq. 4 of the paper, as Pᵀ∇_θ ℓ), vectorized over tiles of records,
+each of which has parameters of its own: what is merged so are products of one record each, and never a
+product of all of them. It works for every module whose forward is functional, and is what `clipped_mean` uses
+where no fast path applies.
 
 Where a protected unit has several records their gradients are averaged within the unit, then clipped. A unit
 moves the sum by at most 2C, however many records it has: clipping each record first and averaging then would
@@ -23,6 +24,7 @@ from sottovoce.gradients.clipping import sum_clipped
 from sottovoce.models.bases import Basis
 from sottovoce.models.parameters import output_at, parameters_at
 from sottovoce.models.tasks import Losses, cross_entropy
+from sottovoce.models.tiles import drawn_parameters, tile_of, tiles
 
 LONGEST = 1e6
 """Float64 keeps ten digits of the clip bound beside a gradient that is so many times as long."""
@@ -39,24 +41,29 @@ def record_gradients(
     y: Tensor,
     *,
     loss: Losses = cross_entropy,
-    chunk: int = 32,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of per-record coefficient gradients (≤ chunk, k) and losses (≤ chunk,), in order."""
+    """Per-record coefficient gradients (≤ TILE, k) and losses (≤ TILE,), in order."""
 
     def alone(flat: Tensor, xi: Tensor, yi: Tensor) -> Tensor:
         outputs = output_at(module, parameters_at(module, flat), xi.unsqueeze(0))
         return loss(outputs, yi.unsqueeze(0))[0]
 
-    each = vmap(grad_and_value(alone), in_dims=(None, 0, 0))
-    for start in range(0, len(x), chunk):
-        xs, ys = x[start : start + chunk], y[start : start + chunk]
-        if xs.dtype == torch.int64:  # a record with a token outside the vocabulary cannot be used
-            usable = (xs >= 0).flatten(1).all(dim=1)
-            gradients, losses = each(theta.detach(), xs.clamp_min(0), ys)
-            losses = torch.where(usable, losses, torch.nan)
-        else:
-            gradients, losses = each(theta.detach(), xs, ys)
-        yield basis.project(gradients), losses.detach()
+    each = vmap(grad_and_value(alone))
+
+    def rows(flat: Tensor, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = xs.dtype == torch.int64
+        gradients, losses = each(flat.expand(len(xs), -1), xs.clamp_min(0) if tokens else xs, ys)
+        if tokens:  # a record with a token outside the vocabulary cannot be used
+            losses = torch.where((xs >= 0).flatten(1).all(dim=1), losses, torch.nan)
+        return basis.project(gradients), losses.detach()
+
+    def tried(records: Tensor) -> tuple[Tensor, Tensor]:
+        return rows(drawn_parameters(theta), records, y.new_zeros(len(records), *y.shape[1:]))
+
+    size = tile_of(module, (basis.kind, basis.coefficients, theta.dtype, loss), tried, x)
+    for xs, ys, left in zip(tiles(x, size), tiles(y, size), range(len(x), 0, -size), strict=True):
+        gradients, losses = rows(theta.detach(), xs, ys)
+        yield gradients[:left], losses[:left]
 
 
 def clipped_sum(
