@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sottovoce.audit
-from sottovoce.audit import audit
+from sottovoce.audit import SEEDED, audit
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 
@@ -20,9 +20,11 @@ def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(folder: Path, **keys: object) -> Plan:
-    return Plan.load(overrides={"dataset": records(folder), **BEST, "channel": "direct", "rounds": 2, **keys})
+    few = {"channel": "direct", "rounds": 2, "seeded": False}
+    return Plan.load(overrides={"dataset": records(folder), **BEST, **few, **keys})
 
 
+@pytest.mark.usefixtures("repeatable")
 def test_both_pairs_are_played_and_the_worst_is_the_bound(tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     found = audit(plan(tmp_path), 20, progress=lambda now, of: done.append((now, of)))
@@ -41,10 +43,12 @@ def test_both_pairs_are_played_and_the_worst_is_the_bound(tmp_path: Path) -> Non
     assert found["faults"] == []
 
 
-def test_one_run_has_canaries(tmp_path: Path) -> None:
-    [game] = audit(plan(tmp_path), 1)["games"]
+def test_one_run_has_canaries_and_a_seed_protects_nobody(tmp_path: Path) -> None:
+    found = audit(plan(tmp_path, seeded=True), 1)
+    [game] = found["games"]
     assert game["pair"] == "canaries"
     assert game["runs"] == 1
+    assert found["faults"] == [SEEDED]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_one_run_has_canaries(tmp_path: Path) -> None:
     [
         (5, {}, "5 runs are too few"),
         (-1, {}, "give 1, or 100 and more"),
-        (0, {"epsilon": float("inf")}, "set a finite epsilon"),
+        (0, {"epsilon": float("inf"), "seeded": True}, "set a finite epsilon"),
         (0, {"dataset": "nowhere.npz"}, "nowhere.npz"),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce import audit as module
-from sottovoce.audit import pld_epsilon, recount
+from sottovoce.audit import SEEDED, pld_epsilon, recount
 from sottovoce.errors import SottovoceError
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
@@ -21,12 +21,15 @@ from sottovoce.run.training import train
 
 from .toys import BEST, CENTRAL, CENTRED, SHARED, quick, records
 
+RUNS = {"best": BEST, "central": CENTRAL, "shared": SHARED, "centred": CENTRED, "seeded": BEST}
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recounted")
-    for name, keys in (("best", BEST), ("central", CENTRAL), ("shared", SHARED), ("centred", CENTRED)):
-        train(Plan.load(overrides={"dataset": records(folder), **quick(keys)}), folder / name)
+    for name, keys in RUNS.items():
+        plan = {"dataset": records(folder), **quick(keys), "seeded": name == "seeded"}
+        train(Plan.load(overrides=plan), folder / name)
     return folder
 
 
@@ -38,6 +41,12 @@ def test_other_code_finds_the_same_epsilon_and_files_agree(trained: Path, run: s
     assert [one["client"] for one in found["clients"]] == ["0", "1", "2"]
     # Rounds, context, confusion, calibration; or rounds, centre, calibration.
     assert found["releases"] == 3 * (3 + (2 if run == "centred" else 3))
+
+
+def test_a_seeded_run_protects_nobody(trained: Path) -> None:
+    found = recount(trained / "seeded")
+    assert found["faults"] == [SEEDED]
+    assert found["epsilon"] == pytest.approx(8.0, rel=1e-3)
 
 
 def test_the_sensitivity_of_the_ledger_is_not_doubled_again() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sottovoce import audit
 from sottovoce.cli.application import app
+from tests.audit.conftest import repeatable as repeatable
 from tests.audit.test_guessing import forgotten_charge, halved_noise, no_clipping
 from tests.audit.test_noise import drawn_once
 from tests.audit.test_order import NARROW, many_classes, rounds_by_place
@@ -20,7 +21,8 @@ from tests.audit.toys import BEST, words
 from .conftest import Failing
 
 runner = CliRunner()
-PLAN = {**BEST, "channel": "direct", "rounds": 2}
+PLAN = {**BEST, "channel": "direct", "rounds": 2, "seeded": False}
+SEEDED = {**PLAN, "seeded": True}
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,7 @@ def few_families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "FAMILIES", 2)
 
 
+@pytest.mark.usefixtures("repeatable")
 def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path) -> None:
     out = tmp_path / "kept" / "audit"
     answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20", "--out", str(out)])
@@ -43,6 +46,7 @@ def test_a_plan_on_records_is_played_and_kept_for_its_owner_only(tmp_path: Path)
     assert not list(tmp_path.rglob("*.sqlite*")), "nothing is charged"
 
 
+@pytest.mark.usefixtures("repeatable")
 def test_json_has_what_programs_need(tmp_path: Path) -> None:
     answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20", "--json"])
     found = json.loads(answer.stdout)
@@ -64,7 +68,7 @@ def test_a_broken_promise_is_said_loudly_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], said: str
 ) -> None:
     fault(monkeypatch)
-    answer = runner.invoke(app, ["audit", *words(tmp_path, PLAN), "--runs", "20"])
+    answer = runner.invoke(app, ["audit", *words(tmp_path, SEEDED), "--runs", "20"])
     assert answer.exit_code == 1
     assert said in " ".join(answer.stdout.split())
     assert "The promise is broken:" in answer.stdout
@@ -93,6 +97,17 @@ def test_a_feature_map_that_mixes_records_is_said(tmp_path: Path, monkeypatch: p
     assert said[0].startswith(f"features={own} describes the same record differently beside other records")
 
 
+def test_a_seeded_run_is_said_to_protect_nobody(tmp_path: Path) -> None:
+    """It was an all-clear: a recount looked at no seed."""
+    run = tmp_path / "run"
+    assert runner.invoke(app, ["train", *words(tmp_path, SEEDED), "--out", str(run), "--json"]).exit_code == 0
+    answer = runner.invoke(app, ["audit", str(run)])
+    assert answer.exit_code == 1
+    said = " ".join(answer.stdout.split())
+    assert "The promise is broken: seeded = true: the noise is drawn from the seed" in said
+
+
+@pytest.mark.usefixtures("repeatable")
 def test_a_finished_run_is_recounted_and_its_report_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = words(tmp_path, PLAN)
@@ -120,7 +135,7 @@ def test_a_finished_run_is_recounted_and_its_report_says_so(tmp_path: Path) -> N
 def test_bad_input_is_one_line(tmp_path: Path, failing: Failing) -> None:
     assert "say dataset=" in failing("audit", str(tmp_path))
     assert "5 runs are too few" in failing("audit", *words(tmp_path, PLAN), "--runs", "5")
-    assert "set a finite epsilon" in failing("audit", *words(tmp_path, PLAN), "epsilon=inf")
+    assert "set a finite epsilon" in failing("audit", *words(tmp_path, SEEDED), "epsilon=inf")
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(words(tmp_path, PLAN)[0].partition("=")[2], empty)

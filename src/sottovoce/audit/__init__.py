@@ -45,6 +45,10 @@ FAMILIES = 20
 """Of neighbouring files, each of which is compared with each of its own."""
 AGREEMENT = 1e-3
 """Relative: PLD accounting rounds up."""
+SEEDED = (
+    "seeded = true: the noise is drawn from the seed, and whoever knows that takes it off. A simulation "
+    "protects nobody: train with seeded=false"
+)
 _EXACT = 1e-9
 _APART = {"centre": 2 * 1.3, "confusion": 2**0.5}
 """How far two records are apart in what is released once, as docs/method.md states it."""
@@ -98,14 +102,20 @@ def audit(
         "releases": [{**row, "order": order.get((row["kind"], row["place"]))} for row in moved.releases],
         "largest": max((row["ratio"] for row in moved.releases), default=0.0),
         "games": games,
-        "faults": [*mixed, *misplaced, *moved.faults, *(fault for game in games for fault in game["faults"])],
+        "faults": [*_seeded(plan), *mixed, *misplaced, *moved.faults],
     }
+    for one in games:
+        found["faults"] += one["faults"]
     if common is not None:
         found["common"] = common
         found["faults"] += common["faults"]
     if games:
         found["epsilon_lower"] = games[0]["epsilon_lower"]
     return found
+
+
+def _seeded(plan: Plan) -> list[str]:
+    return [SEEDED] if plan.seeded else []
 
 
 def recount(run: str | Path) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def recount(run: str | Path) -> dict[str, Any]:
     ended = datetime.fromisoformat(result["created"]) + timedelta(seconds=1)  # it is written in seconds
     before = [row.charge for row in rows if row.time < ended]
     mine = [row.charge for row in rows if row.charge.run == name]
-    clients, faults = list[dict[str, Any]](), list[str]()
+    clients, faults = list[dict[str, Any]](), _seeded(plan)
     for client, stated in result["epsilon"]["per_client"].items():
         multipliers = [row.sigma / row.sensitivity for row in before if row.client == client]
         multipliers += [spent**-0.5 for who, spent in lost if who == client]

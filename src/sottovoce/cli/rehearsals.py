@@ -67,7 +67,7 @@ def audit(
         plan = plan_of(named, model, features)
         with progress("auditing") as auditing, progress("features") as describing:
             of_plan = audit_plan(plan, runs, progress=auditing, on_features=describing)
-        found = {**of_plan, **found, "faults": [*found["faults"], *of_plan["faults"]]}
+        found = {**of_plan, **found, "faults": list(dict.fromkeys([*found["faults"], *of_plan["faults"]]))}
     kept = folder or run
     if kept is not None:
         keep(found, kept, alone=kept != run)
