@@ -65,7 +65,7 @@ def clipped_means(prepared: Prepared, held: Sequence[Tensor], coefficients: Tens
     outputs, size = prepared.blueprint.facts.classes, prepared.blueprint.coefficients
     seen, y, used = held
     if coefficients.shape[1] > size:
-        there = cut(coefficients[0, size:])
+        there = cut(coefficients[0, size:], prepared.blueprint.recipe.longest)
         seen = torch.cat([seen[..., :-1] - there, seen[..., -1:]], dim=-1)
         coefficients = coefficients[:, :size]
     x = with_constant(seen, prepared.plan.bias_scale)

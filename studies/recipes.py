@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from sottovoce.models.metrics import constant
 from sottovoce.models.tasks import open_task
-from sottovoce.plan import catalog
+from sottovoce.plan import Plan, recipes
 from sottovoce.release.once.calibration import Scaling
 from sottovoce.release.once.centre import measured_from
 from sottovoce.release.recipe import kept_parts
@@ -53,10 +53,10 @@ class Draws:
     def __init__(self, prepared: Prepared, seed: int) -> None:
         self._prepared, self._seed = prepared, seed
         sites = prepared.federation.participants
-        at = self._centre()
-        self._train = padded([measured_from(mine.train, at) for mine in sites])
+        at, longest = self._centre(), prepared.blueprint.recipe.longest
+        self._train = padded([measured_from(mine.train, at, longest) for mine in sites])
         self._seen = with_constant(self._train[0], prepared.plan.bias_scale)
-        self._held_out = padded([measured_from(mine.held_out, at) for mine in sites])
+        self._held_out = padded([measured_from(mine.held_out, at, longest) for mine in sites])
         self._outputs = prepared.blueprint.facts.classes
 
     def _centre(self) -> Tensor:
@@ -157,19 +157,27 @@ def _column(values: Any) -> Tensor:
     return torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, :, None, None]
 
 
+def with_recipe(plan: Plan, drift: float, least: float, scale: float) -> Plan:
+    """The plan with a recipe of its own for tables of classes, which this process knows from now on."""
+    usual = recipes.open_recipe(plan.recipe)
+    task = usual.tasks["classes"]
+    assert task.tables is not None
+    tables = dataclasses.replace(
+        task.tables, drift=drift, clips=(least, task.tables.clips[1]), bias_scale=scale
+    )
+    changed = {**usual.tasks, "classes": dataclasses.replace(task, tables=tables)}
+    recipe = dataclasses.replace(usual, version="study", tasks=changed)
+    return plan.replace(recipe=recipes.RECIPES.setdefault(recipe.name, recipe).name)
+
+
 def tried(folder: Path, name: str, place: str, epsilon: float, seed: int) -> dict[str, Any]:
     """The losses of all recipes on one division."""
     torch.set_num_threads(1)
-    records, usual, losses = loaded(folder, name), catalog.TASKS["classes"], []
+    records, losses = loaded(folder, name), []
     plan = prepared_plan(records.name, PRESETS[place], epsilon, seed)
-    try:
-        for drift, least, scale in RECIPES:
-            clips = (least, usual.clips[1])
-            catalog.TASKS["classes"] = dataclasses.replace(usual, drift=drift, clips=clips, bias_scale=scale)
-            run = Draws(prepare(plan, records), seed)
-            losses.append(run.loss(run.calibrated(run.trained(DRAWS.get(name, MOST_DRAWS)))))
-    finally:
-        catalog.TASKS["classes"] = usual
+    for numbers in RECIPES:
+        run = Draws(prepare(with_recipe(plan, *numbers), records), seed)
+        losses.append(run.loss(run.calibrated(run.trained(DRAWS.get(name, MOST_DRAWS)))))
     task = open_task(records.facts)
     sites = prepare(plan, records).federation.participants
     constants = [

@@ -140,7 +140,7 @@ def _clipped(sessions: Sequence[Session], rounds: Sequence[Round]) -> Tensor:
             if records.unit is not None:
                 raise SottovoceError("units of several records are not trained in batches: train runs singly")
             if blueprint.inputs is not None:
-                records = measured_from(records, sent[0, size:])
+                records = measured_from(records, sent[0, size:], blueprint.recipe.longest)
             bases.append(blueprint.basis)
             xs.append(records.x)
             ys.append(records.y)

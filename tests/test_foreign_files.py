@@ -34,7 +34,7 @@ from sottovoce.personal import PersonalModel, personal_model
 from sottovoce.plan import Plan
 from sottovoce.plan.limits import foreign_plan
 from sottovoce.release.blueprint import build
-from sottovoce.run.models import GeneratorFile
+from sottovoce.run.finished import GeneratorFile
 from sottovoce.training.server import Server
 
 FACTS = Facts((1, 16, 16), 3)

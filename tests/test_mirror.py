@@ -41,6 +41,7 @@ THROUGH = {
     "studies/test_own_splits.py": "heart school",
     "studies/test_reproduction.py": "figures",
     "test_wheel.py": "__main__",
+    "training/test_server.py": "newcomers",
 }
 """Parts of one thing that are tested through it, by the test module that does so; by path where they lie
 elsewhere."""

@@ -12,7 +12,7 @@ from sottovoce.federation.onboarding.client import personalize
 from sottovoce.federation.status.progress import write_run
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, client_scope
 from sottovoce.report.run import write_report
-from sottovoce.run.models import GeneratorFile
+from sottovoce.run.finished import GeneratorFile
 from sottovoce.run.training import evaluate, train
 
 from .test_server import SHARES

@@ -25,7 +25,7 @@ from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import OWN_RECORDS
 from sottovoce.release import sent
 from sottovoce.release.downlink import Downlink
-from sottovoce.run.models import GeneratorFile, open_server
+from sottovoce.run.finished import GeneratorFile, open_server
 from sottovoce.run.training import train
 
 from .world import World, charged, everyone_paid, ledger, roll_back, same

@@ -19,7 +19,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.models.features.cache import described_facts
 from sottovoce.models.tensors import ModelFileError, load_tensors, save_tensors
 from sottovoce.personal import PersonalModel, personal_model
-from sottovoce.run.models import GeneratorFile
+from sottovoce.run.finished import GeneratorFile
 from sottovoce.training.server import Server
 from tests.small import COLUMNS, SMALL, built, small_plan
 

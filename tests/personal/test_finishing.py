@@ -42,7 +42,8 @@ from sottovoce.personal.fitting import Choice, LinearFamily
 from sottovoce.personal.prediction import predict
 from sottovoce.plan import Plan
 from sottovoce.privacy.terms import Terms
-from sottovoce.run.models import GeneratorFile, write_models
+from sottovoce.run.finished import GeneratorFile
+from sottovoce.run.models import write_models
 from sottovoce.run.prepare import prepare
 from sottovoce.run.rehearsal import compare
 from sottovoce.run.training import evaluate, train

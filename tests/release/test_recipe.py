@@ -12,9 +12,9 @@ import torch
 from sottovoce.data import Dataset, Facts
 from sottovoce.data.tables.schema import Description
 from sottovoce.plan import Plan
-from sottovoce.plan.catalog import TASKS
 from sottovoce.plan.checks import PlanError
-from sottovoce.release.recipe import FEATURES, SUMMED_STEP, Blending, blending, clip_bound, kept_parts, recipe
+from sottovoce.plan.recipes import V0_2
+from sottovoce.release.recipe import Blending, blending, bounds, clip_bound, kept_parts
 from sottovoce.run.prepare import prepare, resolve
 from sottovoce.run.training import train
 from sottovoce.training.generator import Blend
@@ -42,6 +42,7 @@ BLEND = {
     "learning_rate": 0.0,
     "weighting": 1.5,
 }
+FEATURES = bounds(Plan(), Facts((1,), 2))
 SIZES, SIGMAS = (800, 400, 100), (0.05, 0.1, 0.4)
 
 
@@ -65,7 +66,8 @@ def test_noise_alone_moves_the_shared_part_alike_whatever_its_scale() -> None:
 
 
 def test_without_noise_the_step_is_bounded() -> None:
-    assert blending(blend_plan(), SIZES, (0.0, 0.0, 0.0), releases=40).step == TASKS["classes"].largest_step
+    found = blending(blend_plan(), SIZES, (0.0, 0.0, 0.0), releases=40)
+    assert found.step == V0_2.tasks["classes"].largest_step
 
 
 def test_momentum_in_sums_is_made_up_for_by_the_step() -> None:
@@ -218,7 +220,7 @@ def test_with_noise_at_the_server_own_parts_get_shorter_steps_not_smaller_shares
     found = blending(plan, SIZES, [0.001 * 1300 / size for size in SIZES], releases=40, summed=0.001)
     assert found.individual.tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert found.step >= found.own_steps[0] > found.own_steps[1] > found.own_steps[2] > 0
-    assert found.step <= SUMMED_STEP
+    assert found.step <= V0_2.summed_step
 
 
 def table(task: str = "classes") -> Facts:
@@ -230,16 +232,16 @@ def table_plan(**changes: object) -> Plan:
 
 
 def test_tables_have_a_recipe_of_their_own_and_nothing_else_has() -> None:
-    found = recipe(table_plan(), table())
+    found = bounds(table_plan(), table())
     assert found.largest_step < FEATURES.largest_step
-    assert recipe(table_plan(), table("number")).drift < found.drift
+    assert bounds(table_plan(), table("number")).drift < found.drift
     array = Description.parse(
         'task = "classes"\n[target]\ncolumn = "y"\nvalues = ["a", "b"]\n[array]\nshape = [6]'
     )
     for other in (array.facts(), Facts((20,), 2), Facts((20,), 2, source=table())):
-        assert recipe(table_plan(), other) == FEATURES
-    assert recipe(table_plan(), table("labels")) == FEATURES
-    assert recipe(table_plan(model="mlp"), table()) == FEATURES
+        assert bounds(table_plan(), other) == FEATURES
+    assert bounds(table_plan(), table("labels")) == FEATURES
+    assert bounds(table_plan(model="mlp"), table()) == FEATURES
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_without_noise_no_step_on_a_table_is_longer_than_the_curvature_bears(
 ) -> None:
     plan = table_plan(momentum=momentum)
     for summed in (None, 0.0):
-        found = blending(plan, SIZES, (0.0, 0.0, 0.0), 40, summed, recipe(plan, table(task)))
+        found = blending(plan, SIZES, (0.0, 0.0, 0.0), 40, summed, bounds(plan, table(task)))
         assert found.step == pytest.approx(largest)
         assert (found.own_steps <= found.step).all()
 
@@ -264,7 +266,7 @@ def test_the_clip_bound_of_a_table_grows_as_noise_falls_and_what_is_set_stays() 
     assert resolve(table_plan(epsilon=1), [400] * 3, table("number")).clip == 0.25
     assert resolve(table_plan(epsilon=1, clip=0.7), [400] * 3, table()).clip == 0.7
     assert resolve(table_plan(epsilon=1), [400] * 3, Facts((20,), 2)).clip == 0.5
-    found = recipe(table_plan(), table())
+    found = bounds(table_plan(), table())
     at = {noise: clip_bound(found, table_plan(noise=noise), SIZES, 2.0) for noise in ("client", "server")}
     assert at["server"] > at["client"]
 
@@ -275,10 +277,10 @@ def test_own_parts_of_few_records_stay_small_on_tables_however_little_noise_ther
 ) -> None:
     """Which records a site happens to have is noise to its own part that no epsilon takes away."""
     plan, sizes, quiet = table_plan(), (4000, 400, 40), (1e-6, 1e-6, 1e-6)
-    found = blending(plan, sizes, quiet, 40, summed, recipe(plan, table("number")))
+    found = blending(plan, sizes, quiet, 40, summed, bounds(plan, table("number")))
     moved = found.individual * found.own_steps
     assert moved[0] > moved[1] > moved[2]
-    none = blending(plan, sizes, quiet, 40, summed, replace(recipe(plan, table("number")), luck=0.0))
+    none = blending(plan, sizes, quiet, 40, summed, replace(bounds(plan, table("number")), luck=0.0))
     assert none.individual.tolist() == [0.15 if summed is None else 0.2] * 3
 
 
@@ -286,7 +288,7 @@ def test_own_shares_of_tables_fall_with_the_steps_that_noise_in_a_sum_leaves_the
     plan, shares = table_plan(noise="server", weighting=1.0), []
     for summed in (1e-6, 0.03, 0.3):
         sigmas = [summed * sum(SIZES) / size for size in SIZES]
-        found = blending(plan, SIZES, sigmas, 40, summed, recipe(plan, table()))
+        found = blending(plan, SIZES, sigmas, 40, summed, bounds(plan, table()))
         assert found.individual[0] == pytest.approx(0.2 * found.step / 1.9)
         shares.append(found.individual[0])
     assert shares[0] == 0.2 > shares[1] > shares[2] > 0
@@ -329,13 +331,13 @@ def far(facts: Facts, noise: float, size: int = 4000, **changes: object) -> floa
     """Step × rounds of the shared part of three sites, as far as a constant gradient would move it."""
     plan = table_plan(rounds=100, **{"clip": 0.5, **changes})
     sigmas = [noise * math.sqrt(3 * 100)] * 3
-    return blending(plan, [size] * 3, sigmas, 100, recipe=recipe(plan, facts)).step * 100 / 0.1
+    return blending(plan, [size] * 3, sigmas, 100, within=bounds(plan, facts)).step * 100 / 0.1
 
 
 def test_a_table_of_categories_goes_a_third_as_far_and_a_number_task_does_not_care() -> None:
     mixed, alone = (of_categories("classes", numbers=numbers) for numbers in (True, False))
     told = [far(facts, 0.002) / far(table(), 0.002) for facts in (mixed, alone)]
-    share = recipe(table_plan(), mixed).categorical
+    share = bounds(table_plan(), mixed).categorical
     assert 0 < share < 1
     assert told == pytest.approx([0.35**share, 0.35])
     assert far(of_categories("number", numbers=False), 0.002) == far(table("number"), 0.002)
@@ -362,8 +364,8 @@ def test_drift_grows_as_the_cube_root_of_noise_that_the_least_clip_bound_cannot_
 def test_in_a_sum_half_of_what_luck_allows_is_kept_of_own_parts() -> None:
     plan, sizes = table_plan(noise="server", weighting=1.0), [20] * 3
     sigmas = [1e-9 * 3] * 3
-    found = blending(plan, sizes, sigmas, 40, 1e-9, recipe(plan, table()))
-    free = blending(plan, [10**12] * 3, sigmas, 40, 1e-9, recipe(plan, table()))
+    found = blending(plan, sizes, sigmas, 40, 1e-9, bounds(plan, table()))
+    free = blending(plan, [10**12] * 3, sigmas, 40, 1e-9, bounds(plan, table()))
     assert free.least_kept == pytest.approx([0.5] * 3)
     assert (found.least_kept < 0.5).all()
 
@@ -372,7 +374,7 @@ def parts(signal: float, seed: int = 0) -> tuple[Blending, np.ndarray]:
     """A blend of forty sites, and own parts of noise with something common and biases that differ."""
     rng, sizes = np.random.default_rng(seed), [400] * 40
     plan = table_plan(participants=40)
-    found = blending(plan, sizes, [0.02] * 40, 40, recipe=recipe(plan, table()))
+    found = blending(plan, sizes, [0.02] * 40, 40, within=bounds(plan, table()))
     drawn = rng.normal(size=(40, 42)) * found.own_noise[:, :1]
     drawn[:, -2:] *= found.own_noise[:, 1:] / found.own_noise[:, :1]
     sign = rng.choice([-1.0, 1.0], size=40) * signal
@@ -405,8 +407,8 @@ def test_own_biases_that_differ_are_kept_though_weights_are_noise() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_what_noise_alone_moves_is_what_torchs_descent_makes_of_it(momentum: float) -> None:
     plan = table_plan(momentum=momentum)
-    without_luck = replace(recipe(plan, table()), curvatures=(1e9, 1e9))
-    found = blending(plan, SIZES, SIGMAS, 40, recipe=without_luck)
+    without_luck = replace(bounds(plan, table()), curvatures=(1e9, 1e9))
+    found = blending(plan, SIZES, SIGMAS, 40, within=without_luck)
     rng, moving = torch.Generator().manual_seed(0), torch.zeros(20_000, requires_grad=True)
     step = float(found.own_steps[0] * found.individual[0])
     descent, mean = torch.optim.SGD([moving], lr=step, momentum=momentum), torch.zeros(20_000)
@@ -421,19 +423,19 @@ def test_what_noise_alone_moves_is_what_torchs_descent_makes_of_it(momentum: flo
 def test_luck_leads_an_own_part_no_further_than_the_best_fit_of_its_records_lies() -> None:
     """Of m records the mean that fits best lies 1/√(curvature · m) from the true one; without noise."""
     plan, sizes = table_plan(), (4000, 400, 40)
-    steep = replace(recipe(plan, table()), curvatures=(0.5, 2.0))
-    found = blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, recipe=steep)
+    steep = replace(bounds(plan, table()), curvatures=(0.5, 2.0))
+    found = blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, within=steep)
     assert found.own_noise == pytest.approx(
         np.array([[(h * m) ** -0.5 for h in (0.5, 2.0)] for m in sizes]), rel=1e-6
     )
-    flat = replace(recipe(plan, table()), curvatures=(1e-9, 1e-9))
-    assert (blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, recipe=flat).own_noise < found.own_noise).all()
+    flat = replace(bounds(plan, table()), curvatures=(1e-9, 1e-9))
+    assert (blending(plan, sizes, (1e-9, 1e-9, 1e-9), 40, within=flat).own_noise < found.own_noise).all()
 
 
 def test_own_parts_are_shrunk_by_the_recipe_of_tables_of_classes_alone() -> None:
     def least(facts: Facts, **changes: object) -> float:
         plan = table_plan(**changes)
-        return float(blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, facts)).least_kept.min())
+        return float(blending(plan, SIZES, SIGMAS, 40, within=bounds(plan, facts)).least_kept.min())
 
     assert least(table()) < 1
     assert least(table("number")) == least(Facts((20,), 2)) == least(table(), individual=0.1) == 1
@@ -442,7 +444,7 @@ def test_own_parts_are_shrunk_by_the_recipe_of_tables_of_classes_alone() -> None
 
 def test_keys_that_somebody_sets_win_over_the_recipe() -> None:
     plan = table_plan(learning_rate=0.3, individual=0.1)
-    found = blending(plan, SIZES, SIGMAS, 40, recipe=recipe(plan, table()))
+    found = blending(plan, SIZES, SIGMAS, 40, within=bounds(plan, table()))
     assert found.step == 0.3
     assert found.individual.tolist() == [0.1] * 3
 

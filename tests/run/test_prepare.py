@@ -25,8 +25,8 @@ from sottovoce.plan import Plan, keys
 from sottovoce.plan.checks import PlanError
 from sottovoce.plan.keys import SHAPES
 from sottovoce.release.blueprint import Blueprint
-from sottovoce.run import cost, prepare
-from sottovoce.run import models as export
+from sottovoce.run import cost, finished, prepare
+from sottovoce.run.models import write_models
 from sottovoce.run.prepare import complete, outline, resolve
 from sottovoce.run.rehearsal import compare
 from sottovoce.run.training import evaluate, train
@@ -143,7 +143,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
         seen.append(digests(found))
         return found
 
-    for module in (prepare, federation, export):
+    for module in (prepare, federation, finished):
         monkeypatch.setattr(module, "build", build)
     return seen
 
@@ -155,7 +155,7 @@ def ways_in(case: Case, at: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "train", lambda: train(plan, at / "run", **given)
     code = case.module if case.module is not None else (plan.model if ":" in plan.model else None)
     yield "evaluate", lambda: evaluate(at / "run", dataset=case.dataset, module=code)
-    yield "models", lambda: export.write_models(at / "run", at / "models", module=code)
+    yield "models", lambda: write_models(at / "run", at / "models", module=code)
     if plan.traits.individual:
         yield "compare", lambda: compare(plan, at / "compared", repeats=1, **given)
     if case.module is None:
@@ -208,7 +208,7 @@ ONLY = {
     ("blueprint", "build"): {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/federation/__init__.py",  # of a plan that all have agreed on
-        "src/sottovoce/run/models.py",  # of a finished run
+        "src/sottovoce/run/finished.py",  # of a finished run
         "src/sottovoce/audit/pair.py",  # of a prepared run, with another model
         "benchmarks/predict.py",  # a model without any records
     },

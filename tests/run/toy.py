@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sottovoce.data import Dataset, Facts
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, recipes
 
 NAMES = ("aster", "birch", "cedar", "dahlia", "elder", "fern")
 GIVEN: dict[str, Any] = {
@@ -34,6 +35,8 @@ SHARES = {**BLEND, "coefficients": 0, "context": "shares", "context_share": 0.1,
 SHARED = {**BLEND, "noise": "shared", "channel": "integers", "weighting": 1.0, "individual": 0.0}
 SHARED |= {"clients_per_round": 4, "threshold": 4, "colluding": 1}
 DEALT = {"partition": "iid"}
+RECIPE = replace(recipes.V0_2, version="toy", drift=1.0)
+recipes.RECIPES[RECIPE.name] = RECIPE
 TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "preset": ({}, "tuned", "paper"),
     "dataset": ({}, "toy", "mnist-small"),
@@ -72,6 +75,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "seed": ({}, 1, 2),
     "seeded": ({}, True, False),
     "evaluate_every": ({}, 0, 1),
+    "recipe": (BLEND, recipes.FIRST, RECIPE.name),
     "repeat": ({}, 0, 1),
     "individual": (BLEND, -1.0, 0.5),
     "generated": ({**SHARES, "individual": 0.2}, 0.0, 0.5),

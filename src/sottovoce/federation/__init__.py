@@ -37,6 +37,7 @@ from sottovoce.models.features.cache import described_facts
 from sottovoce.models.features.encoded import loaded
 from sottovoce.plan import Plan
 from sottovoce.plan.limits import foreign_plan
+from sottovoce.plan.recipes import UnknownRecipe, open_recipe
 from sottovoce.release.blueprint import Blueprint, build
 from sottovoce.run.prepare import outline, resolve
 
@@ -112,6 +113,8 @@ class Agreement:
             raise AgreementError(
                 f"no agreement at {path} ({error.strerror}): ask the server for it"
             ) from None
+        except UnknownRecipe as error:
+            raise AgreementError(f"{path}: {error}") from None
         except (SottovoceError, UnicodeDecodeError) as error:
             raise AgreementError(
                 f"{path} is not an agreement ({error}): 'sottovoce federate' writes one"
@@ -143,6 +146,13 @@ class Agreement:
         if not isinstance(records, dict):
             raise AgreementError("the table [records] is missing: ask for the file again")
         facts, plan = Facts.parse(records), foreign_plan(values, model=model, features=features)
+        if not finished:
+            if "recipe" not in values:
+                raise UnknownRecipe(
+                    "the agreement names no recipe, being of version 0.2.0 or earlier: end with that version "
+                    "what it began, or make it anew with 'sottovoce federate'"
+                )
+            open_recipe(plan.recipe)
         check_sizes(plan, facts, model=model)
         _check_features(plan, facts, features)
         parties = None if keys is None else Parties.parse(keys)

@@ -287,6 +287,8 @@ class Coordinator:
                 self.server.receive(kind, participant, release)
         self.server.close(phase)
         following = self._phase_after(phase)
+        if following == "over":
+            self.server.conclude()
         self.store.apply(self.server.state(), line, last=following == "over")
         self._decoded.clear()
         self._diagnostics.clear()

@@ -304,7 +304,7 @@ class Store(Database):
 
 
 def _tensor(kind: str, shape: str, numbers: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(numbers, kind).reshape(json.loads(shape)).copy())
+    return torch.tensor(np.frombuffer(numbers, kind).reshape(json.loads(shape)))
 
 
 def _explain(path: Path, error: Exception) -> StoreError:

@@ -92,7 +92,8 @@ def load_tensors(
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied: where numbers lie in a file decides how products of them are rounded.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelFileError(f"{path} is damaged or not a safetensors file: {shown(error)}") from None
     if metadata.get("format") != "sottovoce" or metadata.get("version") != FORMAT:

@@ -169,20 +169,49 @@ def personal_model(
     have spent, at `delta` and by `accounting`, by default the plan's; `created` is by default today;
     `division` is the seed by which a file of the client's own was divided.
     """
+    header = model_header(
+        blueprint,
+        run=run,
+        client=client,
+        epsilon=epsilon,
+        delta=delta,
+        accounting=accounting,
+        created=created,
+        division=division,
+    )
+    return model_bytes(blueprint, coefficients, header)
+
+
+def model_bytes(blueprint: Blueprint, coefficients: Tensor, header: Mapping[str, str]) -> bytes:
+    """The file of the model θ_ref + P a with a header that was made for it."""
+    return _file(state_dict_at(blueprint.module, blueprint.theta(coefficients)), header)
+
+
+def model_header(
+    blueprint: Blueprint,
+    *,
+    run: str,
+    client: str,
+    epsilon: float | None,
+    delta: float | None = None,
+    accounting: str | None = None,
+    created: str | None = None,
+    division: int | None = None,
+) -> dict[str, str]:
+    """What the file of one client's model says of it, as `personal_model` is told."""
     plan = blueprint.plan
-    state = state_dict_at(blueprint.module, blueprint.theta(coefficients))
     origin = Origin(
         run=run,
         client=client,
         epsilon=epsilon if plan.private else None,
         delta=plan.delta if delta is None else delta,
         accounting=accounting or plan.accounting,
-        noise=blueprint.releases_of(0)["gradient"].place,
+        noise=blueprint.noise,
         seeded=plan.seeded,
         created=datetime.now(UTC).date().isoformat() if created is None else created,
     )
     more = {} if division is None else {"division": str(division)}
-    return _personal(state, plan, blueprint.facts, origin, more)
+    return _header(plan, blueprint.facts, origin, more)
 
 
 def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> bytes:
@@ -192,25 +221,26 @@ def home_model(model: PersonalModel, theta: Tensor, told: Mapping[str, Any]) -> 
     """
     state = state_dict_at(model.module, theta)
     plan, origin = model.plan, dataclasses.replace(model.origin, epsilon=None, noise="nowhere")
-    return _personal(state, plan, model.facts, origin, {HOME: json.dumps(dict(told))})
+    return _file(state, _header(plan, model.facts, origin, {HOME: json.dumps(dict(told))}))
 
 
-def _personal(
-    state: Mapping[str, Tensor], plan: Plan, facts: Facts, origin: Origin, more: Mapping[str, str]
-) -> bytes:
-    """The file of one client's model, with a header that explains it and says `more`."""
+def _header(plan: Plan, facts: Facts, origin: Origin, more: Mapping[str, str]) -> dict[str, str]:
+    """A header that explains one client's model, and says `more`."""
     kept = {"model": plan.model, **model_options(plan), **plan.shaping("features")}
     if not plan.encoders:
         del kept["encoders"]  # as versions that knew none wrote it
-    metadata = {
+    return {
         "model": json.dumps(kept),
         "origin": json.dumps(dataclasses.asdict(origin)),
         **facts.metadata(),
         **({} if plan.features == "none" else _told(plan)),
         **more,
     }
+
+
+def _file(state: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-    return tensor_bytes(tensors, metadata)
+    return tensor_bytes(tensors, header)
 
 
 def _told(plan: Plan) -> dict[str, str]:

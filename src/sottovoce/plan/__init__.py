@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import nearest
-from sottovoce.plan import catalog
+from sottovoce.plan import catalog, recipes
 from sottovoce.plan.catalog import CONTEXTS, METHODS, PLACES
 from sottovoce.plan.checks import PlanError, check, coerce, read_toml, split, told_apart, toml
 from sottovoce.plan.keys import FirstKeys, Keys
@@ -30,6 +31,7 @@ from sottovoce.plan.presets import ALONE, FOLDER, FOLDERS, PRESETS, preset_value
 
 __all__ = ["CHOICES", "LARGEST", "Plan", "PlanError", "keys"]
 
+log = logging.getLogger("sottovoce.plan")
 PAPERS_PRESET = "tuned"
 """Where a plan names one of the paper's methods and no preset."""
 
@@ -37,6 +39,10 @@ PAPERS_PRESET = "tuned"
 FIRST = {field.name for field in dataclasses.fields(FirstKeys)}
 RETIRED = {"replay_gains": ""}
 """Keys of version 0.1 that are gone: a file may still say their default, and digests go on counting it."""
+UNPINNED = (
+    "this plan is of version 0.2.0 or earlier, which named no recipe: what it leaves open is settled anew, "
+    "by recipe=%s"
+)
 ELSEWHERE = {"finish": "each site says it for itself, to 'sottovoce node'"}
 """What people take for keys, and where it is said."""
 
@@ -116,6 +122,10 @@ class Plan(Keys):
         values = preset_values(preset, dataset, given.get("context"), folder=folder)
         if given.keys() >= FIRST:
             values = {}  # of keys that came later it takes the defaults, whatever its preset says today
+        if "recipe" not in given:
+            values["recipe"] = recipes.CURRENT
+            if given.keys() >= FIRST:
+                log.warning(UNPINNED, recipes.CURRENT)
         values.update(given)
         features = values.get("features", cls.features)
         if ":" in features or catalog.names_encoder(features):  # a map of its own size, whose head is whole

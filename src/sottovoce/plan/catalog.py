@@ -186,58 +186,14 @@ class Task:
 
     metric: str
     """The metric (of `METRICS`) by which models are compared, and one round with the next."""
-    reach: float = 1.0
-    """How far noise may move an output in a run of `blend`, against a logit: numbers lie within −1…1."""
-    largest_step: float = 500.0
-    """η where there is little noise: a squared error diverges beyond it, a softmax saturates."""
     class_shares: bool = False
     """Every record is of one class, so that classes have shares, priors and confusions."""
-    curvature: float = 0.0
-    """How far the loss of a linear model may curve, ½ or 1 times 2, for records of norm 1 and their constant
-    input. 0: there is no recipe for its tables (`release.recipe`)."""
-    drift: float = 0.0
-    """On tables: what noise alone may move an output in a run, through the shared part of a linear model."""
-    own_drift: float = 0.0
-    """On tables: the same through an own part beside it."""
-    luck: float = 0.0
-    """On tables: how far each number of one record's gradient lies from its mean."""
-    clips: tuple[float, float] = (0.0, 0.0)
-    """The least and the largest clip bound on tables: below the least all gradients have the same length, the
-    largest cuts none."""
-    bias_scale: float = 1.0
-    """On tables: how far a coefficient of a bias moves it."""
-    clip_noise: float = 0.0
-    """On tables: the noise in the mean of all releases that a clip bound between the two leaves."""
-    rounds: int = 0
-    """On tables: how many there are at least, where nobody has said; 0: as many as the preset has."""
 
 
 TASKS = {
-    "classes": Task(
-        "accuracy",
-        class_shares=True,
-        curvature=1.0,
-        drift=1.4,
-        own_drift=0.5,
-        luck=0.6,
-        clips=(0.15, 2.0),
-        bias_scale=0.4,
-        clip_noise=0.001,
-        rounds=100,
-    ),
+    "classes": Task("accuracy", class_shares=True),
     "labels": Task("accuracy"),
-    "number": Task(
-        "r2",
-        reach=0.1,
-        largest_step=10.0,
-        curvature=2.0,
-        drift=0.15,
-        own_drift=0.025,
-        luck=0.05,
-        clips=(0.25, 0.5),
-        bias_scale=0.7,
-        clip_noise=0.0005,
-    ),
+    "number": Task("r2"),
 }
 
 

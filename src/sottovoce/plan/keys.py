@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.plan import catalog
+from sottovoce.plan import catalog, recipes
 from sottovoce.plan.presets import PRESETS
 
 SHAPES = ("records", "features", "division", "sets", "module", "accounting")
@@ -192,6 +192,11 @@ class Keys(FirstKeys):
     A digest omits them at their default, so that the digests of plans written before them stay valid.
     """
 
+    recipe: str = key(
+        recipes.FIRST,
+        "the numbers that no key says, by the name of their set; of a new plan this version's own",
+        "module accounting",
+    )
     repeat: int = key(0, "which of several noise draws of one seeded simulation; 0: the first", most=2**31)
     individual: float = key(
         -1.0, "blend: share of a client's own part, 1: every client alone; -1: by its size"

@@ -14,7 +14,7 @@ from typing import Any
 
 from sottovoce.errors import shown
 from sottovoce.machine.documents import MOST_LETTERS, ForeignError
-from sottovoce.plan import LARGEST, RETIRED, Plan
+from sottovoce.plan import LARGEST, RETIRED, Plan, recipes
 from sottovoce.plan.catalog import MODELS
 
 MOST_CALLS = 2**20
@@ -45,7 +45,7 @@ built-in one: if you trust that code, name it yourself (at a node: model="…" i
                 f"unknown plan key '{shown(name)}': update sottovoce, or ask for the file again"
             )
         _check_value(name, value, type(fields[name]))
-    plan = Plan.load(overrides=values)
+    plan = Plan.load(overrides={"recipe": recipes.FIRST, **values})
     if plan.rounds * plan.clients_per_round > MOST_CALLS:
         raise ForeignError(
             f"{plan.rounds} rounds of {plan.clients_per_round} clients are more than {MOST_CALLS} releases: "

@@ -32,18 +32,19 @@ from sottovoce.models.parameters import trainable
 from sottovoce.models.tasks import open_task
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import TASKS, Kind
+from sottovoce.plan.recipes import Recipe, open_recipe
 from sottovoce.plan.schedule import call_counts, open_schedule
 from sottovoce.privacy import accounting
 from sottovoce.privacy.accounting import Budget
 from sottovoce.release.downlink import FLOAT_BITS, Downlink
 from sottovoce.release.kind import Release, spending
 from sottovoce.release.once import Phase, Statistic
-from sottovoce.release.once.calibration import Derivatives, LastLayer
+from sottovoce.release.once.calibration import Derivatives, LastLayer, check_probabilities
 from sottovoce.release.once.centre import Inputs, check_linear, told_apart
 from sottovoce.release.once.context import Confusion, MeanProbability, open_statistic
 from sottovoce.release.places.server import RoundSum
 from sottovoce.release.places.shared import Shares, Sharing
-from sottovoce.release.recipe import Blending, blending, counted_sizes, recipe
+from sottovoce.release.recipe import Blending, blending, bounds, counted_sizes
 from sottovoce.release.sent import cut, longest_sent
 
 
@@ -92,7 +93,7 @@ class Blueprint:
                 context_records=sizes[1],
                 once=self.once,
                 round_sum=self.round_sum,
-                counted=self.counted[self.sizes.index(records)],
+                counted=self.counted[self.sizes.index(records)] if self.plan.place.summed else 0,
                 largest=max(self.sizes),
             )
         return self._opened[sizes]
@@ -116,7 +117,7 @@ class Blueprint:
     @cached_property
     def blending(self) -> Blending:
         """How much each participant's release counts, and in which part of its coefficients."""
-        found = recipe(self.plan, self.facts)
+        found = bounds(self.plan, self.facts)
         together, own = self._noise
         return blending(self.plan, self.counted, own.tolist(), self.releases_max, together, found)
 
@@ -148,15 +149,27 @@ class Blueprint:
         """What a server sent, as a client uses it: no longer than `longest_sent`."""
         return cut(sent, self.coefficients, self.longest_sent)
 
+    @property
+    def recipe(self) -> Recipe:
+        """The numbers that no key of the plan says."""
+        return open_recipe(self.plan.recipe)
+
     @cached_property
     def derivatives(self) -> Derivatives | None:
         """What a calibration is a mean of; None where there is none."""
-        return Derivatives(open_task(self.facts)) if self.plan.calibration else None
+        if not self.plan.calibration:
+            return None
+        return Derivatives(open_task(self.facts), self.recipe.calibrating)
 
     @cached_property
     def inputs(self) -> Inputs | None:
         """What a centre is a mean of; None where there is none."""
-        return Inputs(math.prod(self.facts.shape)) if self.plan.centring else None
+        return Inputs(self.centre_size, self.recipe.longest) if self.plan.centring else None
+
+    @property
+    def centre_size(self) -> int:
+        """Numbers of a centre; 0 where there is none."""
+        return math.prod(self.facts.shape) if self.plan.centring else 0
 
     @cached_property
     def round_sum(self) -> RoundSum | None:
@@ -185,6 +198,11 @@ class Blueprint:
         return tuple(phase for phase in self.phases if phase.by == "future")
 
     @property
+    def noise(self) -> str:
+        """Where the noise of gradients is added; nowhere in the ablation `epsilon=inf`."""
+        return self.plan.noise if self.plan.private else "nowhere"
+
+    @property
     def uniform(self) -> bool:
         """Returns whether all participants average over alike many records, and so add the same noise."""
         return len(set(self.sizes)) == 1
@@ -210,6 +228,18 @@ class Blueprint:
             digest.update(tensor.detach().cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
+    @cached_property
+    def basis_digest(self) -> str:
+        """A fingerprint of P."""
+        basis = self.basis
+        digest = hashlib.sha256(f"{basis.kind}:{basis.size}:{basis.coefficients}".encode())
+        if isinstance(basis, Identity):
+            digest.update(f":{basis.biases}:{basis.bias_scale!r}".encode())
+        else:
+            for tensor in (basis.index, basis.weight):
+                digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
     @property
     def coefficients(self) -> int:
         """Dimension of a gradient release: k, or the whole model for methods that adapt all of it."""
@@ -222,7 +252,7 @@ class Blueprint:
         """
         if kind != "gradient":
             return Downlink(self.coefficients)
-        return Downlink(self.coefficients + (self.inputs.size if self.inputs else 0), self.plan.downlink_bits)
+        return Downlink(self.coefficients + self.centre_size, self.plan.downlink_bits)
 
     @property
     def once_downlink_bytes(self) -> int:
@@ -321,7 +351,7 @@ def build(
     kind = "identity" if plan.traits.whole_model or plan.coefficients in (0, size) else plan.basis
     basis = open_basis(kind, module, plan.coefficients, derived_seed(plan.seed, "basis"))
     if plan.calibration:
-        Derivatives(task)
+        check_probabilities(task)
     if plan.calibration or plan.centring or plan.bias_scale != 1:
         layer = LastLayer.of(module, basis, facts)
         if plan.centring:
@@ -466,7 +496,8 @@ def _gradient(
 
     def mean(records: Records, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
-        coefficients, records = told_apart(coefficients, model.basis.coefficients, records)
+        size, longest = model.basis.coefficients, open_recipe(plan.recipe).longest
+        coefficients, records = told_apart(coefficients, size, records, longest)
         theta = model.theta(coefficients)
         return clipped_mean(
             model.module,

@@ -14,8 +14,9 @@ differ what chance alone does not explain (`kept_parts`): sites that are alike h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,40 +25,17 @@ from sottovoce.data import Facts
 from sottovoce.data.tables import schema
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import OPTIMIZERS, TASKS
+from sottovoce.plan.recipes import Recipe, open_recipe
 
 Reals = NDArray[np.float64]
 
-DRIFT, OWN_DRIFT, ALONE_DRIFT = 2.5, 0.5, 2.0
-"""On features, what noise alone may move a logit in a run: through the shared part, the own part, an own part
-alone."""
-LARGEST_COUNT = 10
-"""Times the median client: for more records nobody counts, unless the plan says for how many."""
-UNCUT = 1.0
-"""On tables of classes: about as long as a gradient is before training. Without a calibration nothing mends
-what a shorter clip bound does to probabilities."""
-CURVATURE = 0.2
-"""Of a record's log loss in an output, p(1 − p) for a class that is neither sure nor excluded; inputs of a
-table have squares of 1 over their number in the mean."""
-SOON = 0.35
-"""The share of a drift that a model of categories alone is worth: a category spreads as far as inputs can and
-is learned soon, where numbers use a part of their bounds; what follows is luck."""
-TOLD = (4.5, 0.25)
-"""How far each record may lead a model of tables of classes in a run, however little noise there is: one of
-numbers by its steps, one of categories by steps times the clip bound, up to a bound of 1."""
-RISE = 1 / 3
-"""On tables of classes: the power by which drift grows with noise that the least clip bound leaves above what
-it is meant to. Some more is borne for a signal."""
-CAUTION = 1.25
-"""Own parts are shrunk as if chance explained so many times as much of how they differ: what lowers a log
-loss a little may cost accuracy."""
-SUMMED_STEP = 300.0
-"""With noise at the server the step is bounded by what training bears, and own parts by their steps."""
-
 
 @dataclass(frozen=True)
-class Recipe:
-    """What noise alone may move an output in a run, the largest steps, own shares, and the clip bound."""
+class Bounds:
+    """What a recipe says of some records: how far noise alone may move an output in a run, the largest steps,
+    own shares, and the clip bound."""
 
+    recipe: Recipe
     drift: float
     """Through the shared part."""
     own_drift: float
@@ -94,53 +72,58 @@ class Recipe:
     their noise allows, whatever luck is, and are shrunk at the end (`kept_parts`)."""
 
 
-def recipe(plan: Plan, facts: Facts) -> Recipe:
-    """The recipe of a plan's records, of which only the facts are known.
+_FEATURES = Facts((1,), 2)
+"""As much as a recipe has to know of records of classes that a feature map describes."""
 
-    >>> recipe(Plan(), Facts((2048,), 10)).drift
+
+def bounds(plan: Plan, facts: Facts) -> Bounds:
+    """What the plan's recipe says of its records, of which only the facts are known.
+
+    >>> bounds(Plan(), Facts((2048,), 10)).drift
     2.5
     """
-    task = TASKS[facts.task]
+    recipe = open_recipe(plan.recipe)
+    task = recipe.tasks[facts.task]
     agreed = None if facts.source is not None or plan.model != "linear" else schema.of(facts)
-    if not task.curvature or agreed is None or agreed.array is not None:
-        own = OWN_DRIFT * task.reach
-        drifts = (DRIFT * task.reach, own, own, ALONE_DRIFT * task.reach)
-        step = task.largest_step
-        return Recipe(*drifts, step, min(SUMMED_STEP, step), 0.5, (0.5, 0.5), (0.5, 0.5))
+    if task.tables is None or agreed is None or agreed.array is not None:
+        own, shares = recipe.own_drift * task.reach, (recipe.own_shares[0], recipe.summed_shares[0])
+        drifts = recipe.drift * task.reach, own, own, recipe.alone_drift * task.reach
+        steps = task.largest_step, min(recipe.summed_step, task.largest_step)
+        return Bounds(recipe, *drifts, *steps, *shares, (recipe.features_clip, recipe.features_clip))
+    tables = task.tables
     # Half of what momentum bears: v ← βv + g is stable up to η = 2(1 + β)/curvature, and moves η/(1 − β).
     heavy = plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 0.0
-    step = (1 + heavy) / (1 - heavy) / task.curvature
-    drifts = (task.drift, task.own_drift, 0.25 * task.reach, 1.0 * task.reach)
-    least, most = task.clips
-    if task.class_shares and not plan.calibration:
-        least = UNCUT
+    step = (1 + heavy) / (1 - heavy) / tables.curvature
+    summed, alone = (drift * task.reach for drift in recipe.table_drifts)
+    drifts = tables.drift, tables.own_drift, summed, alone
+    least, most = tables.clips
+    if TASKS[facts.task].class_shares and not plan.calibration:
+        least = recipe.uncut
     whole = plan.traits.whole_model or not plan.coefficients
     # Values spread less than bounds say, and the constant input is the longest, unless spreads are stated.
-    scale = task.bias_scale if whole and not agreed.spreads_stated else 1.0
-    found = Recipe(*drifts, step, step, 0.15, (0.0, 0.2), (least, most), task.clip_noise, scale, task.luck)
-    if not whole or not task.class_shares:
+    scale = tables.bias_scale if whole and not agreed.spreads_stated else 1.0
+    shares = recipe.own_shares[1], recipe.summed_shares[1]
+    found = Bounds(recipe, *drifts, step, step, *shares, (least, most), tables.clip_noise, scale, tables.luck)
+    if not whole or not TASKS[facts.task].class_shares:
         return found
-    curvatures = CURVATURE / facts.shape[0], CURVATURE * (plan.bias_scale or scale) ** 2
+    curvatures = recipe.curvature / facts.shape[0], recipe.curvature * (plan.bias_scale or scale) ** 2
     return replace(
         found,
-        own_share=0.25,
+        own_share=recipe.own_shares[2],
         curvatures=curvatures,
         centred=not agreed.spreads_stated,
         categorical=agreed.categorical,
-        rounds=task.rounds,
+        rounds=tables.rounds,
     )
 
 
-FEATURES = recipe(Plan(), Facts((1,), 2))
-"""The recipe of everything but tables, for classes."""
-
-
-def clip_bound(found: Recipe, plan: Plan, sizes: Sequence[int], mu: float) -> float:
+def clip_bound(found: Bounds, plan: Plan, sizes: Sequence[int], mu: float) -> float:
     """C of a plan that leaves it open: on tables longer where there is less noise, within its bounds.
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
-    >>> table = Recipe(2.0, 0.5, 0.25, 1.0, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), 0.0015)
+    >>> drifts = (2.0, 0.5, 0.25, 1.0)
+    >>> table = Bounds(V0_2, *drifts, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), clip_noise=0.0015)
     >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.01, 0.4, 1.0)]
     [0.25, 1.04, 2.0]
     """
@@ -174,11 +157,29 @@ class Blending:
     """How far chance, noise and luck, moves a weight and a bias of each √v_i·own_i in a run, (n, 2)."""
     least_kept: Reals
     """The share of an own part that is kept at the end, whatever chance explains; 1: it stays as it is."""
+    caution: float
+    """How many times chance is taken to explain what it does, when own parts are shrunk."""
 
     @property
     def shared(self) -> Reals:
         """s_i."""
         return 1.0 - self.generated - self.individual
+
+    def numbers(self) -> dict[str, Reals]:
+        """What no key of the plan says, by name: it stands in a run's state."""
+        return {name: np.asarray(getattr(self, name), dtype=np.float64) for name in _OF_A_RECIPE}
+
+    @classmethod
+    def stored(cls, plan: Plan, numbers: Mapping[str, Any]) -> Self | None:
+        """From such numbers; None if there are none, as in files of version 0.2."""
+        if not numbers:
+            return None
+        values: dict[str, Any] = {name: np.asarray(numbers[name], np.float64) for name in _OF_A_RECIPE}
+        values.update({name: float(values[name]) for name in ("step", "caution")})
+        return cls(**values, generated=plan.generated, attraction=plan.attraction)
+
+
+_OF_A_RECIPE = ("weights", "step", "own_steps", "individual", "own_noise", "least_kept", "caution")
 
 
 def counted_sizes(plan: Plan, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -190,7 +191,7 @@ def counted_sizes(plan: Plan, sizes: Sequence[int]) -> tuple[int, ...]:
     (85, 80, 85)
     """
     median = sorted(sizes)[(len(sizes) - 1) // 2]
-    most = plan.counted_records or LARGEST_COUNT * median
+    most = plan.counted_records or open_recipe(plan.recipe).largest_count * median
     return tuple(min(size, most) for size in sizes)
 
 
@@ -200,9 +201,11 @@ def blending(
     sigmas: Sequence[float],
     releases: int,
     summed: float | None = None,
-    recipe: Recipe = FEATURES,
+    within: Bounds | None = None,
 ) -> Blending:
-    """Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
+    """The public numbers of a blend `within` the bounds of a recipe, by default those of features.
+
+    Weights ∝ m_i^weighting; unless the plan fixes them, η = d/(T N_0) and v_i = min(½, o/(T η N_i)).
 
     d and o are the recipe's drifts, 2.5 and 0.5 on features, and ½ is its largest own share. For tables of
     classes see `_way`. On tables the luck of which records a site has counts in N_i², too; where own parts
@@ -213,23 +216,24 @@ def blending(
 
     >>> two = {"preset": "tuned", "context": "public", "participants": 2, "clients_per_round": 2}
     >>> plan = Plan.load(overrides={**two, "method": "blend", "learning_rate": 0, "weighting": 1.5})
-    >>> found = blending(plan, sizes=[1000, 250], sigmas=[0.05, 0.2], releases=40)
-    >>> found.individual.round(3).tolist(), round(found.step, 1)
+    >>> two = blending(plan, sizes=[1000, 250], sigmas=[0.05, 0.2], releases=40)
+    >>> two.individual.round(3).tolist(), round(two.step, 1)
     ([0.199, 0.05], 8.0)
     """
+    found = within or bounds(plan, _FEATURES)
     counts = np.asarray(sizes, dtype=np.float64)
     weights = counts**plan.weighting / np.sum(counts**plan.weighting)
-    noise, luck = np.asarray(sigmas) / math.sqrt(releases), recipe.luck / np.sqrt(counts)
+    noise, luck = np.asarray(sigmas) / math.sqrt(releases), found.luck / np.sqrt(counts)
     shared_noise = math.sqrt(float(np.sum((weights * noise) ** 2)))
-    largest = recipe.largest_step
+    largest = found.largest_step
     if summed is not None:
-        shared_noise, largest = summed / math.sqrt(releases), recipe.summed_step
+        shared_noise, largest = summed / math.sqrt(releases), found.summed_step
     # Momentum b ← βb + g moves 1/(1 − β) times as far as a mean of gradients would.
     slower = 1.0 - plan.momentum if OPTIMIZERS[plan.optimizer].momentum else 1.0
-    far = _bounded(recipe.drift, releases * shared_noise, largest)
-    if recipe.curvatures:
+    far = _bounded(found.drift, releases * shared_noise, largest)
+    if found.curvatures:
         told = float(counts.sum()) / releases
-        far = _way(recipe, shared_noise, releases, largest, told, min(1.0, plan.clip or 1.0))
+        far = _way(found, shared_noise, releases, largest, told, min(1.0, plan.clip or 1.0))
     step = plan.learning_rate or slower * far
 
     def own_parts(luck: Reals) -> tuple[Reals, Reals]:
@@ -237,35 +241,36 @@ def blending(
         if plan.individual >= 0:
             individual = np.full(len(counts), plan.individual)
         elif summed is not None:
-            least, most = recipe.summed_shares
+            least, most = found.summed_shares
             individual = np.full(len(counts), max(least, most * far / largest) * (1 - plan.generated))
         else:
-            wanted = recipe.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
-            individual = np.where(noise > 0, np.minimum(recipe.own_share, wanted), 0.0) * (1 - plan.generated)
+            wanted = found.own_drift / np.maximum(releases * far * np.hypot(noise, luck), 1e-300)
+            individual = np.where(noise > 0, np.minimum(found.own_share, wanted), 0.0) * (1 - plan.generated)
         own = np.full(len(counts), step)
         if plan.individual == 1 and not plan.learning_rate:
-            alone = [_bounded(recipe.alone_drift, releases * value, recipe.largest_step) for value in noise]
+            alone = [_bounded(found.alone_drift, releases * value, found.largest_step) for value in noise]
             own = slower * np.array(alone)
         elif summed is not None:
             seen = releases * np.sqrt(individual) * np.hypot(noise, np.sqrt(individual) * luck)
-            own = np.minimum(step, [slower * _bounded(recipe.summed_drift, value, largest) for value in seen])
+            own = np.minimum(step, [slower * _bounded(found.summed_drift, value, largest) for value in seen])
         return individual, own
 
     individual, own = own_parts(luck)
     kept, by_chance = np.ones(len(counts)), np.zeros((len(counts), 2))
     left_open = plan.individual < 0 and plan.averaging > 0 and OPTIMIZERS[plan.optimizer].linear
-    if recipe.curvatures and left_open:
+    if found.curvatures and left_open:
         # In a sum noise is small, and what luck allows is too much for sites of some thirty records.
-        cautious = individual * own * (1.0 if summed is None else 0.5)
+        cautious = individual * own * (1.0 if summed is None else found.recipe.summed_luck)
         individual, own = own_parts(np.zeros(len(counts)))
         kept = np.divide(cautious, individual * own, out=kept, where=individual > 0)
         far_noise, far_mean = _reach(releases, 1.0 - slower, plan.averaging)
         seen = own * (individual if summed is None else np.sqrt(individual)) * np.asarray(sigmas) * far_noise
         # The records that a site happens to have lead it as far as its steps go, or as their best fit lies.
-        curved = np.array(recipe.curvatures)
+        curved = np.array(found.curvatures)
         gains = np.minimum((own * individual * far_mean)[:, None], 1.0 / curved)
         by_chance = np.hypot(seen[:, None], np.sqrt(curved / counts[:, None]) * gains)
-    return Blending(weights, step, own, individual, plan.generated, plan.attraction, by_chance, kept)
+    caution = found.recipe.caution
+    return Blending(weights, step, own, individual, plan.generated, plan.attraction, by_chance, kept, caution)
 
 
 def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], classes: int) -> Reals:
@@ -276,7 +281,7 @@ def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], class
     their own and so have biases, the last coefficients, one for each class. All of it is post-processing.
 
     >>> chance, least = np.full((2, 2), 3.0), np.zeros(2)
-    >>> two = Blending(np.full(2, 0.5), 1.0, np.ones(2), np.full(2, 0.1), 0.0, 0.0, chance, least)
+    >>> two = Blending(np.full(2, 0.5), 1.0, np.ones(2), np.full(2, 0.1), 0.0, 0.0, chance, least, 1.25)
     >>> weights_and_biases = np.array([[4.0, -4.0, 9.0, -9.0], [-4.0, 4.0, -9.0, 9.0]])
     >>> kept_parts(two, weights_and_biases, [0, 1], classes=2)[0].round(2).tolist()
     [2.59, -2.59, 8.38, -8.38]
@@ -290,23 +295,24 @@ def kept_parts(found: Blending, parts: Reals, participants: Sequence[int], class
         # A softmax does not see what all classes have in common, and no signal lies there.
         differing = differing - differing.mean(axis=1, keepdims=True)
         energy = float(np.sum(np.mean(differing**2, axis=(1, 2)))) * classes / (classes - 1)
-        kept = max(0.0, 1.0 - CAUTION * float(explained) / energy) if energy > 0 else 0.0
+        kept = max(0.0, 1.0 - found.caution * float(explained) / energy) if energy > 0 else 0.0
         apart[:, block] *= np.maximum(found.least_kept[chosen], kept)[:, None]
     result: Reals = common + apart
     return result
 
 
-def _way(recipe: Recipe, noise: float, releases: int, largest: float, records: float, clip: float) -> float:
+def _way(found: Bounds, noise: float, releases: int, largest: float, records: float, clip: float) -> float:
     """Returns the steps of a table of classes, of `records` a release.
 
     Its drift d is multiplied by ∛(N_0/n), or 1 if that is more, with n the noise that a clip bound is meant
-    to leave; nobody goes further than records tell (`TOLD`). The steps of a model of numbers alone and of one
+    to leave; nobody goes further than records tell (`told`). The steps of a model of numbers alone and of one
     of categories alone are averaged, as logarithms, by the shares of both among the inputs.
     """
-    drift = recipe.drift * max(1.0, noise / recipe.clip_noise) ** RISE
-    numbers = _bounded(drift, releases * noise, min(largest, TOLD[0] * records))
-    categories = _bounded(SOON * drift, releases * noise, min(largest, TOLD[1] * records / clip))
-    return float(numbers ** (1.0 - recipe.categorical) * categories**recipe.categorical)
+    recipe, share, told = found.recipe, found.categorical, found.recipe.told
+    drift = found.drift * max(1.0, noise / found.clip_noise) ** recipe.rise
+    numbers = _bounded(drift, releases * noise, min(largest, told[0] * records))
+    categories = _bounded(recipe.soon * drift, releases * noise, min(largest, told[1] * records / clip))
+    return float(numbers ** (1.0 - share) * categories**share)
 
 
 def _reach(releases: int, momentum: float, averaging: float) -> tuple[float, float]:

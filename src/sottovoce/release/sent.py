@@ -18,8 +18,7 @@ from torch import Tensor
 
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import OPTIMIZERS
-from sottovoce.release.once.centre import LONGEST
-from sottovoce.release.once.prior import LEAST_SMOOTHING
+from sottovoce.plan.recipes import open_recipe
 from sottovoce.release.places import longest_noise
 from sottovoce.release.recipe import Blending, Reals
 
@@ -45,6 +44,7 @@ def longest_sent(
     `noise` is what moves the shared part in a round and each participant's own, by number; `planned` is how
     many times the smallest round's records are in the largest round's sum.
     """
+    recipe = open_recipe(plan.recipe)
     optimizer, (together, own) = OPTIMIZERS[plan.optimizer], noise
     shared = planned * plan.clip + together * longest_noise(size)
     alone = plan.clip + own * longest_noise(size)
@@ -56,9 +56,9 @@ def longest_sent(
     if not plan.traits.bounded:
         farthest *= GROWTH
     if plan.prior == "context":
-        farthest += math.sqrt(classes) * math.log(classes / LEAST_SMOOTHING) / bias_scale
+        farthest += math.sqrt(classes) * math.log(classes / recipe.smoothing) / bias_scale
     if plan.centring:  # behind the last round biases are b − Wc
-        farthest *= 1.0 + LONGEST / bias_scale
+        farthest *= 1.0 + recipe.longest / bias_scale
     return MARGIN * farthest
 
 

@@ -28,7 +28,8 @@ from typing import Any
 from sottovoce.data.tables.schema import NAME as AGREED
 from sottovoce.errors import SottovoceError
 from sottovoce.machine.files import PRIVATE, kept_secret, locked, private_folder, write_atomically
-from sottovoce.plan import Plan
+from sottovoce.plan import Plan, recipes
+from sottovoce.plan.checks import read_toml
 from sottovoce.report.result import FILE, RunResult
 
 
@@ -129,10 +130,22 @@ class RunDirectory:
             ) from None
 
     def plan(self) -> Plan:
-        """The resolved plan of the run."""
+        """The resolved plan of the run; one of version 0.2.0 is read by the recipe that it had."""
+        return Plan.load(overrides={"recipe": recipes.FIRST, **self._plan()})
+
+    def _plan(self) -> dict[str, Any]:
         if not self.plan_file.exists():
             raise RunError(f"{self.path} holds no run (no plan.toml): give the folder that a training wrote")
-        return Plan.load(self.plan_file)
+        return read_toml(self.plan_file)
+
+    def check_pinned(self) -> None:
+        """Refuses to go on with a run that names no recipe: which numbers it began with nobody knows."""
+        if "recipe" not in self._plan():
+            raise RunError(
+                f"{self.path} was begun by version 0.2.0 or earlier, which named no recipe: end it with the "
+                f"version that began it, or train {self.plan_file} anew in another folder",
+                "out",
+            )
 
     def check_same_plan(self, plan: Plan) -> None:
         """Refuses to resume under another plan, naming what changed."""

@@ -12,87 +12,28 @@ are public, the run was a seeded simulation, or its owner says so.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sottovoce.data import NAMES, Facts, client_files, split_seeds
-from sottovoce.errors import SottovoceError, nearest, shown
-from sottovoce.machine.documents import foreign_name
+from sottovoce.data import NAMES, client_files, split_seeds
+from sottovoce.errors import SottovoceError, nearest
 from sottovoce.machine.files import write_atomically
-from sottovoce.models.architectures import check_sizes
-from sottovoce.models.tensors import ModelFileError, check_place, load_tensors, save_tensors
-from sottovoce.personal import personal_model
+from sottovoce.models.tensors import check_place
+from sottovoce.personal import model_bytes, personal_model
 from sottovoce.personal.card import card_file, model_card
 from sottovoce.personal.finishing import finish as finish_at_home
 from sottovoce.personal.finishing import home_file
 from sottovoce.plan import Plan
-from sottovoce.plan.limits import foreign_plan
-from sottovoce.release.blueprint import Blueprint, build
 from sottovoce.release.secrets import participant_name
 from sottovoce.run.directory import RunDirectory, make_folder
-from sottovoce.training.generator import open_generator
+from sottovoce.run.finished import GeneratorFile, open_server
 from sottovoce.training.server import Server
 
 Progress = Callable[[str, int], None]
-_TYPES = {"round": torch.int64, "generator.individual": torch.float64}
-_TYPES |= dict.fromkeys(("known", "confused", "calibrated"), torch.bool)
-"""Of tensors that are not float32."""
-
-
-def open_server(file: GeneratorFile, module: nn.Module | str | None = None) -> Server:
-    """The trained server of a finished run, whose file may be another party's.
-
-    `module` if it was trained with one of the user's own: from Python, or as 'package.module:function'.
-    """
-    blueprint = build(file.plan, file.facts, module, file.sizes)
-    if file.reference != blueprint.reference_digest:
-        raise SottovoceError(
-            f"the run was trained with another model than model={file.plan.model} gives: pass its own module"
-        )
-    _check_state(blueprint, file.state)
-    server = Server(blueprint)
-    server.load_state(file.state)
-    return server
-
-
-def _check_state(blueprint: Blueprint, state: Mapping[str, Tensor]) -> None:
-    """Refuses a state that is not this blueprint's, before anything of the size it claims is made."""
-    plan, size = blueprint.plan, blueprint.statistic.size
-    with torch.device("meta"):
-        sizes = (plan.hidden, plan.trunk_layers, blueprint.coefficients)
-        generator = open_generator(plan.method, torch.empty(size), *sizes, 0, blueprint.blending)
-    shapes = {f"generator.{name}": tuple(value.shape) for name, value in generator.state_dict().items()}
-    shapes.update(contexts=(plan.participants, size), known=(plan.participants,), round=())
-    shapes.update(center=(size,), scale=(size,), snapshot=(blueprint.coefficients,))
-    if "generator.individual" not in state:  # files of version 0.1 have none, and no confusions
-        shapes.pop("generator.individual", None)
-    if "confusion" in state:
-        classes = blueprint.facts.classes
-        shapes.update(confusion=(classes, classes), confused=(plan.participants,))
-    if blueprint.derivatives is not None:
-        shapes.update(calibrations=(plan.participants, blueprint.derivatives.size))
-        shapes.update(calibrated=(plan.participants,))
-    if blueprint.inputs is not None:
-        shapes.update(centre=(blueprint.inputs.size,))
-    own = {name for name in state if name.startswith("generator.own.")}
-    if own - {f"generator.own.{participant}" for participant in range(plan.participants)}:
-        raise SottovoceError("the saved state does not belong to this plan: it has parts of no participant")
-    shapes.update(dict.fromkeys(own, (blueprint.coefficients,)))
-    for name, shape in shapes.items():
-        dtype = _TYPES.get(name, torch.float32)
-        found = state.get(name)
-        if found is None or tuple(found.shape) != shape or found.dtype != dtype:
-            raise SottovoceError(f"the saved state does not belong to this plan: its {name} is not {shape}")
-        if not bool(torch.isfinite(found).all()):
-            raise SottovoceError(f"the saved state is damaged: its {name} is not finite")
 
 
 def write_models(
@@ -132,7 +73,6 @@ def write_models(
             )
     plan, sources = file.plan, _sources(file.plan, clients or names) if finish else {}
     server, folder = open_server(file, module), Path(out)
-    seeds = split_seeds(plan.participants + plan.future_clients, plan.seed)
     shown = metrics or plan.seeded or plan.dataset in NAMES
     for name in clients or names:
         path = folder / file_name(name)
@@ -148,15 +88,7 @@ def write_models(
             progress(name, len(clients or names))
         path = folder / files[participant]
         spent = result["epsilon"]["per_client"].get(name)
-        coefficients = server.coefficients([participant])[0]
-        model = personal_model(
-            server.blueprint,
-            coefficients,
-            run=file.run,
-            client=name,
-            epsilon=spent,
-            division=seeds[participant] if plan.partition == "client" else None,  # else records were dealt
-        )
+        model = _model(file, server, participant, name, spent)
         measured = result.get("metrics", {}).get("per_client", {}).get(name) if shown else None
         write_model(path, model, measured)
         row: dict[str, Any] = {
@@ -174,6 +106,18 @@ def write_models(
         except SottovoceError as refused:
             row["unfinished"] = str(refused)
     return written
+
+
+def _model(file: GeneratorFile, server: Server, participant: int, name: str, spent: float | None) -> bytes:
+    """The file of one participant's model: as it was when the run was finished, if that was stored."""
+    coefficients = server.coefficients([participant])[0]
+    if file.headers:
+        return model_bytes(server.blueprint, coefficients, file.headers[participant])
+    seeds = split_seeds(file.plan.participants + file.plan.future_clients, file.plan.seed)
+    own = seeds[participant] if file.plan.partition == "client" else None
+    return personal_model(
+        server.blueprint, coefficients, run=file.run, client=name, epsilon=spent, division=own
+    )
 
 
 def _sources(plan: Plan, names: Sequence[str]) -> dict[str, Path]:
@@ -208,84 +152,3 @@ def write_model(path: Path, model: bytes, metrics: Mapping[str, float | None] | 
     """Writes a published model, and its card beside it; `metrics` only where they may be shown with it."""
     write_atomically(path, model)
     write_atomically(card_file(path), model_card(model, metrics).encode())
-
-
-MOST_RECORDS = 2**31
-_PASSING = ("momentum.", "average")
-"""What only training needs."""
-
-
-@dataclass(frozen=True)
-class GeneratorFile:
-    """What `model.safetensors` of a run holds."""
-
-    run: str
-    reference: str
-    plan: Plan
-    facts: Facts
-    state: Mapping[str, Tensor]
-    sizes: tuple[int, ...] = ()
-    """Training records of each participant, where the plan leaves their number to them."""
-    names: tuple[str, ...] = ()
-    """What the participants are called."""
-
-    @classmethod
-    def of(
-        cls, blueprint: Blueprint, run: str, state: Mapping[str, Tensor], names: Sequence[str] = ()
-    ) -> GeneratorFile:
-        """The file of a finished run: no momentum, no running average."""
-        final = {name: value for name, value in state.items() if not name.startswith(_PASSING)}
-        plan = blueprint.plan
-        sizes = blueprint.context_sizes if plan.gradient_records else blueprint.sizes
-        left_open = not (plan.gradient_records and plan.context_records)
-        return cls(
-            run,
-            blueprint.reference_digest,
-            plan,
-            blueprint.facts,
-            final,
-            sizes if left_open else (),
-            tuple(names),
-        )
-
-    def write(self, path: Path) -> None:
-        """Writes it atomically."""
-        plan = json.dumps(dataclasses.asdict(self.plan))
-        metadata = {"run": self.run, "reference": self.reference, "plan": plan, **self.facts.metadata()}
-        metadata |= {"sizes": json.dumps(self.sizes), "names": json.dumps(self.names)}
-        save_tensors(path, self.state, metadata)
-
-    @classmethod
-    def read(
-        cls, path: Path, *, model: nn.Module | str | None = None, features: str | None = None
-    ) -> GeneratorFile:
-        """From the file of a finished run, which may be another party's: typed and bounded, or refused.
-
-        `model` is what this machine's owner trained it with, or its name, and `features` that of a map of
-        their own (`plan.limits`).
-        """
-        state, metadata = load_tensors(path)
-        try:
-            values = json.loads(metadata["plan"])
-            run, reference = foreign_name(metadata["run"]), metadata["reference"]
-            sizes, names = (json.loads(metadata.get(key, "[]")) for key in ("sizes", "names"))
-        except (KeyError, ValueError, RecursionError) as error:
-            raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
-        plan = foreign_plan(values, model=model, features=features)
-        facts = Facts.from_metadata(metadata)
-        check_sizes(plan, facts, model=model)
-        return cls(run, reference, plan, facts, state, *_participants(path, plan, sizes, names))
-
-
-def _participants(path: Path, plan: Plan, sizes: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Sizes and names of the participants, as a stranger's file may state them: none, or one for each."""
-    for what, values, kind in (("sizes", sizes, int), ("names", names, str)):
-        if not isinstance(values, list) or len(values) not in (0, plan.participants):
-            raise ModelFileError(f"{path} has {what} of other participants than its own: ask for it again")
-        if not all(type(value) is kind for value in values):
-            raise ModelFileError(f"{path} has {what} that are not what they must be: ask for it again")
-    if not all(1 <= size <= MOST_RECORDS for size in sizes) or not all(
-        0 < len(name) <= 100 and name.isprintable() for name in names
-    ):
-        raise ModelFileError(f"{path} has sizes or names beyond all bounds: ask for the file again")
-    return tuple(sizes), tuple(names)

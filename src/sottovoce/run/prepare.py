@@ -25,7 +25,7 @@ from sottovoce.plan.catalog import PARTITIONS, names_encoder
 from sottovoce.plan.checks import PlanError
 from sottovoce.privacy import accounting
 from sottovoce.release.blueprint import Blueprint, build
-from sottovoce.release.recipe import clip_bound, recipe
+from sottovoce.release.recipe import bounds, clip_bound
 
 KEPT = 2
 """Datasets whose features `Shared` keeps."""
@@ -268,7 +268,7 @@ def _with_task(plan: Plan, facts: Facts) -> Plan:
     """
     if names_encoder(plan.features):
         facts = described_facts(facts, plan)
-    found = recipe(plan, facts)
+    found = bounds(plan, facts)
     if plan.centring and not found.centred and "centring" not in plan.given:
         plan = plan.replace(centring=0.0)
     if found.rounds > plan.rounds and not plan.learning_rate and "rounds" not in plan.given:
@@ -301,7 +301,7 @@ def _with_delta(plan: Plan, training: int) -> Plan:
 
 def _with_recipe(plan: Plan, trained: Sequence[int], facts: Facts) -> Plan:
     """The plan with the clip bound and the bias scale that its recipe gives, where nobody has set them."""
-    found, mu = recipe(plan, facts), math.inf
+    found, mu = bounds(plan, facts), math.inf
     if plan.private:
         mu = math.sqrt(accounting.mu_squared(plan.epsilon, plan.delta, plan.accounting))
     clip = plan.clip or clip_bound(found, plan, trained, mu)

@@ -40,7 +40,7 @@ from sottovoce.release.secrets import seeded_master
 from sottovoce.report.result import RunResult, write_result
 from sottovoce.report.status import Status, epsilon_of
 from sottovoce.run.directory import RunDirectory, RunError
-from sottovoce.run.models import GeneratorFile
+from sottovoce.run.finished import GeneratorFile
 from sottovoce.run.prepare import Prepared
 from sottovoce.run.simulation import Simulation
 from sottovoce.run.summary import assemble, site_rows
@@ -100,6 +100,7 @@ class Session:
         given = None if ledger is None else Path(ledger)
         with ExitStack() as stack:
             if resume:
+                directory.check_pinned()
                 directory.check_same_plan(plan)
                 stack.enter_context(directory.locked())
                 run, path = directory.identity()
@@ -192,7 +193,9 @@ class Session:
         result = assemble(blueprint, lines, seen, future, clients, sent, metrics=self.measures, own=own)
         if blueprint.plan.place.shared:
             result["masks"] = self.directory.helpers_folder.exists()
-        file = GeneratorFile.of(blueprint, self._run, simulation.state(), federation.names)
+        file = GeneratorFile.of(
+            blueprint, self._run, simulation.state(), federation.names, result["epsilon"]["per_client"]
+        )
         file.write(self.directory.model_file)
         write_result(self.directory.path, result)
         self._tell("finished", "it has a result", epsilon=epsilon_of(result))

@@ -219,6 +219,7 @@ class Simulation:
         """After the last round: the final generator and, where the plan has them, the last releases."""
         self.server.finish()
         self._release_due()
+        self.server.conclude()
 
     def _release_due(self) -> int:
         """Walks the phases between the last round and the next; bytes of contexts."""

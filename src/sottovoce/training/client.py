@@ -133,7 +133,9 @@ class Client:
         """
         held_out, facts = self._records.held_out, self._blueprint.facts
         held_out = held_out[held_out.usable]
-        coefficients, seen = told_apart(coefficients, self._blueprint.coefficients, held_out)
+        coefficients, seen = told_apart(
+            coefficients, self._blueprint.coefficients, held_out, self._blueprint.recipe.longest
+        )
         with torch.no_grad():
             theta = self._blueprint.theta(coefficients)
             output = logits(self._blueprint.module, theta, seen.x.to(theta.device)).cpu()

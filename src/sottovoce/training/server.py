@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -24,14 +24,18 @@ from sottovoce.machine.determinism import derived_seed, one_core
 from sottovoce.plan.catalog import Kind
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.once import Phase
-from sottovoce.release.once.calibration import LastLayer, Scaling
-from sottovoce.release.once.centre import as_published, centre
-from sottovoce.release.once.prior import ClassPriors, LabelShift
+from sottovoce.release.once.calibration import Scaling
+from sottovoce.release.once.centre import centre
+from sottovoce.release.once.prior import ClassPriors, LabelShift, directions
 from sottovoce.release.places.server import Update, noised_sum
+from sottovoce.release.recipe import Blending
 from sottovoce.training.generator import AnyGenerator, Blend, BoundedGenerator, open_generator
+from sottovoce.training.newcomers import Adjustments, Newcomers, Publishing
 from sottovoce.training.optimizers import Optimizer, open_optimizer
 
 log = logging.getLogger("sottovoce.server")
+RECIPE, FINAL = "recipe.", "final."
+"""Before the names of what a recipe made of the plan, and of what a finished run leaves."""
 _KEPT = ("contexts", "known", "center", "scale", "snapshot", "confusion", "confused")
 """Tensors of a server, each an attribute of its own, that are in its state under these names."""
 
@@ -62,40 +66,32 @@ def class_priors(made: Blueprint, device: torch.device) -> ClassPriors:
     """The priors of a run whose contexts tell class shares."""
     noise = [made.releases_of(participant)["context"].sigma for participant in range(made.plan.participants)]
     future = made.releases["context"].sigma
-    return ClassPriors.of(made.module, made.basis, made.facts.classes, noise, future, device)
+    model = made.module, made.basis, made.facts.classes
+    return ClassPriors.of(*model, noise, future, made.recipe.smoothing, device)
 
 
 class Server:
     """The server's whole state for one run; deterministic given the messages it receives."""
 
-    def __init__(self, blueprint: Blueprint, device: str = "cpu") -> None:
+    def __init__(
+        self, blueprint: Blueprint, device: str = "cpu", *, blending: Blending | None = None
+    ) -> None:
+        """`blending` is what the run's state says, by default what its recipe makes of the blueprint."""
         plan = blueprint.plan
         self.blueprint = blueprint
         self.round = 0
         """Rounds applied so far."""
         self._device = torch.device(device)
         self._neutral = blueprint.statistic.neutral.to(self._device)
-        self.generator = open_generator(
-            plan.method,
-            blueprint.statistic.neutral,
-            plan.hidden,
-            plan.trunk_layers,
-            blueprint.coefficients,
-            derived_seed(plan.seed, "generator"),
-            blueprint.blending,
-        ).to(self._device)
-        self._step = plan.learning_rate or blueprint.blending.step
-        self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
-        self._weights = torch.as_tensor(blueprint.blending.weights, dtype=torch.float32, device=self._device)
-        self._priors = class_priors(blueprint, self._device) if plan.prior == "context" else None
+        if plan.prior == "context":
+            directions(blueprint.module, blueprint.basis, blueprint.facts.classes, self._device)  # or refused
+        self._blend(blending or blueprint.blending)
         self._confusion = torch.zeros(blueprint.facts.classes, blueprint.facts.classes, device=self._device)
         self._confused = torch.zeros(plan.participants, dtype=torch.bool, device=self._device)
-        derivatives = blueprint.derivatives
-        self._calibrations = torch.zeros(plan.participants, derivatives.size if derivatives else 0)
+        self._calibrations = torch.zeros(plan.participants, 0)
         self._calibrated = torch.zeros(plan.participants, dtype=torch.bool)
         self._scaled: Scaling | None = None
-        inputs = blueprint.inputs
-        self._centres = torch.zeros(plan.participants, inputs.size if inputs else 0)
+        self._centres = torch.zeros(plan.participants, blueprint.centre_size)
         self._centred = torch.zeros(plan.participants, dtype=torch.bool)
         self._centre: Tensor | None = None
         self._contexts = torch.zeros(plan.participants, blueprint.statistic.size, device=self._device)
@@ -104,6 +100,25 @@ class Server:
         self._scale = torch.ones(blueprint.statistic.size, device=self._device)
         self._snapshot = torch.zeros(blueprint.coefficients, device=self._device)
         self._finished = False
+        self._stored: tuple[Tensor, Adjustments] | None = None
+        """Participants' coefficients as they stay, and what newcomers' follow from; None before the end."""
+
+    def _blend(self, blending: Blending) -> None:
+        """Opens generator and optimizer with these numbers."""
+        plan, blueprint = self.blueprint.plan, self.blueprint
+        self.generator = open_generator(
+            plan.method,
+            blueprint.statistic.neutral,
+            plan.hidden,
+            plan.trunk_layers,
+            blueprint.coefficients,
+            derived_seed(plan.seed, "generator"),
+            blending,
+        ).to(self._device)
+        self.blending = blending
+        self._step = plan.learning_rate or blending.step
+        self._descent = open_optimizer(plan.optimizer, self.generator, self._step, plan.momentum)
+        self._weights = torch.as_tensor(blending.weights, dtype=torch.float32, device=self._device)
 
     # Phases
 
@@ -140,6 +155,8 @@ class Server:
             self._confusion += self._weights[participant] * self._tensor(release).view_as(self._confusion)
             self._confused[participant] = True
         elif kind == "calibration":
+            if self._calibrations.shape[1] != len(release):
+                self._calibrations = torch.zeros(len(self._calibrated), len(release))
             self._calibrations[participant] = torch.as_tensor(release, dtype=torch.float32)
             self._calibrated[participant], self._scaled = True, None
         elif kind == "centre":
@@ -196,7 +213,7 @@ class Server:
     @one_core()
     def shared_coefficients(self) -> Tensor:
         """Returns the coefficients of an unknown client: behind confusions and predicted shares."""
-        return self._published(self.generator(self._neutral[None]))[0]
+        return self._publishing.uncentred(self.generator(self._neutral[None]))[0]
 
     @property
     def has_confusion(self) -> bool:
@@ -213,7 +230,8 @@ class Server:
             everyone = range(blueprint.plan.participants)
             sigmas = torch.tensor([blueprint.releases_of(i)["centre"].sigma for i in everyone])
             counted = torch.tensor(blueprint.counted) * self._centred
-            self._centre = centre(self._centres, sigmas, counted).to(self._device)
+            self._centre = centre(self._centres, sigmas, counted, blueprint.recipe.longest)
+            self._centre = self._centre.to(self._device)
 
     def centre(self) -> Tensor:
         """The centre (inputs,) that clients train at, 0 before it is fixed; of no inputs without centring."""
@@ -229,18 +247,9 @@ class Server:
         coefficients, at = self._trained(participants), self.centre()
         return torch.cat([coefficients, at.expand(len(coefficients), -1)], dim=1)
 
-    def _published(self, coefficients: Tensor) -> Tensor:
-        """Coefficients (n, k) of inputs as they are, of those that clients train at."""
-        at = self._centre
-        if at is None or not at.any():
-            return coefficients
-        return self._changed(coefficients, lambda theta: as_published(theta, self._last_layer, at))
-
-    def _changed(self, coefficients: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Coefficients (n, k) of parameters (n, d) in which a last layer was changed."""
-        model = self.blueprint.model
-        reference = model.reference.to(coefficients)
-        return model.basis.coordinates(change(reference + model.basis.lift(coefficients)) - reference)
+    @property
+    def _publishing(self) -> Publishing:
+        return Publishing(self.blueprint, self._centre)
 
     # Calibration
 
@@ -255,33 +264,30 @@ class Server:
             self._scaled = Scaling.of(blueprint.derivatives, released, noise, counted, own=own)
         return self._scaled
 
-    @cached_property
-    def _last_layer(self) -> LastLayer:
-        return LastLayer.of(self.blueprint.module, self.blueprint.basis, self.blueprint.facts)
-
-    def _folded(self, coefficients: Tensor, participants: Sequence[int] | None) -> Tensor:
-        """Coefficients (n, k) with slope and shifts in the last layer: participants' own, or newcomers'."""
-        scaling = self.scaling()
-        if scaling is None:
-            return coefficients
-        shifts = scaling.shift.expand(len(coefficients), -1)
-        if participants is not None:
-            shifts = scaling.shifts[list(participants)]
-        slope = scaling.slope
-        return self._changed(coefficients, lambda theta: self._last_layer.folded(theta, slope, shifts))
-
     # Coefficients
+
+    @cached_property
+    def _priors(self) -> ClassPriors | None:
+        wanted = self.blueprint.plan.prior == "context"
+        return class_priors(self.blueprint, self._device) if wanted else None
 
     @torch.no_grad()
     @one_core()
     def coefficients(self, participants: Sequence[int]) -> Tensor:
-        """The current coefficients of participants, (n, k); after the last round calibrated ones."""
-        return self._folded(self._uncalibrated(participants), participants)
+        """The current coefficients of participants, (n, k); after the last round calibrated ones, and at the
+        end those that stay."""
+        if self._stored is not None:
+            models = self._stored[0]
+            return models.expand(len(participants), -1) if len(models) == 1 else models[list(participants)]
+        coefficients, scaling = self._uncalibrated(participants), self.scaling()
+        if scaling is None:
+            return coefficients
+        return self._publishing.calibrated(coefficients, scaling.slope, scaling.shifts[list(participants)])
 
     @torch.no_grad()
     @one_core()
     def _uncalibrated(self, participants: Sequence[int]) -> Tensor:
-        return self._published(self._trained(participants))
+        return self._publishing.uncentred(self._trained(participants))
 
     def _trained(self, participants: Sequence[int]) -> Tensor:
         coefficients: Tensor = self.generator(self.inputs(participants), participants)
@@ -293,20 +299,26 @@ class Server:
 
     def personalize(self, context: np.ndarray | None) -> Tensor:
         """Coefficients (k,) of a client that never trained, from its decoded context alone."""
+        newcomers = self._newcomers()
         if context is None:
-            return self._folded(self.shared_coefficients()[None], None)[0]
-        return self.personalize_many(context[None])[0]
+            return newcomers.without_context()
+        return newcomers.with_contexts(self._tensor(context[None]))[0]
+
+    def personalize_many(self, contexts: np.ndarray) -> Tensor:
+        """Coefficients (n, k) of clients that never trained, from their decoded contexts (n, c)."""
+        return self._newcomers().with_contexts(self._tensor(contexts))
+
+    def _newcomers(self) -> Newcomers:
+        adjustments = self._adjustments() if self._stored is None else self._stored[1]
+        inputs = self._neutral, self._center, self._scale
+        return Newcomers(self._publishing, self.generator, *inputs, adjustments)
 
     @torch.no_grad()
     @one_core()
-    def personalize_many(self, contexts: np.ndarray) -> Tensor:
-        """Coefficients (n, k) of clients that never trained, from their decoded contexts (n, c)."""
-        given = self._tensor(contexts)
-        coefficients = self._published(self.generator((given - self._center) / self._scale))
-        if self._priors is not None:
-            shift = self._label_shift()
-            coefficients = coefficients + torch.stack([self._priors.future(one, shift) for one in given])
-        return self._folded(coefficients, None)
+    def _adjustments(self) -> Adjustments:
+        scaling = self.scaling()
+        calibrated = () if scaling is None else (scaling.slope, scaling.shift)
+        return Adjustments(self._priors, self._label_shift(), *calibrated)
 
     @torch.no_grad()
     def gain(self, participants: Sequence[int]) -> float:
@@ -315,13 +327,15 @@ class Server:
 
     def _label_shift(self) -> LabelShift | None:
         """Returns how class shares differ among participants, and how the shared model confuses classes."""
-        if not self.has_confusion:
+        if self._priors is None or not self.has_confusion:
             return None
         blueprint = self.blueprint
         sigmas = [blueprint.releases_of(i)["confusion"].sigma for i in range(blueprint.plan.participants)]
         weighted = self._weights.cpu().double().mul(torch.tensor(sigmas))[self._confused.cpu()]
         noise = float(weighted.norm())
-        return LabelShift.of(self._contexts[self._known], blueprint.sigma_context, self._confusion, noise)
+        smoothing = blueprint.recipe.smoothing
+        known = self._contexts[self._known]
+        return LabelShift.of(known, blueprint.sigma_context, self._confusion, noise, smoothing)
 
     # Rounds
 
@@ -420,9 +434,17 @@ class Server:
         """
         if self.blueprint.plan.averaging > 0 and not self._finished:
             self.generator.load_state_dict(self._descent.final_means(), strict=False)
-            if isinstance(self.generator, Blend) and bool((self.blueprint.blending.least_kept < 1).any()):
+            if isinstance(self.generator, Blend) and bool((self.blending.least_kept < 1).any()):
                 self.generator.shrink_own(self.blueprint.facts.classes)
         self._finished = True
+
+    def conclude(self) -> None:
+        """After the last release: what participants and newcomers are given stays as it is, for ever."""
+        self.finish()
+        if self._stored is None:
+            each = [self.coefficients([i]) for i in range(self.blueprint.plan.participants)]
+            alike = all(torch.equal(each[0], other) for other in each)
+            self._stored = torch.cat(each[:1] if alike else each), self._adjustments()
 
     # State
 
@@ -437,6 +459,10 @@ class Server:
         state.update({name: getattr(self, f"_{name}") for name in _KEPT}, round=torch.tensor(self.round))
         if self.blueprint.plan.calibration:
             state.update(calibrations=self._calibrations, calibrated=self._calibrated)
+        if self._stored is not None:
+            models, adjustments = self._stored
+            state.update(_over(FINAL, {"models": models, **adjustments.state()}))
+        state.update(_over(RECIPE, {name: torch.tensor(v) for name, v in self.blending.numbers().items()}))
         if self._centre is not None:
             state.update(centre=self._centre)
         elif self.blueprint.plan.centring:
@@ -446,14 +472,17 @@ class Server:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continues exactly where `state()` was taken."""
         try:
-            self.generator.load_state_dict(_under("generator.", state))
-            for name, value in _under("momentum.", state).items():
+            stored = Blending.stored(self.blueprint.plan, under(RECIPE, state))
+            if stored is not None:
+                self._blend(stored)
+            self.generator.load_state_dict(under("generator.", state))
+            for name, value in under("momentum.", state).items():
                 self._descent.state[name] = value.to(self._device)
             for name in _KEPT:
                 if name in state or not name.startswith("confus"):  # files of version 0.1 have no confusions
                     setattr(self, f"_{name}", state[name].to(self._device))
             self.round = int(state["round"])
-            self._load_average(_under("average.", state), state.get("averaged"))
+            self._load_average(under("average.", state), state.get("averaged"))
             if self.blueprint.plan.calibration:
                 self._calibrations, self._calibrated = state["calibrations"], state["calibrated"]
                 self._scaled = None
@@ -461,6 +490,10 @@ class Server:
                 self._centre = state["centre"].to(self._device)
             elif self.blueprint.plan.centring:
                 self._centres, self._centred = state["centres"], state["centred"]
+            final = under(FINAL, state)
+            if final:
+                models = final.pop("models").to(self._device)
+                self._stored = models, Adjustments.restored(final, self.blueprint, self._device)
             # A final state has no running average left: it is the average.
             self._finished = not any(name.startswith("average") for name in state)
         except (KeyError, RuntimeError) as error:
@@ -479,5 +512,10 @@ class Server:
         return torch.as_tensor(vector, dtype=torch.float32, device=self._device)
 
 
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _over(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a state whose names begin so, without that."""
     return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}

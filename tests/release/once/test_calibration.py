@@ -18,18 +18,22 @@ from sottovoce.models.tasks import open_task
 from sottovoce.personal import PersonalModel
 from sottovoce.plan import Plan
 from sottovoce.plan.checks import PlanError
+from sottovoce.plan.recipes import V0_2
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import build
-from sottovoce.release.once.calibration import REACH, SHIFTED, SLOPES, Derivatives, LastLayer, Scaling
-from sottovoce.run.models import GeneratorFile, open_server, write_models
+from sottovoce.release.once.calibration import Derivatives, LastLayer, Scaling
+from sottovoce.run.finished import GeneratorFile, open_server
+from sottovoce.run.models import write_models
 from sottovoce.run.training import train
 from sottovoce.training.server import Server
 from tests.run.test_folder import planned, sites
 
+SLOPES, REACH, SHIFTED = V0_2.calibrating.slopes, V0_2.calibrating.reach, V0_2.calibrating.shifted
+
 
 def derivatives(classes: int, task: str = "classes") -> Derivatives:
-    return Derivatives(open_task(Facts((4,), classes, task=task)))
+    return Derivatives(open_task(Facts((4,), classes, task=task)), V0_2.calibrating)
 
 
 @pytest.mark.parametrize(

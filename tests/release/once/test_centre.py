@@ -17,12 +17,13 @@ from sottovoce.models.architectures import given_name
 from sottovoce.models.parameters import logits
 from sottovoce.plan import Plan
 from sottovoce.plan.checks import PlanError
+from sottovoce.plan.recipes import V0_2
 from sottovoce.privacy.accounting import mu_squared
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import Blueprint, build
 from sottovoce.release.once.calibration import LastLayer
-from sottovoce.release.once.centre import LONGEST, Inputs, as_published, centre, measured_from
-from sottovoce.run.models import GeneratorFile, open_server
+from sottovoce.release.once.centre import Inputs, as_published, centre, measured_from
+from sottovoce.run.finished import GeneratorFile, open_server
 from sottovoce.run.prepare import _with_task
 from sottovoce.run.training import train
 from sottovoce.training.server import Server
@@ -30,6 +31,7 @@ from tests.release.test_recipe import TABLE, TARGETS
 from tests.run.test_folder import planned, sites
 
 FACTS = Facts((5,), 3)
+LONGEST = V0_2.longest
 
 
 def made(module: torch.nn.Module | None = None, **changes: object) -> Blueprint:
@@ -51,7 +53,8 @@ def some(records: int, far: float = 1.0, seed: int = 0) -> Records:
 
 
 def test_no_two_records_are_further_apart_in_a_mean_than_is_charged() -> None:
-    statistic, ends = Inputs(5), torch.tensor([[9.0, 0, 0, 0, 0], [-1e30, 0, 0, 0, 0], [0, 0, 0.1, 0, 0]])
+    statistic = Inputs(5, LONGEST)
+    ends = torch.tensor([[9.0, 0, 0, 0, 0], [-1e30, 0, 0, 0, 0], [0, 0, 0.1, 0, 0]])
     x = torch.cat([ends, some(50, far=3.0).x])
     of_each = statistic.per_record(x, torch.zeros(len(x)), None)
     furthest = max(float((one - other).norm()) for one, other in itertools.combinations(of_each, 2))
@@ -91,14 +94,14 @@ def test_the_centre_is_the_mean_as_far_as_noise_alone_does_not_explain_it() -> N
     lost = []
     for sigma in (0.001, 0.05, 0.3, 3.0):
         drawn = torch.tensor(true + sigma * rng.normal(size=(200, 3, 40)))
-        found = torch.stack([centre(one, torch.full((3,), sigma), records) for one in drawn])
+        found = torch.stack([centre(one, torch.full((3,), sigma), records, LONGEST) for one in drawn])
         lost.append(float((found - torch.tensor(true)).square().sum(dim=1).mean()))
     # Where there is only noise it is cut: not much worse than a centre of 0, whose distance is 0.81.
     assert lost == sorted(lost)
     assert lost[0] < 1e-4
     assert lost[-1] < 1.6
     absent = torch.tensor([[0.5, 0.0], [9.0, 9.0]])
-    assert centre(absent, torch.zeros(2), torch.tensor([10, 0])).tolist() == [0.5, 0.0]
+    assert centre(absent, torch.zeros(2), torch.tensor([10, 0]), LONGEST).tolist() == [0.5, 0.0]
 
 
 def test_a_published_model_says_of_inputs_what_a_trained_one_says_of_inputs_from_the_centre() -> None:
@@ -125,11 +128,13 @@ def test_a_server_sends_a_centre_behind_coefficients_and_publishes_models_of_inp
         server.receive_round({i: 0.1 * rng.normal(size=blueprint.coefficients) for i in range(2)})
     sent, at = server.sent([0, 1]), server.centre()
     sigma = blueprint.releases_of(0)["centre"].sigma
-    assert torch.allclose(at, centre(server._centres, torch.full((2,), sigma), torch.tensor([8, 8])))
+    expected = centre(server._centres, torch.full((2,), sigma), torch.tensor([8, 8]), LONGEST)
+    assert torch.allclose(at, expected)
     assert 0 < float(at.norm()) < 0.6
     assert torch.equal(sent[:, -5:], at.expand(2, -1))
     for mine, published in zip(sent, server.coefficients([0, 1]), strict=True):
-        trained = logits(blueprint.module, blueprint.theta(mine[:-5]), measured_from(Records(x, x), at).x)
+        seen = measured_from(Records(x, x), at, LONGEST).x
+        trained = logits(blueprint.module, blueprint.theta(mine[:-5]), seen)
         told = logits(blueprint.module, blueprint.theta(published), x)
         assert torch.allclose(told, trained, atol=1e-5)
         assert not torch.allclose(told, logits(blueprint.module, blueprint.theta(mine[:-5]), x), atol=1e-3)

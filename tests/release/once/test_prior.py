@@ -37,7 +37,7 @@ SHARES = {
 def test_shares_are_the_nearest_point_of_the_simplex() -> None:
     rng = np.random.default_rng(0)
     released = torch.from_numpy(rng.normal(0.1, 0.4, size=(20, 5))).float()
-    nearest = (shares(released, 0.0) - 0.02 / 5) / 0.98
+    nearest = (shares(released, 0.0, 0.02) - 0.02 / 5) / 0.98
     assert torch.allclose(nearest.sum(dim=1), torch.ones(20), atol=1e-5)
     assert (nearest > -1e-6).all()
     corners = torch.from_numpy(rng.dirichlet(np.ones(5), size=4000)).float()
@@ -47,7 +47,7 @@ def test_shares_are_the_nearest_point_of_the_simplex() -> None:
 
 def test_the_noisier_the_shares_the_less_they_say() -> None:
     released = torch.tensor([[0.7, 0.2, 0.1]])
-    said = [float(shares(released, noise).max()) for noise in (0.0, 0.05, 0.5, 50.0)]
+    said = [float(shares(released, noise, 0.02).max()) for noise in (0.0, 0.05, 0.5, 50.0)]
     assert said == sorted(said, reverse=True)
     assert said[-1] == pytest.approx(1 / 3, abs=0.01)
 
@@ -64,7 +64,7 @@ def test_a_prior_adds_log_shares_to_the_logits_and_nothing_else(scale: float) ->
     with_prior = logits(
         blueprint.module, blueprint.theta(a + priors.coefficients(released, torch.tensor([0]))[0]), x
     )
-    expected = shares(released, priors.noise[:1, None]).log().expand(4, 10)
+    expected = shares(released, priors.noise[:1, None], 0.02).log().expand(4, 10)
     assert torch.allclose(with_prior - without, expected, atol=1e-4)
 
 
@@ -112,7 +112,7 @@ def made_up(noise: float, confusion_noise: float, clients: int = 40) -> tuple[La
     released = truth[:clients] + noise * torch.from_numpy(rng.normal(size=(clients, 5))).float()
     joint = truth[:clients].mean(dim=0)[:, None] * matrix
     joint = joint + confusion_noise * torch.from_numpy(rng.normal(size=(5, 5))).float()
-    return LabelShift.of(released, noise, joint, confusion_noise), truth[clients:]
+    return LabelShift.of(released, noise, joint, confusion_noise, 0.02), truth[clients:]
 
 
 def test_mean_predictions_corrected_by_the_confusion_are_class_shares() -> None:
@@ -172,12 +172,12 @@ def test_a_prior_costs_nothing_where_the_confusion_is_nearly_singular(strength: 
     joint = torch.einsum("cnk,cnj->kj", hot[:seen], probabilities[:seen]) / (seen * each)
     joint = joint + confusion_noise * torch.from_numpy(rng.normal(size=joint.shape)).float()
     released = hot[:seen].mean(1) + noise * torch.from_numpy(rng.normal(size=(seen, classes))).float()
-    shift = LabelShift.of(released, noise, joint, confusion_noise)
+    shift = LabelShift.of(released, noise, joint, confusion_noise, 0.02)
     gained = []
     for i in range(seen, clients):
         predicted = probabilities[i].mean(0) + noise * torch.from_numpy(rng.normal(size=classes)).float()
         estimate, deviation = shift.estimate(predicted, noise)
-        prior = shares(estimate[None], deviation)[0].log()
+        prior = shares(estimate[None], deviation, 0.02)[0].log()
         right = [float((s.argmax(-1).numpy() == y[i]).mean()) for s in (scores[i] + prior, scores[i])]
         gained.append(100 * (right[0] - right[1]))
     assert np.mean(gained) > -1.0

@@ -24,11 +24,12 @@ from sottovoce.federation import Agreement
 from sottovoce.federation.onboarding import BUCKET, NAME, Specification
 from sottovoce.federation.sealing import KEY_BYTES, agreed_secret, new_key, pad, public_key, unpad
 from sottovoce.machine.files import Database, kept_secret
+from sottovoce.models.features.cache import weights_digest
 from sottovoce.personal import personal_model
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.downlink import Downlink
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.models import GeneratorFile, open_server
+from sottovoce.run.finished import GeneratorFile, open_server
 from sottovoce.training.server import Server
 
 KEY_FILE = "service.key"
@@ -59,6 +60,11 @@ class FinishedRun:
         path = RunDirectory(directory).model_file
         file = GeneratorFile.read(path, model=module, features=features)
         plan = file.plan
+        if any(header.get("map", weights_digest()) != weights_digest() for header in file.headers[:1]):
+            raise SottovoceError(
+                f"{directory} was trained with feature maps of another version, and newcomers need the "
+                "same: use the version that trained it"
+            )
         if not plan.private:
             raise SottovoceError(
                 f"{directory} is an ablation without privacy of its own: it personalizes nobody"

@@ -36,7 +36,7 @@ from sottovoce.report.look import ERRORS, NAMED, stored
 from sottovoce.report.result import Known, Site, write_result
 from sottovoce.report.status import Line, Member, Said, Status, Waited
 from sottovoce.run.directory import RunDirectory
-from sottovoce.run.models import GeneratorFile
+from sottovoce.run.finished import GeneratorFile
 from sottovoce.run.summary import of_rounds
 
 EVERY_SECONDS = 2.0
@@ -243,9 +243,9 @@ def write_run(path: str | Path, coordinator: Coordinator, *, engine: str = "flow
     ]
     rounds = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(directory.rounds_file, rounds)
-    state = coordinator.server.state()
-    GeneratorFile.of(coordinator.blueprint, coordinator.run, state, called).write(directory.model_file)
     result = _result(coordinator, lines, engine)
+    state, spent = coordinator.server.state(), result["epsilon"]["per_client"]
+    GeneratorFile.of(coordinator.blueprint, coordinator.run, state, called, spent).write(directory.model_file)
     write_result(directory.path, result)
     return result
 

@@ -25,60 +25,37 @@ from sottovoce.errors import SottovoceError
 from sottovoce.models.bases import Basis
 from sottovoce.models.parameters import flat_parameters, logits, places
 from sottovoce.models.tasks import Task, open_task
+from sottovoce.plan.recipes import Calibrating
 from sottovoce.release.once import Statistic
-
-SLOPES = (0.4, 1.0, 2.5)
-"""Those at which derivatives are taken."""
-REACH = 2.0
-"""Outputs count in the derivative of the slope up to this norm. They do not depend on the target, so that a
-calibrated model stays as it is whatever the bound."""
-SHIFTED = 0.25
-"""What the derivatives in shifts are multiplied by: one slope matters more than all shifts."""
-SLOPE_SPREAD, SHIFT_SPREAD = 0.6, 0.2
-"""What slopes and shifts are taken to be where noise hides them, 1 and 0 but for these standard deviations:
-of a slope's logarithm, of a shift."""
-TYPICAL, TYPICAL_SPREAD = 2.0, 0.8
-"""The spread of outputs, and the deviation of its logarithm, that are typical before any is seen."""
-MISFIT = 0.005
-"""How far derivatives may lie from those of typical outputs."""
-LEAST, MOST, MOST_SHIFT = 0.2, 4.0, 3.0
-OPTIMISM = 6.0
-"""Records that a model was trained with look as if it may be surer of them than it may be of others: a slope
-above 1 counts as its power 1/(1 + OPTIMISM · inputs/records)."""
-POINTS, DRAWS = 25, 500
-"""Of the grid of slopes and spreads; and the outputs drawn for each."""
-ERRORS, MOST_SPREAD = 3.0, 1.0
-"""Participants differ by what is beyond so many standard errors of noise, by this variance at most."""
-_LONGER = math.sqrt(2.0) * REACH
 
 
 class Derivatives(Statistic):
     """First derivatives of a record's loss in slope and shifts, at a few slopes, bounded.
 
-    With g the gradient of the loss in the outputs s·z, and u = z/(√2·REACH), cut to norm 1/√2, a record gives
-    (u·g, SHIFTED·g) for each slope s.
+    With g the gradient of the loss in the outputs s·z, and u = z/(√2·reach), cut to norm 1/√2, a record gives
+    (u·g, shifted·g) for each slope s.
 
-    Classes: ‖g‖ ≤ √2 and −w/(√2·REACH·s) ≤ u·g ≤ 1 with w eʷ = (K − 1)/e. For with d_k = s(z_y − z_k) and
+    Classes: ‖g‖ ≤ √2 and −w/(√2·reach·s) ≤ u·g ≤ 1 with w eʷ = (K − 1)/e. For with d_k = s(z_y − z_k) and
     q_k = exp(−d_k), s(z_y − Σ p_k z_k) is −Σ q_k log q_k/(1 + Σ q_k) over k ≠ y; for a given Σ q_k it is
     largest where all q_k are the same, and there d(K − 1)/(eᵈ + K − 1) is at most w. Labels, with g times
     1/√K: ‖g‖ ≤ 1, and |u·g| ≤ 1/√2.
     """
 
-    def __init__(self, task: Task) -> None:
-        if task.name == "number":
-            raise SottovoceError(
-                "calibration is about probabilities, and a number has none: set calibration=0"
-            )
+    def __init__(self, task: Task, recipe: Calibrating) -> None:
+        check_probabilities(task)
+        self.recipe = recipe
         self.inputs = math.prod(task.facts.shape)
         self.outputs = outputs = task.facts.classes
-        self.size = len(SLOPES) * (outputs + 1)
+        slopes = recipe.slopes
+        self.size = len(slopes) * (outputs + 1)
         self.classes = task.name == "classes"
-        apart, longest, along = 4.0 * SHIFTED**2, 0.5 + SHIFTED**2, [2.0] * len(SLOPES)
+        apart, longest = 4.0 * recipe.shifted**2, 0.5 + recipe.shifted**2
+        along, self._longer = [2.0] * len(slopes), math.sqrt(2.0) * recipe.reach
         if self.classes:
-            apart, longest = 8.0 * SHIFTED**2, 1.0 + 2.0 * SHIFTED**2
-            along = [(1.0 + _lowest(outputs) / (_LONGER * slope)) ** 2 for slope in SLOPES]
-        self.spread = math.sqrt(sum(along) + len(SLOPES) * apart)
-        self.radius = math.sqrt(len(SLOPES) * longest)
+            apart, longest = 8.0 * recipe.shifted**2, 1.0 + 2.0 * recipe.shifted**2
+            along = [(1.0 + _lowest(outputs) / (self._longer * slope)) ** 2 for slope in slopes]
+        self.spread = math.sqrt(sum(along) + len(slopes) * apart)
+        self.radius = math.sqrt(len(slopes) * longest)
 
     @property
     def centred(self) -> Tensor:
@@ -91,15 +68,16 @@ class Derivatives(Statistic):
             raise SottovoceError("a calibration needs its client's model: give its coefficients")
         z = logits.double()
         right = F.one_hot(y, self.outputs).double() if self.classes else y.double().clamp(0.0, 1.0)
-        return torch.cat([self._part(z, self.probabilities(s * z) - right) for s in SLOPES], dim=1)
+        slopes = self.recipe.slopes
+        return torch.cat([self._part(z, self.probabilities(s * z) - right) for s in slopes], dim=1)
 
     def _part(self, z: Tensor, gradient: Tensor) -> Tensor:
         gradient = gradient if self.classes else gradient * self.outputs**-0.5
-        return torch.cat([self.along(z, gradient), SHIFTED * gradient], dim=1)
+        return torch.cat([self.along(z, gradient), self.recipe.shifted * gradient], dim=1)
 
     def along(self, z: Tensor, gradient: Tensor) -> Tensor:
         """u·g, (m, 1), of outputs z and gradients g (m, outputs)."""
-        u = (z - z.mean(dim=1, keepdim=True) if self.classes else z) / _LONGER
+        u = (z - z.mean(dim=1, keepdim=True) if self.classes else z) / self._longer
         u = u * (0.5**0.5 / u.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
         product: Tensor = (u * gradient).sum(dim=1, keepdim=True)
         return product
@@ -107,6 +85,12 @@ class Derivatives(Statistic):
     def probabilities(self, z: Tensor) -> Tensor:
         """Returns what outputs say, (m, outputs)."""
         return torch.softmax(z, dim=1) if self.classes else torch.sigmoid(z)
+
+
+def check_probabilities(task: Task) -> None:
+    """Refuses a task whose outputs say nothing of how likely anything is."""
+    if task.name == "number":
+        raise SottovoceError("calibration is about probabilities, and a number has none: set calibration=0")
 
 
 def _lowest(outputs: int) -> float:
@@ -122,23 +106,26 @@ def _lowest(outputs: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def _typical(outputs: int, classes: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _typical(outputs: int, classes: bool, recipe: Calibrating) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what models of typical outputs release: public.
 
     For a grid of right slopes and of spreads of outputs: the logarithms of both, (points,) and (points,); the
-    derivatives in the slope at each of `SLOPES`, (points, points, slopes), and in last place the second
+    derivatives in the slope at each of the recipe's, (points, points, slopes), and in last place the second
     derivative in a shift at the right slope.
     """
-    statistic = Derivatives(open_task(Facts((1,), outputs, task="classes" if classes else "labels")))
+    task = open_task(Facts((1,), outputs, task="classes" if classes else "labels"))
+    statistic, points = Derivatives(task, recipe), recipe.points
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(DRAWS, outputs, generator=generator, dtype=torch.float64)
-    right = torch.linspace(math.log(LEAST), math.log(MOST), POINTS, dtype=torch.float64)
-    spreads = math.log(TYPICAL) + 2.5 * TYPICAL_SPREAD * torch.linspace(-1, 1, POINTS, dtype=torch.float64)
-    found = torch.zeros(POINTS, POINTS, len(SLOPES) + 1, dtype=torch.float64)
+    drawn = torch.randn(recipe.draws, outputs, generator=generator, dtype=torch.float64)
+    least, most = map(math.log, recipe.range)
+    right = torch.linspace(least, most, points, dtype=torch.float64)
+    middle, deviation = math.log(recipe.typical[0]), recipe.typical[1]
+    spreads = middle + 2.5 * deviation * torch.linspace(-1, 1, points, dtype=torch.float64)
+    found = torch.zeros(points, points, len(recipe.slopes) + 1, dtype=torch.float64)
     scale = 1.0 if classes else outputs**-0.5
     for column, spread in enumerate(spreads.exp()):
         z = spread * drawn
-        told = [statistic.probabilities(slope * z) for slope in SLOPES]
+        told = [statistic.probabilities(slope * z) for slope in recipe.slopes]
         for row, slope in enumerate(right.exp()):
             true = statistic.probabilities(slope * z)
             along = [float(statistic.along(z, scale * (p - true)).mean()) for p in told]
@@ -165,23 +152,24 @@ class Scaling:
         A participant with 0 records has released nothing, and gets the shift of everybody; so do all where
         one model is for all (not `own`).
         """
+        recipe, slopes = statistic.recipe, statistic.recipe.slopes
         sigmas, records = sigmas.double().cpu(), records.double().cpu()
         share = records / records.sum()
-        parts = released.double().cpu().view(len(released), len(SLOPES), -1)
+        parts = released.double().cpu().view(len(released), len(slopes), -1)
         mean, noise = torch.einsum("n,nsj->sj", share, parts), float((share * sigmas).square().sum())
         slope, curvature = _likely(statistic, mean[:, 0], noise)
         if slope > 1.0:
-            slope **= 1.0 / (1.0 + OPTIMISM * statistic.inputs / float(records.sum()))
-        at = _between(slope)
-        gradients = (at @ parts[:, :, 1:]) / SHIFTED @ statistic.centred
-        gradient, blur = share @ gradients, at.norm() / SHIFTED
-        kept = SHIFT_SPREAD**2 * curvature
+            slope **= 1.0 / (1.0 + recipe.optimism * statistic.inputs / float(records.sum()))
+        at, most = _between(slope, slopes), recipe.most_shift
+        gradients = (at @ parts[:, :, 1:]) / recipe.shifted @ statistic.centred
+        gradient, blur = share @ gradients, at.norm() / recipe.shifted
+        kept = recipe.spreads[1] ** 2 * curvature
         shift = -kept / (kept * curvature + float(blur) ** 2 * noise + 1e-9) * gradient
-        shift = shift.clamp(-MOST_SHIFT, MOST_SHIFT)
+        shift = shift.clamp(-most, most)
         differing = torch.zeros(len(records), statistic.outputs, dtype=torch.float64)
         if own:
             differing = _own_shifts(statistic, gradients - gradient, curvature, blur * sigmas, records)
-        return cls(slope, shift, (shift + differing).clamp(-MOST_SHIFT, MOST_SHIFT))
+        return cls(slope, shift, (shift + differing).clamp(-most, most))
 
 
 def _likely(statistic: Derivatives, along: Tensor, noise: float) -> tuple[float, float]:
@@ -190,18 +178,19 @@ def _likely(statistic: Derivatives, along: Tensor, noise: float) -> tuple[float,
     Slopes are weighed by how likely these derivatives are for models of typical outputs. Of all likely ones
     the harmonic mean is taken: a model that is too sure costs more than one that is not sure enough.
     """
-    right, spreads, typical = _typical(statistic.outputs, statistic.classes)
-    apart = (along - typical[:, :, :-1]).square().sum(dim=2) / (noise + MISFIT**2)
-    before = (right / SLOPE_SPREAD).square()[:, None]
-    before = before + ((spreads - math.log(TYPICAL)) / TYPICAL_SPREAD).square()
-    weight = torch.softmax(-0.5 * (apart + before).flatten(), dim=0).view(POINTS, POINTS)
+    recipe = statistic.recipe
+    right, spreads, typical = _typical(statistic.outputs, statistic.classes, recipe)
+    apart = (along - typical[:, :, :-1]).square().sum(dim=2) / (noise + recipe.misfit**2)
+    before = (right / recipe.spreads[0]).square()[:, None]
+    before = before + ((spreads - math.log(recipe.typical[0])) / recipe.typical[1]).square()
+    weight = torch.softmax(-0.5 * (apart + before).flatten(), dim=0).view_as(apart)
     slope = 1.0 / float((weight.sum(dim=1) / right.exp()).sum())
     return slope, max(1e-3, float((weight * typical[:, :, -1]).sum()))
 
 
-def _between(slope: float) -> Tensor:
-    """Returns how much each of `SLOPES` counts for what is between them (slopes,)."""
-    known = torch.tensor(SLOPES, dtype=torch.float64).log()
+def _between(slope: float, slopes: tuple[float, ...]) -> Tensor:
+    """Returns how much each of `slopes` counts for what is between them (slopes,)."""
+    known = torch.tensor(slopes, dtype=torch.float64).log()
     place = min(max(math.log(slope), float(known[0])), float(known[-1]))
     before = min(int((known <= place).sum()), len(known) - 1) - 1
     weight = torch.zeros(len(known), dtype=torch.float64)
@@ -214,13 +203,14 @@ def _own_shifts(
     statistic: Derivatives, differences: Tensor, curvature: float, sigmas: Tensor, records: Tensor
 ) -> Tensor:
     """Returns by how much each shift (n, outputs) differs, as far as noise alone does not explain it."""
+    recipe = statistic.recipe
     steps, freedom = -differences / curvature, float(statistic.centred.trace())
     noise = (sigmas / curvature).square()
     noise = noise + 1.0 / curvature / records.clamp_min(1.0)  # which records there are
-    sure = torch.where(records > 0, 1.0 / (noise + 0.3).square(), 0.0)
+    sure = torch.where(records > 0, 1.0 / (noise + recipe.least_spread).square(), 0.0)
     found = steps.square().sum(dim=1) / freedom - noise
-    by_chance = ERRORS * math.sqrt(2.0 / freedom) * (sure * noise).norm()  # if nobody differs
-    spread = min(MOST_SPREAD, max(0.0, float(((sure * found).sum() - by_chance) / sure.sum())))
+    by_chance = recipe.errors * math.sqrt(2.0 / freedom) * (sure * noise).norm()  # if nobody differs
+    spread = min(recipe.most_spread, max(0.0, float(((sure * found).sum() - by_chance) / sure.sum())))
     kept = torch.where(records > 0, spread / (spread + noise + 1e-9), 0.0)
     shifts: Tensor = kept[:, None] * steps
     return shifts

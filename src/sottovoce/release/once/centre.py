@@ -22,61 +22,58 @@ from sottovoce.models.parameters import flat_parameters, logits
 from sottovoce.release.once import Statistic
 from sottovoce.release.once.calibration import LastLayer
 
-LONGEST = 1.3
-"""Inputs count in their mean up to this norm; a table's are about 1 long, and few are longer than this."""
-
 
 class Inputs(Statistic):
-    """A record's inputs, cut to the norm `LONGEST`."""
+    """A record's inputs, cut to the norm `longest`."""
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, longest: float) -> None:
         self.size = inputs
-        self.spread, self.radius = 2 * LONGEST, LONGEST
+        self.spread, self.radius = 2 * longest, longest
 
     def per_record(self, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
-        return cut(x.double().flatten(1))
+        return cut(x.double().flatten(1), self.radius)
 
 
-def cut(vectors: Tensor) -> Tensor:
-    """Vectors (…, size), those longer than `LONGEST` shortened to it.
+def cut(vectors: Tensor, longest: float) -> Tensor:
+    """Vectors (…, size), those longer than `longest` shortened to it.
 
-    >>> cut(torch.tensor([0.0, 2.6], dtype=torch.float64)).tolist()
+    >>> cut(torch.tensor([0.0, 2.6], dtype=torch.float64), 1.3).tolist()
     [0.0, 1.3]
     """
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-30)
-    shortened: Tensor = vectors * (LONGEST / lengths).clamp_max(1.0)
+    shortened: Tensor = vectors * (longest / lengths).clamp_max(1.0)
     return shortened
 
 
-def centre(released: Tensor, sigmas: Tensor, records: Tensor) -> Tensor:
+def centre(released: Tensor, sigmas: Tensor, records: Tensor, longest: float) -> Tensor:
     """The centre (size,) from decoded releases (n, size) with their σ (n,) and numbers of records (n,).
 
     It keeps of their mean what noise alone does not explain (James and Stein); who has 0 records has released
     nothing.
 
     >>> two = torch.tensor([[0.6, 0.0], [0.8, 0.0]])
-    >>> [round(float(x), 6) for x in centre(two, torch.tensor([0.0, 0.0]), torch.tensor([3, 1]))]
+    >>> [round(float(x), 6) for x in centre(two, torch.tensor([0.0, 0.0]), torch.tensor([3, 1]), 1.3)]
     [0.65, 0.0]
-    >>> centre(two, torch.tensor([2.0, 2.0]), torch.tensor([3, 1])).tolist()
+    >>> centre(two, torch.tensor([2.0, 2.0]), torch.tensor([3, 1]), 1.3).tolist()
     [0.0, 0.0]
     """
     share = records.double() / records.sum()
     mean = share @ released.double()
     noise = released.shape[1] * (share * sigmas.double()).square().sum()
     kept = (1.0 - noise / mean.square().sum().clamp_min(1e-30)).clamp_min(0.0)
-    return cut(kept * mean).float()
+    return cut(kept * mean, longest).float()
 
 
-def measured_from(records: Records, at: Tensor) -> Records:
+def measured_from(records: Records, at: Tensor, longest: float) -> Records:
     """Records whose inputs are measured from a centre: one that is too long to be one is shortened."""
-    there = cut(at).to(records.x).view(records.x.shape[1:])
+    there = cut(at, longest).to(records.x).view(records.x.shape[1:])
     return replace(records, x=records.x - there, copied=False)
 
 
-def told_apart(sent: Tensor, size: int, records: Records) -> tuple[Tensor, Records]:
+def told_apart(sent: Tensor, size: int, records: Records, longest: float) -> tuple[Tensor, Records]:
     """Coefficients (size,) of those that a server sends, and the records that they are for: measured from the
     centre behind them, where there is one."""
-    return sent[:size], records if len(sent) == size else measured_from(records, sent[size:])
+    return sent[:size], records if len(sent) == size else measured_from(records, sent[size:], longest)
 
 
 def as_published(theta: Tensor, layer: LastLayer, at: Tensor) -> Tensor:

@@ -18,8 +18,6 @@ from sottovoce.errors import SottovoceError
 from sottovoce.models.bases import Basis
 from sottovoce.models.parameters import places
 
-LEAST_SMOOTHING = 0.02
-
 
 @dataclass(frozen=True)
 class ClassPriors:
@@ -32,6 +30,8 @@ class ClassPriors:
     directions: Tensor
     noise: Tensor
     future_noise: float
+    smoothing: float
+    """Of class shares, the least."""
 
     @classmethod
     def of(
@@ -41,31 +41,43 @@ class ClassPriors:
         classes: int,
         noise: Sequence[float],
         future_noise: float,
+        smoothing: float,
         device: torch.device,
     ) -> ClassPriors:
         """For a model whose last trainable parameter is a bias for each class."""
-        *_, last = places(module).values()
-        biases = torch.zeros(classes, basis.size, device=device)
-        if last.shape == (classes,):
-            biases[:, last.span] = torch.eye(classes, device=device)
-        directions = basis.coordinates(biases)
-        if not torch.allclose(basis.lift(directions), biases, atol=1e-6) or last.shape != (classes,):
-            raise SottovoceError(
-                "prior=context moves the last layer's biases, and this model or basis has none of their own: "
-                "end the model with a linear layer, and use basis=structured"
-            )
-        return cls(directions, torch.tensor(noise, device=device), future_noise)
+        return cls(
+            directions(module, basis, classes, device),
+            torch.tensor(noise, device=device),
+            future_noise,
+            smoothing,
+        )
 
     def coefficients(self, contexts: Tensor, participants: Tensor) -> Tensor:
         """Coefficients (n, k) of the log shares of contexts (n, classes) that participants (n,) released."""
-        return shares(contexts, self.noise[participants, None]).log() @ self.directions
+        noise = self.noise[participants, None]
+        return shares(contexts, noise, self.smoothing).log() @ self.directions
 
     def future(self, context: Tensor, shift: LabelShift | None) -> Tensor:
         """Coefficients (k,) for a future client's context (classes,)."""
         estimate, deviation = context, self.future_noise
         if shift is not None:
             estimate, deviation = shift.estimate(context, self.future_noise)
-        return shares(estimate[None], deviation)[0].log() @ self.directions
+        return shares(estimate[None], deviation, self.smoothing)[0].log() @ self.directions
+
+
+def directions(module: nn.Module, basis: Basis, classes: int, device: torch.device) -> Tensor:
+    """Coefficients (classes, k) that each move one class's last bias, and nothing else."""
+    *_, last = places(module).values()
+    biases = torch.zeros(classes, basis.size, device=device)
+    if last.shape == (classes,):
+        biases[:, last.span] = torch.eye(classes, device=device)
+    found = basis.coordinates(biases)
+    if not torch.allclose(basis.lift(found), biases, atol=1e-6) or last.shape != (classes,):
+        raise SottovoceError(
+            "prior=context moves the last layer's biases, and this model or basis has none of their own: "
+            "end the model with a linear layer, and use basis=structured"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,10 +95,12 @@ class LabelShift:
     matrix_noise: Tensor
 
     @classmethod
-    def of(cls, released: Tensor, noise: float, confusion: Tensor, confusion_noise: float) -> LabelShift:
+    def of(
+        cls, released: Tensor, noise: float, confusion: Tensor, confusion_noise: float, smoothing: float
+    ) -> LabelShift:
         """From released shares (n, K) and joint frequencies (true, predicted) (K, K), with their σ."""
         classes = released.shape[1]
-        mean = shares(released.mean(dim=0)[None], noise / math.sqrt(len(released)))[0]
+        mean = shares(released.mean(dim=0)[None], noise / math.sqrt(len(released)), smoothing)[0]
         spread = max(float(released.var(dim=0).mean()) - noise**2, 1e-6) if len(released) > 1 else 1e-6
         joint = confusion.clamp_min(0.0)
         rows = joint.sum(dim=1).clamp_min(confusion_noise * math.sqrt(classes))
@@ -105,13 +119,13 @@ class LabelShift:
         return estimate.float().to(predicted.device), deviation
 
 
-def shares(released: Tensor, noise: float | Tensor) -> Tensor:
+def shares(released: Tensor, noise: float | Tensor, least: float) -> Tensor:
     """Positive class shares (n, K) from released ones: the nearest point of the simplex, smoothed.
 
-    Each class gets the noise's standard deviation as a pseudo-share, at least 2 % in all, so that a share
+    Each class gets the noise's standard deviation as a pseudo-share, at least so much in all, so that a share
     that noise alone explains moves a model little.
 
-    >>> (100 * shares(torch.tensor([[0.9, 0.2, -0.1]]), 0.0)).round().tolist()
+    >>> (100 * shares(torch.tensor([[0.9, 0.2, -0.1]]), 0.0, least=0.02)).round().tolist()
     [[84.0, 15.0, 1.0]]
     """
     classes = released.shape[1]
@@ -120,5 +134,5 @@ def shares(released: Tensor, noise: float | Tensor) -> Tensor:
     last = (ordered > excess).sum(dim=1, keepdim=True) - 1
     nearest = (released - excess.gather(1, last)).clamp_min(0.0)
     pseudo = classes * torch.as_tensor(noise, dtype=released.dtype, device=released.device)
-    smoothing = (pseudo / (1.0 + pseudo)).clamp_min(LEAST_SMOOTHING)
+    smoothing = (pseudo / (1.0 + pseudo)).clamp_min(least)
     return (1.0 - smoothing) * nearest + smoothing / classes
