@@ -250,6 +250,10 @@ def _files(
     name = random.choice(list(clients))
     agreed = (path if path.is_dir() else path.parent) / NAME
     described_by = Description.load(agreed) if path.is_dir() or has_agreement(path) else None
+    if described_by is not None and any(one.kind == "image" for one in described_by.held.values()):
+        raise SottovoceError(
+            f"{path} has pictures, which this part of an audit cannot make anew: audit a dataset of arrays"
+        )
     with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
         copies = {client: Path(folder, file.name) for client, file in clients.items()}
         for client, file in clients.items():

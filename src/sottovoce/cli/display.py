@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -152,9 +153,10 @@ def finished(told: Mapping[str, Any], *, newcomer: bool = False) -> None:
 
 
 @contextmanager
-def progress(doing: str, *, keep: bool = False) -> Iterator[Advance]:
+def progress(doing: str, *, keep: bool = False, rate: str = "") -> Iterator[Advance]:
     """A bar on standard error, gone when all is done unless it is to `keep`; yields what moves it.
 
+    With `rate`, such as records, it says how many of them a second.
     It appears only while there is work, so that what is refused shows its error alone.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -162,8 +164,14 @@ def progress(doing: str, *, keep: bool = False) -> Iterator[Advance]:
     columns = (TextColumn(f"[bold]{doing}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.description}"), console=err, transient=not keep)
     task = bar.add_task("", total=None)
+    begun: list[tuple[float, int]] = []
 
     def advance(done: int, of: int | None = None, about: str = "") -> None:
+        if not begun:
+            begun.append((time.monotonic(), done))
+        seconds, here = time.monotonic() - begun[0][0], done - begun[0][1]
+        if rate and seconds > 1 and here:
+            about = f"{here / seconds:.1f} {rate}/s"
         bar.update(task, completed=done, total=of, description=escape(visible(about)))
         if keep or done != of:
             bar.start()

@@ -65,7 +65,7 @@ def audit(
 
         named = [str(run / "plan.toml")] if run is not None else settings
         plan = plan_of(named, model, features)
-        with progress("auditing") as auditing, progress("features") as describing:
+        with progress("auditing") as auditing, progress("features", rate="records") as describing:
             of_plan = audit_plan(plan, runs, progress=auditing, on_features=describing)
         found = {**of_plan, **found, "faults": list(dict.fromkeys([*found["faults"], *of_plan["faults"]]))}
     kept = folder or run
@@ -146,7 +146,7 @@ def compare(
         words.append("preset=best")
     plan = plan_of(words, model, features)
     begun = 0
-    with progress("rehearsing") as rehearsing, progress("features") as describing:
+    with progress("rehearsing") as rehearsing, progress("features", rate="records") as describing:
 
         def on_round(row: str, line: dict[str, Any]) -> None:
             nonlocal begun

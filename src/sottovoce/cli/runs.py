@@ -118,7 +118,7 @@ def train(
         _check_code(chosen, {"model": model, "features": features}, out / "plan.toml")
     else:
         chosen = plan_of(settings, model, features)
-    with round_progress() as training, progress("features") as on_features:
+    with round_progress() as training, progress("features", rate="records") as on_features:
         result = train_run(
             chosen,
             out,

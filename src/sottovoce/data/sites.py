@@ -27,6 +27,7 @@ from sottovoce.data.section import DataError, canonical
 from sottovoce.data.tables import schema
 from sottovoce.data.tables.checks import without_unusable
 from sottovoce.data.tables.encoding import Site, read_site
+from sottovoce.data.tables.folders import pictures_in
 from sottovoce.data.tables.readers import FORMATS, column_names
 from sottovoce.data.tables.schema import NAME, Description
 from sottovoce.data.units import contents, of_records
@@ -76,9 +77,14 @@ def agreement(path: Path) -> Description:
     return Description.load((path if own else path.parent) / NAME)
 
 
+def bare_name(path: Path) -> str:
+    """The name of a file without its ending, or of a folder, which has none."""
+    return path.name if path.is_dir() else path.stem
+
+
 def client_name(path: Path) -> str:
-    """The client that a file is named after."""
-    name = canonical(path.name if path.is_dir() else path.stem)
+    """The client that a file, or a folder of pictures, is named after."""
+    name = canonical(bare_name(path))
     if not CLIENT.fullmatch(name):
         odd = ", ".join(dict.fromkeys(repr(c) for c in name if not re.fullmatch(r"[\w .@+-]", c)))
         fault = f"for {odd}" if odd else "it begins with no letter or digit, or is longer than 100 letters"
@@ -92,7 +98,8 @@ def client_name(path: Path) -> str:
 def site_files(folder: Path) -> list[Path]:
     """Files of a folder that may be of clients, in the order of their names; or its folders of pictures."""
     if _of_folders(folder):
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not HIDDEN.match(path.name))
+        shown = (path for path in folder.iterdir() if path.is_dir() and not HIDDEN.match(path.name))
+        return sorted(path for path in shown if pictures_in(path))  # runs and models may lie there, too
     files = (path for path in folder.iterdir() if path.suffix.lower() in FORMATS and not path.is_dir())
     return sorted(path for path in files if not HIDDEN.match(path.name))
 

@@ -28,7 +28,7 @@ from typing import Self
 from sottovoce.data import Dataset
 from sottovoce.data.clients import NAMED
 from sottovoce.data.section import canonical
-from sottovoce.data.sites import LEDGER, client_files, described
+from sottovoce.data.sites import LEDGER, bare_name, client_files, described
 from sottovoce.data.tables.schema import NAME
 from sottovoce.errors import SottovoceError, nearest
 from sottovoce.machine.files import PRIVATE, locked
@@ -114,7 +114,7 @@ def called(records: Path, terms: Terms) -> str:
 
     A link in a folder of sites names its client; any other link is called as the file that it leads to.
     """
-    return canonical(terms.client or (records if described(records) else _led_to(records)).stem)
+    return canonical(terms.client or bare_name(records if described(records) else _led_to(records)))
 
 
 def ledgers_of(records: Path, terms: Terms | None = None, *, but: Path | None = None) -> dict[Path, str]:
@@ -216,7 +216,7 @@ def _led_to(records: Path) -> Path:
 
 def _beside(records: Path) -> Path:
     """NAME.ledger.sqlite beside NAME.csv, in whichever Unicode form it is there."""
-    path = records.with_suffix(OWN)
+    path = records.with_name(bare_name(records) + OWN)
     if not Memory(path).begun:
         for other in sorted(path.parent.glob(f"*{OWN}*")):
             name = other.name.removesuffix(".witness")

@@ -27,6 +27,7 @@ from sottovoce.privacy.terms import Terms
 from sottovoce.run.models import write_models
 from sottovoce.run.prepare import complete, prepare
 from sottovoce.run.training import evaluate, train
+from sottovoce.training.accounts import Account
 from tests.models.encoders import tiny
 
 RECORDS = 24
@@ -208,6 +209,25 @@ def test_folders_of_pictures_train_and_predict(sites: Path, tmp_path: Path) -> N
     done = predict(rows[0]["model"], sites / "photos", tmp_path / "out.csv", keep=["picture"])
     assert done.records == 3 * RECORDS
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("east0.png,")
+
+
+def test_a_folder_with_a_dot_in_its_name_has_one_account_whoever_counts(sites: Path, tmp_path: Path) -> None:
+    clinics = tmp_path / "clinics"
+    for number, photo in enumerate(sorted((sites / "photos").iterdir())):
+        place = clinics / ("a.v1" if number < 36 else "a.v2") / ("cat" if number % 2 else "dog") / photo.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(photo, place)
+    (clinics / "records.toml").write_text(
+        'task = "classes"\nsites = "folders"\n[target]\ncolumn = "class"\nvalues = ["cat", "dog"]\n'
+        '[columns.picture]\nkind = "image"\n'
+    )
+    train(_plan(clinics, features="eyes"), clinics / "run")
+    account = Account.of(clinics / "a.v2", Terms())
+    assert (account.path, account.name) == (clinics / "ledger.sqlite", "a.v2")
+    with account.open() as ledger:
+        assert ledger.spent("a.v2") > 0
+    assert Account.alone(clinics / "a.v2", Terms()).path.name == "a.v2.ledger.sqlite"
+    assert data.load(clinics).clients == ("a.v1", "a.v2"), "a run that lies there is no site"
 
 
 @pytest.mark.parametrize(
