@@ -24,6 +24,7 @@ THROUGH = {
     "data/tables/test_schema.py": "data/section registry",
     "data/test_checking.py": "data/tables/checks",
     "federation/flower/test_apps.py": "client_app server_app",
+    "federation/nvflare/test_kit.py": "executor",
     "federation/flower/test_running.py": "federation/status/supervisor",
     "federation/onboarding/test_tokens.py": "machine/tokens",
     "gradients/test_gpu.py": "kernels",

@@ -13,12 +13,15 @@ from sottovoce.cli import options
 from sottovoce.cli.display import answer, consent, note, personalized, released_anyway
 from sottovoce.cli.runs import plan_of
 from sottovoce.cli.status import wait_for
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, nearest
 from sottovoce.report.table import count
 
 GIVE_UP = typer.Option(
     None, min=0.0, metavar="SECONDS", help="Give up after so long without progress; by default never."
 )
+
+
+ENGINES = ("flower", "nvflare")
 
 
 def federate(
@@ -31,7 +34,12 @@ def federate(
         None,
         help="noise=shared: the keys of all sites and helpers, tables [sites] and [helpers] of a TOML file.",
     ),
-    out_: Path = typer.Option(None, "--out", help="Write a Flower app into this directory."),
+    engine: str = typer.Option(
+        "flower", help="What carries messages: flower, or nvflare for a cohort that stays."
+    ),
+    out_: Path = typer.Option(
+        None, "--out", help="Write a Flower app, or a job for NVFlare, into this directory."
+    ),
     run_directory: Path = typer.Option(
         Path("runs/federation"), help="The server's directory: store, checkpoints, finished run."
     ),
@@ -49,12 +57,14 @@ def federate(
     threads: int = typer.Option(1, min=1, help="CPU threads of both ends."),
     model: str = options.OWN_MODEL,
     features: str = options.OWN_FEATURES,
-    app: Path = typer.Option(None, help="Run this app instead of writing one."),
-    on: str = typer.Option(None, help="SuperLink to run it on, a name in Flower's config.toml."),
+    app: Path = typer.Option(None, help="Run this app, or job, instead of writing one."),
+    on: str = typer.Option(
+        None, help="Where: a SuperLink's name in Flower's config.toml, or an admin's kit."
+    ),
     give_up: float = GIVE_UP,
     json: bool = options.JSON,
 ) -> None:
-    """Write a Flower app for a plan, or run one until it is finished, through crashes.
+    """Write an app for a plan, or run one until it is finished, through crashes.
 
     With --records the server needs no data: clients bring files that are as records.toml says.
     """
@@ -63,14 +73,22 @@ def federate(
     from sottovoce.federation.flower import write_app
     from sottovoce.federation.flower.running import run_app
     from sottovoce.federation.keys import Parties
+    from sottovoce.federation.nvflare import META, write_job
+    from sottovoce.federation.nvflare.running import run_job
     from sottovoce.federation.server import Options
     from sottovoce.models.features.encoded import by_kind
     from sottovoce.run.prepare import complete
 
+    if engine not in ENGINES:
+        raise SottovoceError(f"no engine '{engine}': {nearest(engine, ENGINES)}")
     if app is not None:
         if on is None:
-            raise SottovoceError("say where to run it: --on NAME of a SuperLink in Flower's config.toml")
-        run = run_app(app, on, give_up=give_up, say=note)
+            raise SottovoceError(
+                "say where to run it, with --on: the name of a SuperLink in Flower's config.toml, or an "
+                "administrator's startup kit of NVFlare's"
+            )
+        carry = run_job if (app / META).exists() else run_app
+        run = carry(app, on, give_up=give_up, say=note)
         answer({"run": run, "status": "completed"}, f"run {run} is completed", json=json)
         return
     if out_ is None:
@@ -100,18 +118,18 @@ def federate(
         note(f"{line}; nodes refuse it unless owners agree")
     if deal is not None:
         write_client_files(agreement, deal, dealt)
-    written = write_app(
-        agreement,
-        out_,
-        run_directory=run_directory,
-        options=Options(patience=patience, bucket=bucket, diagnostics=diagnostics),
-        retry=retry,
-        threads=threads,
-        simulated_clients=deal,
-    )
-    said = {"app": str(written), "agreement": str(written / "sottovoce_app" / "agreement.toml")}
+    chosen_options = Options(patience=patience, bucket=bucket, diagnostics=diagnostics)
+    how: dict[str, Any] = {"run_directory": run_directory, "options": chosen_options}
+    how |= {"retry": retry, "threads": threads}
+    if engine == "nvflare":
+        written = write_job(agreement, out_, simulated=deal is not None, **how)
+        file = written / "app" / "config" / "agreement.toml"
+    else:
+        written = write_app(agreement, out_, simulated_clients=deal, **how)
+        file = written / "sottovoce_app" / "agreement.toml"
+    said = {"app": str(written), "agreement": str(file)}
     who = count(agreement.plan.participants, "participant")
-    text = f"app for {who}: {written}\ngive every client its agreement: {said['agreement']}"
+    text = f"app for {who}: {written}\ngive every client its agreement: {file}"
     answer(said, text, json=json)
 
 

@@ -276,6 +276,24 @@ def agreement(
     say(text)
 
 
+@site.command(epilog="Example: sottovoce site nvflare site-1 node.toml")
+def nvflare(
+    kit: Path = typer.Argument(help="A startup kit of NVFlare's: the folder that holds startup and local."),
+    node: Path = typer.Argument(None, metavar="[NODE.toml]", help="What the site's owner decides."),
+    json: bool = options.JSON,
+) -> None:
+    """Prepare a startup kit: exactly our part runs there, no code of a job, and no line of its log is sent.
+
+    A server's kit has no NODE.toml. Files of the kit's local folder are written, and nothing else.
+    """
+    from sottovoce.federation.nvflare.kit import prepare
+
+    written = [str(path) for path in prepare(kit, node)]
+    answer(
+        {"kit": str(kit), "written": written}, "\n".join(f"written: {path}" for path in written), json=json
+    )
+
+
 @helper.command(epilog="Example: sottovoce helper status helper/")
 def status(
     directory: Path = typer.Argument(

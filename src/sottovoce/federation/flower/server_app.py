@@ -8,7 +8,6 @@ server that was restarted continues with the nodes it knew.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,9 @@ from sottovoce.federation import Agreement
 from sottovoce.federation.flower.client_app import RECORD, show_log
 from sottovoce.federation.sealing import MODEL, EnrolmentError
 from sottovoce.federation.server import Coordinator, Fields, Options
-from sottovoce.federation.status.progress import Progress, write_run
+from sottovoce.federation.status.progress import Progress, keep_log, write_run
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import MASKS
-from sottovoce.machine.files import PRIVATE, private_folder
 
 log = logging.getLogger("sottovoce.federation")
 
@@ -44,7 +42,7 @@ def server_app(agreement_file: Path) -> ServerApp:
         config = context.run_config
         directory = Path(str(config["run-directory"]))
         show_log()
-        _keep_log(directory)
+        keep_log(directory)
         torch.set_num_threads(int(config["threads"]))
         options = Options(
             patience=float(config["patience"]),
@@ -71,16 +69,6 @@ def server_app(agreement_file: Path) -> ServerApp:
             store.close()
 
     return app
-
-
-def _keep_log(directory: Path) -> None:
-    """Keeps what happened, also after Flower has forgotten the run, in the server's `federation.log`."""
-    private_folder(directory)
-    path = directory / "federation.log"
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import time
 from collections import defaultdict, deque
@@ -26,7 +27,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.server import Coordinator, Fields, Open
-from sottovoce.machine.files import FileError, private_folder, write_atomically
+from sottovoce.machine.files import PRIVATE, FileError, private_folder, write_atomically
 from sottovoce.plan import Plan
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.release.blueprint import phases
@@ -196,6 +197,16 @@ class Progress:
         named = {"spent": spent[most], **alone}
         prices = {name: epsilon(value, plan.delta, plan.accounting) for name, value in named.items()}
         return {"target": plan.epsilon, **prices}
+
+
+def keep_log(directory: Path) -> None:
+    """Keeps what happened, also after an engine has forgotten the run, in the server's `federation.log`."""
+    private_folder(directory)
+    path = directory / "federation.log"
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("sottovoce.federation").addHandler(handler)
 
 
 def phase_word(opened: Open) -> str:

@@ -1,0 +1,1 @@
+"""Tests of `sottovoce.federation.nvflare`."""
