@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.federation.nvflare import LOST, controller
 from sottovoce.federation.nvflare.controller import SiteLost
-from sottovoce.federation.status import read_federation
+from sottovoce.report.look import look
 from tests.federation.test_engines import Nodes, charges, settings
 from tests.federation.world import QUICK, World
 
@@ -48,7 +48,7 @@ def test_a_member_is_called_as_its_certificate_whatever_it_says(tmp_path: Path) 
         return {**said, "name": "client-0"} if what == "enrolment" else said
 
     Inside(world.agreement, tmp_path, nodes, lies).train()
-    found = read_federation(tmp_path / "run")
+    found = look(tmp_path / "run")
     assert [client["name"] for client in found.clients] == ["client-0", "client-1", "client-2"]
     assert found.phase == "finished"
 

@@ -1,4 +1,4 @@
-"""Four hospitals as real processes under mutual TLS, through kills: one charge a release, and no log leaves."""
+"""Four hospitals as real processes under mutual TLS, through kills: one charge a release, no log leaves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from sottovoce import data
 from sottovoce.federation import Agreement
-from sottovoce.federation.status import read_federation
 from sottovoce.federation.store import Store
+from sottovoce.report.look import look
 from tests.federation.test_engines import charges
 
 from .network import Network, until
@@ -34,7 +34,8 @@ def test_hospitals_train_through_kills_and_no_line_of_their_logs_reaches_the_ser
             nodes[name] = tmp_path / f"{name}.toml"
             nodes[name].write_text(
                 f'agreement = "job/app/config/agreement.toml"\ndirectory = "state-{name}"\n'
-                f'records = "hospitals/{name}.csv"\nledger = "{name}.ledger.sqlite"\nindex = {index}\nepsilon = 4\n'
+                f'records = "hospitals/{name}.csv"\nledger = "{name}.ledger.sqlite"\n'
+                f"index = {index}\nepsilon = 4\n"
             )
         network.prepare(nodes)
         broken = hospitals / f"{names[0]}.csv"
@@ -45,10 +46,10 @@ def test_hospitals_train_through_kills_and_no_line_of_their_logs_reaches_the_ser
         log = run / "federation.log"
         until(lambda: log.exists() and f"{names[0]} refused" in log.read_text(), "the refusal")
         broken.write_text(sound)
-        until(lambda: read_federation(run).round >= 10, "round 10")
+        until(lambda: look(run).round >= 10, "round 10")
         network.kill_job(names[1])
         until(lambda: "continuing" in network.log("federate"), "a second submission")
-        until(lambda: read_federation(run).round >= 30, "round 30")
+        until(lambda: look(run).round >= 30, "round 30")
         network.kill_job("localhost")
         said = network.wait()
         assert said.count("submitted") >= 3

@@ -1,4 +1,4 @@
-"""A job is submitted again until everybody has their model; who failed twice is left out, who comes is taken in."""
+"""A job is submitted again until all have their models; who failed twice is left out, who comes is let in."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def run(server: Server, job: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]
     """What is said until the status says that all is finished, which is after the last fate."""
     said: list[str] = []
     monkeypatch.setattr(running, "_session", lambda kit: server)
-    read = running.read_federation
+    read = running.look
 
     def status(directory: Path) -> Any:
         phase = "rounds" if server.fates else "finished"
         return SimpleNamespace(phase=phase, counted=lambda _: 3) if server.submitted else read(directory)
 
-    monkeypatch.setattr(running, "read_federation", status)
+    monkeypatch.setattr(running, "look", status)
     run_job(job, job, say=said.append)
     return said
 

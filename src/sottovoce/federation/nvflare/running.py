@@ -17,9 +17,9 @@ from typing import Any
 
 from sottovoce.errors import extra, shown
 from sottovoce.federation.nvflare import LOST, META, SERVER_CONFIG, meta_of
-from sottovoce.federation.status import read_federation
 from sottovoce.federation.status.supervisor import RunFailed, Silent, Supervisor, alone
 from sottovoce.machine.files import PUBLIC, write_atomically
+from sottovoce.report.look import look
 
 NEEDS = "NVFlare carries this run"
 STARTING_SECONDS = 90.0
@@ -87,7 +87,7 @@ class Jobs(Supervisor):
         try:
             connected = self._connected()
             away = self._wanted - len(connected)
-            enrolled = read_federation(self._directory).counted("enrolled") > 0
+            enrolled = look(self._directory).counted("enrolled") > 0
             if away > 0 and not (enrolled and connected and time.monotonic() - self._asked > GRACE_SECONDS):
                 return "", f"{len(connected)} of {self._wanted} sites are connected"
             (self._directory / LOST).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class Jobs(Supervisor):
     def ended(self, run: str) -> str | None:
         if self.working():
             self._alive = time.monotonic()
-        elif read_federation(self._directory).phase == "finished":  # NVFlare says so half a minute later
+        elif look(self._directory).phase == "finished":  # NVFlare says so half a minute later
             return self.completed
         status = str(self._ask("get_job_meta", run).get("status"))
         late = self._connected() - self._sites
