@@ -24,10 +24,10 @@ from sottovoce.federation.server import Options
 from sottovoce.federation.settings import CANNOT, SettingsError
 from sottovoce.federation.site.holdings import Holdings
 from sottovoce.federation.site.recovery import LEFT
-from sottovoce.federation.status import look
 from sottovoce.federation.status.progress import Progress
 from sottovoce.models.tensors import load_tensors
 from sottovoce.privacy.ledger import Ledger, LedgerError
+from sottovoce.report.look import look
 from sottovoce.run.training import train
 from tests.federation.world import World, same
 
