@@ -68,7 +68,7 @@ def cut(sent: Tensor, size: int, longest: float) -> Tensor:
     >>> cut(torch.tensor([6.0, 8.0, 9.0]), 2, longest=5.0)
     tensor([3., 4., 9.])
     """
-    coefficients = sent[:size].double()
+    coefficients = sent[:size].detach().double()
     length = float(torch.linalg.vector_norm(coefficients))
     if not length > longest:
         return sent

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from sottovoce import data
 from sottovoce.data import Dataset, Facts, FederatedDataset
 from sottovoce.models.architectures import given_name
-from sottovoce.models.features import fingerprint, open_features
+from sottovoce.models.features import open_features
 from sottovoce.models.features.cache import Progress, described, described_facts
 from sottovoce.models.features.encoded import loaded, own_version, with_encoders
+from sottovoce.models.features.local import fingerprint
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import PARTITIONS, names_encoder
 from sottovoce.plan.checks import PlanError

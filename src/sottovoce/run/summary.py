@@ -9,8 +9,8 @@ from typing import Any, cast
 from sottovoce import __version__
 from sottovoce.data import FederatedDataset
 from sottovoce.data.tables.schema import protected_unit
-from sottovoce.models.features import pretrained
 from sottovoce.models.features.encoded import references
+from sottovoce.models.features.local import pretrained
 from sottovoce.models.metrics import (
     Curves,
     Evaluation,

@@ -9,39 +9,40 @@ x ↦ P f(x)/‖P f(x)‖ with f(x) the named parts side by side, each of unit n
 mirror image of a picture added with `mirror`; and P a signed partition into `size` sums, public and random,
 or nothing.
 
-A map of one's own is `features=package.module:function`, named on this machine, never by a message. The
-function is called once with the shape of a record and returns the map: a callable from raw records (n, …),
-pictures on the scale from 0 to 1, to numbers (n, k). It must treat records one by one. Its attribute
-`version` (a text) says under which name its features are kept; without one, the source of its module does.
-Its attribute `public_pretraining` says whether it has learned from other people's public data: true by
-default.
+What a record becomes is the same bit for bit, whatever lies beside it and wherever it stands (`tiles`). A map
+of one's own (`local`) sees one record at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
-from sottovoce.machine.determinism import side_by_side
-from sottovoce.models.features.fixed import COEFFICIENTS, SIZE, Scattering, mirrored, ngrams, spectrum
+from sottovoce.machine.determinism import one_core, side_by_side
+from sottovoce.models.features import local as own_maps
+from sottovoce.models.features.fixed import (
+    CHUNK,
+    COEFFICIENTS,
+    SIZE,
+    Scattering,
+    mirrored,
+    ngrams,
+    spectrum,
+)
 from sottovoce.models.features.patterns import Network, Patterns, by_kind, centred, paths, shipped
-from sottovoce.models.imports import imported, made_at_home, reason
+from sottovoce.models.tiles import TILE, drawn, even, tiles
 from sottovoce.plan.catalog import DESCRIBED, entry
 
 _PATTERNS_SHARE, _PATTERNS_SHARE_GRAY = 0.7, 0.3  # of the squared norm, where both parts are used
-_BATCH = 256  # records at once
+_LARGE_TILE = 256
+"""Records of a tile where each is little work, and on a GPU."""
 
 Part = Callable[[Tensor], Tensor]
-_PROBE = 3
-_TOLERANCE = 1e-3
 
 
 def projection(inputs: int, size: int, seed: int) -> Part:
@@ -78,8 +79,11 @@ class FeatureMap:
     parts: tuple[Part, ...]
     weights: tuple[float, ...]
     projection: Part | None
+    mirror: bool = False
     device: str = "cpu"
     """Where it is computed: another changes the last digits."""
+    alone: bool = False
+    """It sees one record at a time, and works on no two at once."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Records as they are stored, before any normalization of a dataset; bytes are divided by 255."""
@@ -89,10 +93,26 @@ class FeatureMap:
                 f"{tuple(x.shape[1:])}: open it for their shape"
             )
 
-        batches = torch.split(x, _BATCH)
-        described = self._described
-        parts = side_by_side(described, batches) if self.device == "cpu" else map(described, batches)
-        return torch.cat([torch.empty(0, self.size), *parts])
+        parts = tiles(x, self._tile())
+        if self.device == "cpu" and not self.alone:
+            rows = side_by_side(self._described, parts)
+        else:
+            with one_core():
+                rows = [self._described(part) for part in parts]
+        return torch.cat([torch.empty(0, self.size), *rows])[: len(x)]
+
+    def _tile(self) -> int:
+        """Returns how many records are described at once: one where their places would decide digits."""
+        large = len(self.shape) < 3 or self.device != "cpu"
+        if self.alone or (not large and math.prod(self.shape) > 2 * CHUNK):
+            return 1
+        size = _LARGE_TILE if large else TILE
+        key = (self.name, self.shape, self.size, self.mirror, self.device)
+        if key not in _even:
+            kind = torch.int64 if len(self.shape) == 1 else torch.float32
+            public = torch.cat([drawn(torch.empty(0, *self.shape, dtype=kind)).abs()] * (size // TILE))
+            _even[key] = even(lambda tile: [self._described(tile)], public)
+        return size if _even[key] else 1
 
     @torch.no_grad()  # of the thread that works on it
     def _described(self, x: Tensor) -> Tensor:
@@ -103,6 +123,10 @@ class FeatureMap:
         if self.projection is not None:
             features = self.projection(features)
         return nn.functional.normalize(features, dim=1).cpu()
+
+
+_even: dict[tuple[object, ...], bool] = {}
+"""Whether a map may see tiles on this machine."""
 
 
 def open_features(
@@ -136,8 +160,8 @@ def open_features(
             f"mirror=true is for pictures, not for records of shape {shape}: set mirror=false"
         )
     if own:
-        describe, length = _opened(name, shape)
-        opened, device = [(_mirroring(describe, mirror), length)], "cpu"
+        found = own_maps.opened(name, shape)
+        opened, device = [(_mirroring(found, mirror), found.size)], "cpu"
     else:
         opened = [_PARTS[part](shape, mirror, device) for part in name.split("+")]
     full = sum(length for _, length in opened)
@@ -154,7 +178,9 @@ def open_features(
         parts=tuple(part for part, _ in opened),
         weights=tuple(math.sqrt(share) for share in shares),
         projection=projection(full, size, seed=0) if size else None,
+        mirror=mirror,
         device=device,
+        alone=own,
     )
 
 
@@ -195,60 +221,3 @@ _PARTS: dict[str, Callable[[tuple[int, ...], bool, str], tuple[Part, int]]] = {
     "ngrams": lambda shape, mirror, device: (ngrams, SIZE),
 }
 """Each part of a map, and how many numbers it has; only pictures have mirror images."""
-
-
-def pretrained(name: str) -> bool:
-    """Returns whether a map may hold public data of other people: of one's own, unless declared not to."""
-    return ":" in name and bool(getattr(imported("features", name), "public_pretraining", True))
-
-
-def fingerprint(name: str) -> str:
-    """Returns what distinguishes the map's features from those of another version of it."""
-    factory = imported("features", name)
-    version = getattr(factory, "version", None)
-    if version is None:
-        try:
-            version = inspect.getsource(inspect.getmodule(factory) or factory)
-        except (OSError, TypeError):
-            raise SottovoceError(
-                f"features={name} has no source to tell its versions apart: give the function an attribute "
-                "version, a text"
-            ) from None
-    return hashlib.sha256(repr((name, str(version))).encode()).hexdigest()
-
-
-@lru_cache(maxsize=4)
-def _opened(name: str, shape: tuple[int, ...]) -> tuple[Part, int]:
-    """The map as a function to float32 (n, k), and k; tried on made-up records: it must not mix them."""
-    try:
-        inner = imported("features", name)(shape)
-    except SottovoceError:
-        raise
-    except Exception as error:
-        raise SottovoceError(
-            f"features={name} fails for records of shape {shape}: {reason(error)}"
-        ) from error
-
-    if made_at_home(inner):
-        raise SottovoceError(
-            f"features={name} uses a model that was finished at home, on records without noise: give it as "
-            "it was before"
-        )
-
-    def described(x: Tensor) -> Tensor:
-        try:
-            out = torch.as_tensor(inner(x))
-        except Exception as error:
-            raise SottovoceError(f"features={name} fails: {reason(error)}") from error
-        if len(out) != len(x):
-            raise SottovoceError(f"features={name} gave {len(out)} rows for {len(x)} records: one each")
-        return out.detach().flatten(1).float().cpu()
-
-    probe = torch.rand(_PROBE, *shape, generator=torch.Generator().manual_seed(0))
-    together, alone = described(probe), torch.cat([described(probe[i : i + 1]) for i in range(_PROBE)])
-    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE):
-        raise SottovoceError(
-            f"features={name} describes a record differently beside others, which no ε covers: put its "
-            "module into eval mode, or describe records one by one"
-        )
-    return described, together.shape[1]

@@ -23,15 +23,18 @@ from torch import Tensor
 from sottovoce.data import Dataset, Facts, Records, cache_folder, identified, read_client
 from sottovoce.data.tables.held import Content
 from sottovoce.machine.files import kept_secret, locked, write_atomically
-from sottovoce.models.features import FeatureMap, fingerprint, open_features
+from sottovoce.models.features import FeatureMap, open_features
 from sottovoce.models.features.columns import Columns
 from sottovoce.models.features.encoded import Encoded, check_own, encoded_size, open_encoded
 from sottovoce.models.features.kept import features_folder
+from sottovoce.models.features.local import fingerprint, opened
 from sottovoce.plan import Plan
 from sottovoce.plan.catalog import names_encoder
 
 Progress = Callable[[int, int], None]
 _BATCH = 2048
+_TILED = "tiles 1"
+"""What was kept before was rounded by what lay beside a record."""
 
 
 def described(
@@ -164,9 +167,13 @@ def _further(progress: Progress, before: int, records: int, done: int, of: int) 
 
 
 def _name(dataset: Dataset, plan: Plan) -> str:
-    described: tuple[object, ...] = (dataset.digest, plan.shaping("features"), weights_digest())
+    described: tuple[object, ...] = (_TILED, dataset.digest, plan.shaping("features"), weights_digest())
     if ":" in plan.features:
-        described = (*described, fingerprint(plan.features))
+        described = (
+            *described,
+            fingerprint(plan.features),
+            opened(plan.features, dataset.facts.shape).digest,
+        )
     key = kept_secret(features_folder() / "key")
     return hmac.new(key, repr(described).encode(), hashlib.sha256).hexdigest()[:32]
 

@@ -29,10 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import SottovoceError
+from sottovoce.models.tiles import WHOLE
 
 ORIENTATIONS = 8
 COEFFICIENTS = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2  # 81
-_CHUNK = 25_000  # pixels (of all channels) worked on at once: what they become stays in the cache
+CHUNK = 2**14  # pixels (of all channels) worked on at once: what they become stays in the cache
 SIZE = 2048
 """Numbers of each description."""
 PARTS_OF_TIME, BANDS, MOST_CORRELATED, MOST_INPUTS = 4, 32, 64, 4096
@@ -115,7 +116,7 @@ class Scattering:
         """
         n, channels, height, width = x.shape
         pictures = x.reshape(n * channels, height, width)
-        step = max(1, _CHUNK // (height * width))
+        step = channels * alike(n, CHUNK // (channels * height * width))
         parts = [self._scatter(part) for part in torch.split(pictures, step)]
         return torch.cat(parts).reshape(n, channels, 9, 9, *self.grid)
 
@@ -136,6 +137,15 @@ class Scattering:
         out[:, 1:, 1:] = (smoothed := self._smooth_half[0] @ second @ self._smooth_half[1].T)[:, 1:]
         out[:, 1:, 0] = smoothed[:, 0]
         return out
+
+
+def alike(records: int, most: int) -> int:
+    """The largest number of records, at most so many, of which all parts have alike many.
+
+    >>> alike(32, 41), alike(32, 10), alike(1, 0)
+    (32, 8, 1)
+    """
+    return next(each for each in range(max(1, min(most, records)), 0, -1) if records % each == 0)
 
 
 def mirrored(coefficients: Tensor) -> Tensor:
@@ -208,7 +218,8 @@ def spectrum(steps: int, values: int) -> Callable[[Tensor], Tensor]:
         shapes = (heights / (heights.norm(dim=2, keepdim=True) + _TINY)).sqrt()
         strengths = torch.log10(moves.square().mean(2).sqrt() + _TINY)
         directions = moves / (moves.norm(dim=2, keepdim=True) + _TINY)
-        together = (directions @ directions.transpose(1, 2))[:, first, second]
+        whole = nn.functional.pad(directions[:, :paired], (0, 0, 0, -paired % WHOLE))
+        together = (whole @ whole.transpose(1, 2))[:, first, second]
         kinds = [_unit(shapes.flatten(1)), _beside_one(strengths), _beside_one(together) / 2]
         where = levels(_beside_one(means.sign() * means.abs().log1p()))
         how = rhythm(torch.cat(kinds, dim=1))

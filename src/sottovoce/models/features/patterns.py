@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sottovoce.models.features.fixed import alike
+
 SHIPPED_CENTRES = Path(__file__).with_name("centres.safetensors")
 
 
@@ -136,6 +138,7 @@ class Patterns:
         if not 24 <= longer <= 48:
             size = [max(4, round(side * 32 / longer)) for side in (height, width)]
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=True)
-        parts = (part.contiguous(memory_format=torch.channels_last) for part in torch.split(x, _CHUNK))
+        step = len(x) // n * alike(n, _CHUNK * n // len(x))
+        parts = (part.contiguous(memory_format=torch.channels_last) for part in torch.split(x, step))
         maps = [nn.functional.adaptive_avg_pool2d(self.network(part), 4) for part in parts]
         return torch.cat(maps).reshape(n, -1, self.channels, 16)
