@@ -23,6 +23,7 @@ from sottovoce.gradients import clipped_mean, clipped_means, recordwise_logits, 
 from sottovoce.models import architectures
 from sottovoce.models.bases import open_basis
 from sottovoce.models.tasks import open_task
+from sottovoce.plan.recipes import V0_2
 from sottovoce.release.once import Statistic
 from sottovoce.release.once.calibration import Derivatives
 from sottovoce.release.once.centre import Inputs
@@ -111,11 +112,11 @@ def statistic_of(model: Model, kind: str) -> Statistic:
     facts = Facts(model.shape, model.classes)
     made: dict[str, Callable[[], Statistic]] = {
         "confusion": lambda: Confusion(model.classes),
-        "calibration": lambda: Derivatives(open_task(facts)),
+        "calibration": lambda: Derivatives(open_task(facts), V0_2.calibrating),
         "predictions": lambda: MeanPrediction(model.classes),
         "probabilities": lambda: MeanProbability(model.classes),
         "moments": lambda: Moments(block_groups(model.shape)),
-        "centre": lambda: Inputs(torch.Size(model.shape).numel()),
+        "centre": lambda: Inputs(torch.Size(model.shape).numel(), V0_2.longest),
     }
     return made[kind]()
 
