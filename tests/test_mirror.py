@@ -31,7 +31,6 @@ THROUGH = {
     "gradients/test_mean.py": "identity layers partitions vmap",
     "models/features/test_scattering.py": "fixed",
     "models/test_architectures.py": "imports parameters",
-    "plan/test_limits.py": "machine/documents",
     "plan/test_plan.py": "keys checks",
     "release/test_blueprint.py": "secrets",
     "report/test_look.py": "status",

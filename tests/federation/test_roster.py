@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,10 +110,13 @@ def enrolling(tmp_path: Path) -> Iterator[Enrolling]:
 def test_who_enrols_says_who_it_is_with_a_key_that_it_proves(enrolling: Enrolling) -> None:
     enrolling.refused(0, "not today", error="not today")
     enrolling.refused(0, "another agreement", agreement="other")
-    for wrong in (3, -1, "0", None, 1.0):
-        enrolling.refused(0, "no participant", participant=wrong)
-    for changes in ({"key": bytes(31)}, {"key": "k" * 32}, {"key": None}, {"proof": None}, {"proof": "p"}):
-        enrolling.refused(0, "incomplete", **changes)
+    enrolling.refused(0, "no participant", participant=3)
+    for wrong in (-1, "0", None, 1.0, True):
+        enrolling.refused(0, "incomplete: participant", participant=wrong)
+    for wrong in (bytes(31), "k" * 32, base64.b64encode(bytes(32)).decode(), None):
+        enrolling.refused(0, "incomplete: key", key=wrong)
+    for wrong in (None, "p"):
+        enrolling.refused(0, "incomplete: proof", proof=wrong)
     enrolling.refused(0, "does not prove", proof=bytes(32))
     enrolling.refused(0, "does not prove", participant=2)
     assert [enrolling.roster.enrol(enrolling.answer(p), f"at {p}") for p in (0, 2, 1)] == [0, 2, 1]
@@ -124,8 +128,9 @@ def test_who_enrols_says_who_it_is_with_a_key_that_it_proves(enrolling: Enrollin
 def test_an_open_agreement_wants_numbers_of_records_and_a_stated_one_does_not(
     enrolling: Enrolling, tmp_path: Path
 ) -> None:
-    for wrong in (0, -1, True, "90", 90.0, None, MOST_RECORDS + 1):
-        enrolling.refused(0, "does not declare", records=wrong)
+    enrolling.refused(0, "does not declare", records=0)
+    for wrong in (-1, True, "90", 90.0, None, MOST_RECORDS + 1):
+        enrolling.refused(0, "incomplete: records", records=wrong)
     silent = {name: value for name, value in enrolling.answer(0).items() if name != "records"}
     with pytest.raises(EnrolmentError, match="does not declare"):
         enrolling.roster.enrol(silent, "9")
@@ -136,7 +141,7 @@ def test_an_open_agreement_wants_numbers_of_records_and_a_stated_one_does_not(
     enrolling.roster.enrol(enrolling.answer(2), "9")
     assert enrolling.roster.sizes() == [1, MOST_RECORDS, 90]
     stated = Enrolling(tmp_path / "stated")
-    stated.refused(0, "does not declare", records=-1)
+    stated.refused(0, "incomplete: records", records=-1)
     answer = stated.answer(0)
     del answer["records"]
     assert stated.roster.enrol(answer, "9") == 0

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +23,7 @@ from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import MOST_RECORDS, Agreement, sealing
 from sottovoce.federation.sealing import KEY_BYTES, MODEL, EnrolmentError
 from sottovoce.federation.store import Store
+from sottovoce.machine.documents import Bound, read
 from sottovoce.release.downlink import Downlink
 from sottovoce.release.kind import Release
 from sottovoce.release.places.shared import Shares
@@ -32,6 +34,22 @@ log = logging.getLogger("sottovoce.federation")
 
 class Implausible(SottovoceError):
     """An authentic release that no client's clipping and noise give; it would only be sent again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client says when it enrols."""
+
+    participant: Annotated[int, Bound(ge=0)]
+    key: Annotated[bytes, Bound(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    proof: bytes
+    records: Annotated[int, Bound(ge=0, le=MOST_RECORDS)] = 0
+    name: object = ""
+    """What it wants to be called; nobody is refused for that."""
+
+
+def _incomplete(what: str) -> EnrolmentError:
+    return EnrolmentError(f"the enrolment is incomplete: {what}; update the client")
 
 
 class Roster:
@@ -80,17 +98,14 @@ class Roster:
             raise EnrolmentError("the client holds another agreement: give it the agreement.toml of this run")
         if "helper" in answer:
             return self._enrol_helper(answer, address)
-        participant, key, proven = answer.get("participant"), answer.get("key"), answer.get("proof")
-        if not isinstance(participant, int) or not 0 <= participant < count:
+        said = read(Answer, answer, _incomplete, more=True)
+        participant, key, records, name = said.participant, said.key, said.records, said.name
+        if participant >= count:
             raise EnrolmentError(f"no participant {shown(participant)}: the plan has 0 to {count - 1}")
-        if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(proven, bytes):
-            raise EnrolmentError("the enrolment is incomplete: update the client")
-        if not secrets.compare_digest(proven, sealing.proof(self._agreed(participant, key), self._nonce)):
+        if not secrets.compare_digest(said.proof, sealing.proof(self._agreed(participant, key), self._nonce)):
             raise EnrolmentError("the enrolment does not prove its key: enrol again")
-        records = answer.get("records", 0)
-        if type(records) is not int or not (1 if self._agreement.open else 0) <= records <= MOST_RECORDS:
+        if self._agreement.open and not records:
             raise EnrolmentError("the client does not declare how many records it trains on: update it")
-        name = answer.get("name")
         if not isinstance(name, str) or not CLIENT.fullmatch(name) or name in self._taken:
             name = ""
         if self._store.enrol(participant, key, records, name):

@@ -1,8 +1,20 @@
-"""What a text from elsewhere may be, before anything is made of it."""
+"""Documents from elsewhere: read as what they must be, or refused in one line, before anything is made of it.
+
+What a document must be is a plain dataclass, with a `Bound` where its types say too little. msgspec checks
+it, and is imported here alone and when something is read: what only simulates does without.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache, reduce
+from importlib import import_module
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sottovoce.errors import SottovoceError, shown
 
@@ -10,10 +22,87 @@ MOST_TEXT = 2**20
 """Bytes of an agreement or a specification."""
 MOST_LETTERS = 200
 """Letters of a text in a plan."""
+LARGEST_FLOAT = 1.7976931348623157e308
+"""A bound that infinity does not keep."""
+T = TypeVar("T")
 
 
 class ForeignError(SottovoceError):
     """Something of another party's that is not what it must be; nothing was built from it."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a value must be beside its type: `Annotated[int, Bound(ge=1)]`; a pattern is a whole text's."""
+
+    ge: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+
+
+def read(kind: type[T], document: object, refuse: Callable[[str], Exception], *, more: bool = False) -> T:
+    """A document, as JSON in bytes or as values, as the dataclass `kind`: typed exactly and within bounds.
+
+    No key is left unread, unless there may be `more`. `refuse` makes the error of what is wrong and where.
+
+    >>> @dataclass
+    ... class Asked:
+    ...     round: Annotated[int, Bound(ge=1)]
+    >>> read(Asked, b'{"round": 0}', ForeignError)
+    Traceback (most recent call last):
+    sottovoce.machine.documents.ForeignError: round is not what it must be (expected int >= 1)
+    """
+    try:
+        msgspec = import_module("msgspec")
+    except ImportError:
+        raise SottovoceError("documents from elsewhere are read with msgspec: pip install msgspec") from None
+    if isinstance(document, bytes) and len(document) > MOST_TEXT:
+        raise refuse(f"it is longer than {MOST_TEXT} bytes")
+    try:
+        model = _model(cast(Hashable, kind), more)
+        if isinstance(document, bytes):
+            found = msgspec.json.decode(document, type=model)
+        else:
+            found = msgspec.convert(document, model, builtin_types=(bytes,))  # else a text would do for them
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise refuse(_said(str(error))) from None
+    return kind(**{each.name: getattr(found, each.name) for each in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+@cache
+def _model(kind: Hashable, more: bool) -> Any:
+    """What msgspec makes of a dataclass."""
+    hints, fields = get_type_hints(kind, include_extras=True), list[Any]()
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+        default = [] if each.default is dataclasses.MISSING else [each.default]
+        fields.append((each.name, _bounded(hints[each.name]), *default))
+    return import_module("msgspec").defstruct(
+        "Document", fields, forbid_unknown_fields=not more, kw_only=True
+    )
+
+
+def _bounded(hint: Any) -> Any:
+    """A type with our bounds as msgspec's."""
+    if get_origin(hint) is Annotated:
+        inner, bound = get_args(hint)
+        limits = {name: value for name, value in vars(bound).items() if value is not None}
+        if bound.pattern is not None:
+            limits["pattern"] = rf"\A(?:{bound.pattern})\Z"
+        return Annotated[_bounded(inner), import_module("msgspec").Meta(**limits)]
+    if get_origin(hint) is UnionType:
+        return reduce(or_, map(_bounded, get_args(hint)))
+    return hint if get_origin(hint) is None else get_origin(hint)[tuple(map(_bounded, get_args(hint)))]
+
+
+def _said(text: str) -> str:
+    """What msgspec says is wrong, as a part of our sentence."""
+    what, _, path = re.sub(" matching regex .*?'(?= - at |$)", " of another form", text).partition(" - at ")
+    what, path = shown(what.replace("`", "")), shown(path.strip("`").removeprefix("$").removeprefix("."))
+    what = what[:1].lower() + what[1:]
+    return f"{path} is not what it must be ({what})" if path else what
 
 
 def foreign_name(text: object) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from sottovoce import __version__
 from sottovoce.data import Facts
 from sottovoce.data.tables import schema
 from sottovoce.errors import shown
-from sottovoce.machine.documents import MOST_LETTERS, foreign_name
+from sottovoce.machine.documents import LARGEST_FLOAT, MOST_LETTERS, Bound, foreign_name, read
 from sottovoce.models.architectures import check_model, import_model, model_options
 from sottovoce.models.encoders import store
 from sottovoce.models.features.cache import weights_digest
@@ -37,38 +36,33 @@ from sottovoce.plan.catalog import ACCOUNTINGS, MODELS, PLACES, function, names_
 from sottovoce.plan.limits import foreign_plan
 from sottovoce.release.blueprint import Blueprint
 
+Line = Annotated[str, Bound(max_length=MOST_LETTERS)]
+
 
 @dataclass(frozen=True)
 class Origin:
     """Where a personal model comes from, and what is promised to the records behind it."""
 
     run: str
-    client: str
-    epsilon: float | None
+    client: Line
+    epsilon: Annotated[float, Bound(ge=0, le=LARGEST_FLOAT)] | None
     """What the client's records had spent when it was written, at `delta`; None: no noise protects them."""
-    delta: float
+    delta: Annotated[float, Bound(ge=0, lt=1)]
     accounting: str
     noise: str
     """Where noise was added: at the client, at the server, or nowhere."""
     seeded: bool = False
     """A simulation whose noise can be drawn again: it protects nobody."""
-    created: str = ""
-    sottovoce: str = __version__
+    created: Line = ""
+    sottovoce: Line = __version__
 
     @classmethod
-    def parse(cls, fields: Any) -> Origin:
-        """From another party: typed and bounded, or a ValueError."""
-        origin = cls(**fields)
+    def parse(cls, text: str) -> Origin:
+        """From the JSON of another party: typed and bounded, or a ValueError."""
+        origin = read(cls, text.encode(), ValueError)
         foreign_name(origin.run)
-        texts = (origin.client, origin.created, origin.sottovoce)
-        if not all(
-            isinstance(text, str) and len(text) <= MOST_LETTERS and text.isprintable() for text in texts
-        ):
+        if not all(said.isprintable() for said in (origin.client, origin.created, origin.sottovoce)):
             raise ValueError("client, date and version are not texts of a line")
-        if origin.epsilon is not None and not _within(origin.epsilon, 0.0, math.inf):
-            raise ValueError("epsilon is not a number")
-        if not _within(origin.delta, 0.0, 1.0) or type(origin.seeded) is not bool:
-            raise ValueError("delta or seeded is not what it must be")
         if origin.accounting not in ACCOUNTINGS or origin.noise not in (*PLACES, "nowhere"):
             raise ValueError("accounting or noise is of no known kind")
         return origin
@@ -121,8 +115,7 @@ class PersonalModel:
                 f"{path} holds no client's model: give a file that 'sottovoce models' or 'personalize' wrote"
             )
         try:
-            values, fields = json.loads(metadata["model"]), json.loads(metadata["origin"])
-            origin = Origin.parse(fields)
+            values, origin = json.loads(metadata["model"]), Origin.parse(metadata["origin"])
             division = int(metadata["division"]) if "division" in metadata else None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} holds an incomplete model: {shown(repr(error))}") from None
@@ -253,10 +246,6 @@ def _told(plan: Plan) -> dict[str, str]:
         more = {key: getattr(here, key) for key in ("licence", "origin", "trained_on")} if here else {}
         told.append({"name": one.name, "version": one.version, "digest": one.digest, **more})
     return {"encoders": json.dumps(told)}
-
-
-def _within(value: Any, low: float, high: float) -> bool:
-    return type(value) in (int, float) and low <= value < high
 
 
 def _named(plan: Plan, facts: Facts, model: nn.Module | str | None) -> nn.Module | None:

@@ -34,7 +34,7 @@ def model_card(model: bytes, metrics: Mapping[str, float | None] | None = None) 
     """The card of a published model, from the bytes of its file."""
     [length] = struct.unpack_from("<Q", model)
     header = json.loads(model[8 : 8 + length])["__metadata__"]
-    facts, origin = Facts.from_metadata(header), Origin.parse(json.loads(header["origin"]))
+    facts, origin = Facts.from_metadata(header), Origin(**json.loads(header["origin"]))
     built, records = json.loads(header["model"]), facts.source or facts
     agreed, unit = schema.of(records), protected_unit(facts)
     inputs = list(agreed.columns) if agreed is not None and agreed.array is None else None

@@ -178,7 +178,7 @@ def _headers(
             raise ValueError("they are about other records or participants")
         found = tuple({**header, **one} for one in own)
         for name, one in zip(names, found, strict=True):
-            origin = Origin.parse(json.loads(one["origin"]))
+            origin = Origin.parse(one["origin"])
             if (origin.run, origin.client) != (run, name) or not all(type(v) is str for v in one.values()):
                 raise ValueError("they are about another run or participant")
     except (SottovoceError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
