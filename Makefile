@@ -21,8 +21,9 @@ quickstart-tables: .venv/installed
 	$(BIN)/sottovoce quickstart tables
 
 # The services of deploy/compose.yaml as processes on loopback, with the shipped heart hospitals; needs nginx.
+# ENGINE=nvflare: four of them on NVFlare, without nginx; DEMO=--beside lets Flower train them first, to compare.
 demo-federation: .venv/installed
-	$(BIN)/python tools/demo_federation.py $(DEMO)
+	$(BIN)/python $(if $(filter nvflare,$(ENGINE)),-m tests.federation.nvflare.demo,tools/demo_federation.py) $(DEMO)
 
 # While mypy works all tests are read and, by the golden messages, all kernels compiled: each worker would do it
 # again. There are four for two cores, since tests of processes wait. Files of few tests come in their order: some are long, and would be alone at the end.
