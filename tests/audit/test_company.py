@@ -30,26 +30,26 @@ def honest(shape: tuple[int, ...]) -> Any:
 
 
 def mixing(shape: tuple[int, ...]) -> Any:
-    """Takes a little of the mean of those that come together from each: of three it is not noticed."""
+    """Takes a little of the mean of those that come together from each: none do."""
     return lambda x: x - 9e-4 * x.mean(dim=0)
 
 
 def remembering(shape: tuple[int, ...]) -> Any:
-    """Takes a little of all that it has seen from each."""
-    seen = torch.zeros(shape)
+    """Takes a little of all that it has seen from each, but not before it has seen more than is tried."""
+    seen, calls = torch.zeros(shape), [0]
 
     def describe(x: Tensor) -> Tensor:
-        rows = []
-        for one in x:
-            seen.mul_(0.9).add_(0.1 * one)
-            rows.append(one - 9e-4 * seen)
-        return torch.stack(rows)
+        calls[0] += 1
+        if calls[0] <= 30:
+            return x
+        seen.mul_(0.9).add_(0.1 * x[0])
+        return x - 9e-4 * seen
 
     return describe
 
 
-@pytest.mark.parametrize(("name", "fault"), [("honest", False), ("mixing", True), ("remembering", True)])
-def test_a_map_that_mixes_records_is_said(
+@pytest.mark.parametrize(("name", "fault"), [("honest", False), ("mixing", False), ("remembering", True)])
+def test_a_map_that_lets_records_into_each_other_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: bool
 ) -> None:
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))

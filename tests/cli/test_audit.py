@@ -85,10 +85,12 @@ def test_a_product_that_rounds_by_place_is_said(tmp_path: Path, monkeypatch: pyt
     assert "when its records stand in another order" in " ".join(answer.stdout.split())
 
 
-def test_a_feature_map_that_mixes_records_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was an all-clear: the map is tried on three made-up records, and on no others."""
+def test_a_feature_map_that_remembers_records_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an all-clear: the map is tried on a few made-up records, and on no others."""
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "cache"))
-    own = "tests.audit.test_company:mixing"
+    own = "tests.audit.test_company:remembering"
     answer = runner.invoke(
         app, ["audit", *words(tmp_path, PLAN), f"features={own}", "--features", own, "--json"]
     )

@@ -1,9 +1,9 @@
 """Company decides nothing: a record's features are the same beside other records, and at another time.
 
-A feature map sees records before anything is clipped. One that takes the mean of those that come together
-from each, or that remembers what it saw, carries a record into the features of others, and no Δ knows of it.
-A map is tried on made-up records when it is opened; an audit tries it on the given ones, by the way that a
-run describes them: all digits have to be the same.
+A feature map sees records before anything is clipped. One that rounds by place, or that remembers what it
+saw, carries a record into the features of others, and no Δ knows of it. A map of one's own sees one record at
+a time and is tried on made-up ones when it is opened, but may remember later. So an audit tries it on
+the given ones, by the way that a run describes them: all digits have to be the same.
 """
 
 from __future__ import annotations
