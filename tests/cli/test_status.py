@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from sottovoce.cli.application import app
 from sottovoce.cli.status import wait_for
 from sottovoce.run.directory import RunDirectory
-from tests.federation.live.test_page import request
 from tests.federation.status.test_progress import Told
 from tests.federation.test_contact import Watched
 from tests.federation.world import QUICK
+from tests.report.live.test_page import request
 
 from .conftest import Failing
 

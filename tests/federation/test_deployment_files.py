@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-from sottovoce.federation.live import PROXY
 from sottovoce.federation.settings import template
+from sottovoce.report.live import PROXY
 
 from .processes import DEPLOY
 

@@ -67,8 +67,8 @@ def watch(
     and /metrics is for Prometheus, with a token.
     """
     try:
-        from sottovoce.federation.live import TOKENS_FILE, open_watch
         from sottovoce.machine import tokens
+        from sottovoce.report.live import TOKENS_FILE, open_watch
     except ModuleNotFoundError as error:
         raise SottovoceError(f"{error.name} is missing: pip install 'sottovoce[serve]'") from None
     if new_token is not None:

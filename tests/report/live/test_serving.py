@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.federation.live import PROXY, TOKENS_FILE
 from sottovoce.machine.tokens import new_token, revoke_token
+from sottovoce.report.live import PROXY, TOKENS_FILE
 from sottovoce.run.training import train
 from tests.federation.test_contact import Watched
 from tests.federation.world import QUICK

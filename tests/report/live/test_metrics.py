@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sottovoce.federation.live import metrics
+from sottovoce.report.live import metrics
 from sottovoce.report.look import look
 from sottovoce.report.status import Status
 from tests.federation.status.test_progress import Told
@@ -108,7 +108,7 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not(server: Status, n
     made = {name.partition("[")[0] for found in (server, node) for name in samples(found)}
     told = {name for name in made if not name.endswith("_created")} | ONBOARDING
     assert names(" ".join(shown)) == told | {"sottovoce_run_seconds_left"}
-    assert names((ROOT / "src/sottovoce/federation/live/__init__.py").read_text()) >= {
+    assert names((ROOT / "src/sottovoce/report/live/__init__.py").read_text()) >= {
         "sottovoce_run_seconds_left"
     }
     numbers = [panel["id"] for panel in dashboard["panels"]]

@@ -160,7 +160,7 @@ def open_watch(
 
 def parts(found: Status) -> dict[str, str]:
     """The parts of the page that change, by the id of the element that holds each; the title is no markup."""
-    made, grid = report.macros("federation/live/parts.html"), report.macros("report/parts.html").grid
+    made, grid = report.macros("report/live/parts.html"), report.macros("report/parts.html").grid
     shown = {"title": _title(found), "state": made.state(found), "figures": "", "charts": "", "clients": ""}
     if found.role == "client":
         if found.client:
@@ -176,7 +176,7 @@ def parts(found: Status) -> dict[str, str]:
 def document(found: Status) -> str:
     """The whole page as it is now; its script replaces the parts."""
     return report.page(
-        "federation/live/page.html",
+        "report/live/page.html",
         live=True,
         name=_name(found),
         facts=_facts(found),

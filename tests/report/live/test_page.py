@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.live import document, open_watch, parts
+from sottovoce.report.live import document, open_watch, parts
 from sottovoce.report.look import look
 from sottovoce.report.status import Status
 from sottovoce.run.directory import RunDirectory
