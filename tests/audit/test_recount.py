@@ -15,7 +15,8 @@ import pytest
 from sottovoce import audit as module
 from sottovoce.audit import SEEDED, pld_epsilon, recount
 from sottovoce.errors import SottovoceError
-from sottovoce.plan import Plan
+from sottovoce.models.tensors import load_tensors, save_tensors
+from sottovoce.plan import Plan, recipes
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.run.training import train
 
@@ -47,6 +48,39 @@ def test_a_seeded_run_protects_nobody(trained: Path) -> None:
     found = recount(trained / "seeded")
     assert found["faults"] == [SEEDED]
     assert found["epsilon"] == pytest.approx(8.0, rel=1e-3)
+
+
+def altered_model(run: Path, tensor: str) -> None:
+    state, metadata = load_tensors(run / "model.safetensors")
+    state[tensor].view(-1)[0] += 0.01
+    save_tensors(run / "model.safetensors", state, metadata)
+
+
+def renamed_recipe(run: Path) -> None:
+    text = (run / "plan.toml").read_text()
+    assert recipes.CURRENT in text
+    (run / "plan.toml").write_text(text.replace(recipes.CURRENT, "0.9-5eaf00d5"))
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (
+            lambda run: altered_model(run, "recipe.weights"),
+            "steps, shares or weights are not those of recipe",
+        ),
+        (lambda run: altered_model(run, "final.models"), "models are not what its releases give"),
+        (renamed_recipe, "0.9-5eaf00d5"),
+    ],
+    ids=["other numbers", "other models", "another recipe"],
+)
+def test_a_run_that_is_not_what_its_recipe_makes_is_a_fault(
+    trained: Path, tmp_path: Path, alter: Callable[[Path], None], said: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "best", run)
+    alter(run)
+    assert any(said in fault for fault in recount(run)["faults"]), recount(run)["faults"]
 
 
 def test_the_sensitivity_of_the_ledger_is_not_doubled_again() -> None:

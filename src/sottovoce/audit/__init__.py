@@ -6,13 +6,14 @@ An audit of a plan on given records tells what would leave, how far one record m
 
 A finished run's ε is recounted from the rows of its ledger, by code that is not ours: rows are composed by
 dp-accounting's PLD accountant, which knows nothing of Gaussian composition. Then result.json, plan.toml,
-rounds.jsonl and the ledger are held against one another.
+rounds.jsonl and the ledger are held against one another, and its models are made again by its recipe.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import nn
 
 from sottovoce.audit.bounds import check_runs
 from sottovoce.audit.company import by_company
@@ -32,6 +34,7 @@ from sottovoce.data import load
 from sottovoce.errors import SottovoceError
 from sottovoce.models.features.cache import Progress
 from sottovoce.plan import Plan
+from sottovoce.plan.recipes import UnknownRecipe
 from sottovoce.plan.schedule import call_counts
 from sottovoce.privacy.accounting import Charge, Entry
 from sottovoce.privacy.ledger import Ledger
@@ -39,6 +42,7 @@ from sottovoce.release.blueprint import phases
 from sottovoce.release.kind import spending
 from sottovoce.release.recipe import counted_sizes
 from sottovoce.run.directory import RunDirectory
+from sottovoce.run.finished import faults as not_made_again
 from sottovoce.run.prepare import prepare
 
 FAMILIES = 20
@@ -118,8 +122,14 @@ def _seeded(plan: Plan) -> list[str]:
     return [SEEDED] if plan.seeded else []
 
 
-def recount(run: str | Path) -> dict[str, Any]:
-    """ε of every client of a finished run, recomputed, and everything in which its files do not agree."""
+def recount(
+    run: str | Path, *, module: nn.Module | str | None = None, features: str | None = None
+) -> dict[str, Any]:
+    """ε of every client of a finished run, recomputed, and everything in which its files do not agree.
+
+    The run's recipe is taken at its word, and its models are made again of what was released. `module` and
+    `features` are the run's own, if it was trained with such.
+    """
     directory = RunDirectory(run)
     result, plan = directory.result(), directory.plan()
     if "engine" in result:
@@ -146,7 +156,9 @@ def recount(run: str | Path) -> dict[str, Any]:
             faults.append(f"result.json says ε = {stated:.4f} of {client}, its ledger has {found:.4f}")
         if own > plan.epsilon * (1 + AGREEMENT):
             faults.append(f"{client} spent ε = {own:.4f} in this run, and its plan allows {plan.epsilon:g}")
-    faults += _disagreements(plan, result, directory.rounds(), mine)
+    faults += not_made_again(run, module=module, features=features)
+    with suppress(UnknownRecipe):  # which was said: without it nobody knows what was to be released
+        faults += _disagreements(plan, result, directory.rounds(), mine)
     return {
         "run": str(run),
         "ledger": str(path),

@@ -58,7 +58,7 @@ def audit(
     if run is not None:
         from sottovoce.audit import recount
 
-        found["ledger"] = recount(run)
+        found["ledger"] = recount(run, module=model, features=features)
         found["faults"] += found["ledger"]["faults"]
     if run is None or runs:
         from sottovoce.audit import audit as audit_plan
