@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sottovoce.run.rehearsal import compare
     from sottovoce.run.training import evaluate
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Dataset",
     "PersonalModel",
