@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from sottovoce import data
 from sottovoce.data import Dataset, Facts
 from sottovoce.data.partitions import partition
 from sottovoce.plan import Plan
-from sottovoce.release import recipe as blending
+from sottovoce.plan.recipes import CURRENT, RECIPES
 from sottovoce.run.prepare import prepare
 
 DRIFTS, OWN_DRIFTS = (1.4, 2.0, 2.5, 2.8, 4.0), (0.25, 0.5, 1.0)
-DEFAULT = (blending.DRIFT, blending.OWN_DRIFT)
+DEFAULT = (RECIPES[CURRENT].drift, RECIPES[CURRENT].own_drift)
 GRID = list(itertools.product(DRIFTS, OWN_DRIFTS))
 EPSILON = 4.0
 RESULTS = Path(__file__).parents[1] / "results" / "six_sets.json"
@@ -122,14 +123,12 @@ def measure(name: str) -> list[float]:
     make, splits = SETS[name]
     made = [make(seed) for seed in range(splits)]
     found = []
-    before = blending.DRIFT, blending.OWN_DRIFT
-    try:
-        for point in GRID:
-            blending.DRIFT, blending.OWN_DRIFT = point
-            runs = [accuracies(sites, {"epsilon": EPSILON}, seed).mean() for seed, sites in enumerate(made)]
-            found.append(round(float(np.mean(runs)), 2))
-    finally:
-        blending.DRIFT, blending.OWN_DRIFT = before
+    for drift, own_drift in GRID:
+        recipe = replace(RECIPES[CURRENT], version="grid", drift=drift, own_drift=own_drift)
+        RECIPES[recipe.name] = recipe
+        settings = {"epsilon": EPSILON, "recipe": recipe.name}
+        runs = [accuracies(sites, settings, seed).mean() for seed, sites in enumerate(made)]
+        found.append(round(float(np.mean(runs)), 2))
     return found
 
 

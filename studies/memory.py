@@ -25,6 +25,7 @@ class MemoryFile(LedgerFile):
     def __init__(self, path: Path, scope: str) -> None:
         with closing(LedgerFile.open(path, scope)) as kept:
             self.path, self._explain, self._timeout = path, kept._explain, kept._timeout
+            self._only_read = False
             self._connection = sqlite3.connect(":memory:", isolation_level=None)
             with kept.explained():
                 kept._connection.backup(self._connection)

@@ -70,7 +70,7 @@ def test_a_shell_completes_keys_of_a_plan_and_their_values() -> None:
     [
         (["trian"], "no command 'trian': did you mean 'train'?"),
         (["ledger", "shwo"], "no command 'shwo': did you mean 'show'?"),
-        (["site", "zzz"], "no command 'zzz': choose from agreement, key"),
+        (["site", "zzz"], "no command 'zzz': choose from agreement, key, nvflare"),
     ],
 )
 def test_a_misspelled_command_is_corrected_in_one_line(failing: Failing, words: list[str], hint: str) -> None:

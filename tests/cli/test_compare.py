@@ -42,8 +42,8 @@ def test_the_bar_of_a_rehearsal_ends_with_the_last_of_its_runs(
     told: list[tuple[int, int, str]] = []
 
     @contextmanager
-    def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
-        yield lambda *said: told.append(said)
+    def progress(doing: str, **_: object) -> Iterator[Callable[[int, int, str], None]]:
+        yield lambda *said, **_: told.append(said)
 
     monkeypatch.setattr(rehearsals, "progress", progress)
     hospitals = folder(tmp_path / "hospitals", north=site(1, 60, 30), south=site(2, 60, -30))

@@ -28,7 +28,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from .probe import write_probe
 from .processes import BIN, Processes, free_port, write_node_key
-from .test_progress import Told
+from .status.test_progress import Told
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ import pytest
 from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
-from sottovoce.federation.flower.server_app import _keep_log
 from sottovoce.federation.sealing import (
     SEAL_BYTES,
     EnrolmentError,
@@ -33,7 +32,7 @@ from sottovoce.federation.sealing import (
     unseal_downward,
 )
 from sottovoce.federation.server import Fields, Options
-from sottovoce.federation.status.progress import write_run
+from sottovoce.federation.status.progress import keep_log, write_run
 from sottovoce.release.secrets import client_secret, seeded_master
 from tests.small import federated_plan
 
@@ -252,7 +251,7 @@ def no_umask() -> Iterator[None]:
 
 def test_files_are_for_their_owner_only_whatever_the_umask(tmp_path: Path, no_umask: None) -> None:
     world = World(tmp_path / "run")
-    _keep_log(tmp_path / "run")
+    keep_log(tmp_path / "run")
     world.enrol_all()
     world.finish()
     write_run(tmp_path / "run", world.coordinator)

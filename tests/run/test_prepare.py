@@ -201,6 +201,7 @@ ONLY = {
     ("cache", "described"): {
         "src/sottovoce/run/prepare.py",
         "src/sottovoce/audit/sensitivity.py",  # one record, of a plan that is complete
+        "src/sottovoce/audit/company.py",  # the same records in other company
     },
     ("prepare", "with_given"): {"src/sottovoce/run/rehearsal.py"},  # whose rows change that plan
     ("prepare", "complete"): {"src/sottovoce/cli/federation.py"},  # before sites declare their sizes
@@ -258,6 +259,7 @@ def test_what_shapes_the_price_changes_it() -> None:
 
 LISTS = {
     "src/sottovoce/report/result.py",  # fields of result.json, which other programs write too
+    "src/sottovoce/report/look.py",  # those that a status tells of a run from before
     "studies/tables.py",  # columns of a table of results
 }
 

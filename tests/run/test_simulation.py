@@ -58,7 +58,6 @@ def test_every_participant_is_charged_for_what_its_rounds_say_and_for_one_contex
 def test_a_seeded_run_is_the_same_bit_for_bit_with_any_number_of_cores(
     records: Dataset, tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sottovoce.gradients._LEAST_RECORDS", 16)
     monkeypatch.setattr("sottovoce.gradients._CPU_BYTES", 1)  # several chunks of every client
     before, found = torch.get_num_threads(), []
     try:

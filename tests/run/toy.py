@@ -97,6 +97,7 @@ TABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "threshold": (SHARED, 4, 3),
     "colluding": (SHARED, 1, 2),
     "helpers": (SHARED, 3, 2),
+    "encoders": ({}, "", "tiny 1 8 0123456789abcdef"),
     "mlp_sizes": ({"model": "mlp"}, "64", "8"),
     "mlp_activation": ({"model": "mlp"}, "tanh", "relu"),
 }

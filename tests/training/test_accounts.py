@@ -16,7 +16,7 @@ from sottovoce.data.clients import NAMED
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import obtain_model, personalize
 from sottovoce.federation.onboarding.server import FinishedRun
-from sottovoce.federation.site.directory import opened
+from sottovoce.federation.site.recovery import opened
 from sottovoce.machine.rollback import Memory
 from sottovoce.privacy.ledger import OWN_RECORDS, Charge, Ledger, Overspent, client_scope
 from sottovoce.privacy.terms import Price, Terms

@@ -125,7 +125,7 @@ def from_pictures(folder: Path, sites: list[Path], unit: str | None, parts: str 
     classes = sorted({path.relative_to(site).parts[0] for site in sites for path in pictures_in(site)})
     if unit is not None and unit not in part_names(parts or ""):
         raise DataError(
-            f'{unit} is a part of which names? say --names "{{{unit}}}_*", as pictures are called'
+            f'{unit} is a part of which names? say it as pictures are called, like "{{{unit}}}_*"', "names"
         )
     draft = Draft("classes", CLASS, unit, sites="folders", parts=parts, source=folder.name)
     draft.of_target = {"values": [canonical(name) for name in classes], "looked_up": ["values"]}

@@ -185,7 +185,9 @@ class Settings:
         """
         member = self.member()
         if not isinstance(member, Node):
-            raise SettingsError("a helper that was put back answers for its run no more: leave --rejoin out")
+            raise SettingsError(
+                "a helper that was put back answers for its run no more: leave it out", "rejoin"
+            )
         return member.rejoin() or ["this client has left no run of this agreement: nothing was charged"]
 
 

@@ -122,6 +122,7 @@ def clip_bound(found: Bounds, plan: Plan, sizes: Sequence[int], mu: float) -> fl
 
     `sizes` are those of all participants, of which each has μ for all its gradients.
 
+    >>> from sottovoce.plan.recipes import V0_2
     >>> drifts = (2.0, 0.5, 0.25, 1.0)
     >>> table = Bounds(V0_2, *drifts, 19.0, 19.0, 0.15, (0.0, 0.3), (0.25, 2.0), clip_noise=0.0015)
     >>> [round(clip_bound(table, Plan(), [1000] * 12, mu), 2) for mu in (0.01, 0.4, 1.0)]

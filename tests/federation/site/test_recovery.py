@@ -185,8 +185,8 @@ def test_a_restore_of_any_kind_is_noticed_told_and_not_waited_for(
     assert f"participant-0 leaves out its gradient: {LEFT}" in caplog.text
     said = (mine(world) / "client.log").read_text()
     assert (
-        f"has left run {world.store.run}; to take part again start it once with --rejoin (to rejoin: ε"
-        in said
+        f"has left run {world.store.run}; "
+        "to take part again start it once with the option rejoin (to rejoin: ε" in said
     )
     assert (mine(world) / "client.log").stat().st_mode & 0o777 == 0o600
 

@@ -99,7 +99,8 @@ class Recovery:
             raise Left(
                 f"this directory or its ledger was put back, from a backup or a copy: what has left since is "
                 f"not known, and this client has left run {self._run}; to take part again start it once with "
-                f"--rejoin ({price})"
+                f"the option rejoin ({price})",
+                "rejoin",
             )
 
     def note(self) -> None:

