@@ -79,7 +79,7 @@ def rooms() -> dict[str, Any]:
     from sottovoce.privacy.ledger import Ledger
     from sottovoce.run.prepare import prepare
     from sottovoce.run.training import train
-    from sottovoce.training.client import Client
+    from sottovoce.training.client import Client, release_together
 
     plan = Plan.load(overrides=PLAN)
     with TemporaryDirectory() as folder:
@@ -89,9 +89,11 @@ def rooms() -> dict[str, Any]:
             client = Client("one", records, blueprint, ledger, run="run", secret=bytes(32), participant=0)
 
             def release() -> None:
-                message = client.release_gradient(1, torch.zeros(blueprint.coefficients))
+                asked = client.gradient(1, torch.zeros(blueprint.coefficients))
+                [message] = release_together([asked])
                 gradient = blueprint.releases_of(0)["gradient"]
-                gradient.decode(message, secret=bytes(32), stream=gradient.stream("run", "one", 1))
+                stream = gradient.stream("run", "one", 1)
+                gradient.decode(message, secret=bytes(32), stream=stream, request=asked.request)
 
             released = entered(release)
         trained = entered(lambda: train(plan, Path(folder, "run")))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.channel import CHANNELS, ChannelError, SeededRandomness, open_channel
+from sottovoce.channel import CHANNELS, ChannelError, SeededRandomness, channel_class, open_channel
 
 SECRET = bytes(range(32))
 
@@ -40,6 +40,61 @@ def test_a_stream_is_used_once(name: str) -> None:
         channel.encode(np.ones(4), secret=SECRET, stream=("c", 1))
     channel.encode(np.zeros(4), secret=SECRET, stream=("c", 2))
     channel.encode(np.zeros(4), secret=bytes(32), stream=("c", 1))
+
+
+SIZE = 4096
+ALIKE = 0.1
+"""What correlation of 4,096 errors is beyond chance: 6.4 standard deviations, p < 2e-10."""
+
+
+def noise(name: str, u: np.ndarray, request: bytes, private: bytes | None = None) -> tuple[bytes, np.ndarray]:
+    """The header of an encoding under one stream, and the noise with which it decodes."""
+    source = None if private is None else SeededRandomness(private)
+    said = {"secret": SECRET, "stream": ("c", 1), "request": request}
+    message = open_channel(name, size=SIZE, sigma=0.1).encode(u, **said, private=source)  # type: ignore[arg-type]
+    decoded = open_channel(name, size=SIZE, sigma=0.1).decode(message, **said)  # type: ignore[arg-type]
+    return message[:7], decoded - u
+
+
+def alike(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_second_encoding_and_another_request_have_noise_of_their_own(name: str) -> None:
+    u = SeededRandomness(b"u").normal(SIZE) / 64
+    first, second = noise(name, u, b"asked"), noise(name, u, b"asked")
+    while channel_class(name).bound and first[0][5:] == second[0][5:]:  # a coincidence, once in 65,536
+        second = noise(name, u, b"asked")
+    assert abs(alike(first[1], second[1])) < ALIKE
+    if channel_class(name).bound:  # a lying server: another model for a client that draws the same
+        same, other = noise(name, u, b"asked", b"s"), noise(name, u, b"asked otherwise", b"s")
+        assert same[0][5:] == other[0][5:]
+        assert abs(alike(same[1], other[1])) < ALIKE
+        assert alike(same[1], noise(name, u, b"asked", b"s")[1]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_header_says_nothing_of_the_statistic(name: str) -> None:
+    """But for the tag, which is that of the payload beside it."""
+    heads = set()
+    for u in (np.zeros(SIZE), np.ones(SIZE), SeededRandomness(b"u").normal(SIZE)):
+        head, _ = noise(name, u, b"asked", b"s")
+        heads.add(head[:1] + (head[5:] if channel_class(name).bound else b""))
+    assert len(heads) == 1
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_what_the_operating_system_draws_is_bound_to_no_request(name: str) -> None:
+    channel = open_channel(name, size=3, sigma=1.0)
+    message = channel.encode(np.zeros(3), secret=SECRET, stream=(1,), request=b"asked")
+    assert message[0] >> 4 == (2 if channel.bound else 1)
+    if channel.bound:
+        for request in (b"", b"other", None):
+            with pytest.raises(ChannelError, match="does not match its tag"):
+                channel.decode(message, secret=SECRET, stream=(1,), request=request)
+    else:
+        channel.decode(message, secret=SECRET, stream=(1,), request=b"other")
 
 
 @pytest.mark.parametrize("name", CHANNELS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sottovoce.channel import CHANNELS, ChannelError, SeededRandomness, channel_class, open_channel
-from sottovoce.channel.wire import FORMATS, Envelope, claim, derive, stream_bytes
+from sottovoce.channel.wire import FORMATS, Envelope, claim, derive, stream_bytes, version_of
 
 SECRET = bytes(range(32))
 for name in CHANNELS:
@@ -20,50 +22,83 @@ def _message(**changes: object) -> tuple[bytes, Envelope]:
 
 
 def test_a_sealed_payload_opens_again() -> None:
-    message, envelope = _message()
-    assert envelope.open(message) == b"payload"
-    assert envelope.open(envelope.seal(b"")) == b""
+    for bound in ({}, {"request": b"asked", "drawn": b"12"}):
+        message, envelope = _message(**bound)
+        reader = replace(envelope, drawn=b"")  # it learns them from the message
+        assert reader.opened(message) == (envelope, b"payload")
+        assert reader.opened(envelope.seal(b"")) == (envelope, b"")
 
 
 @pytest.mark.parametrize("thing", [None, "text", 7, ["a"]])
 def test_a_message_is_bytes(thing: object) -> None:
     with pytest.raises(ChannelError, match="a message is bytes, not"):
-        _message()[1].open(thing)  # type: ignore[arg-type]
+        _message()[1].opened(thing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"size": 4}, {"sigma": 0.5000001}, {"secret": bytes(32)}, {"stream": ("a", 2)}, {"stream": ("a", "1")}],
+    [
+        {"size": 4},
+        {"sigma": 0.5000001},
+        {"secret": bytes(32)},
+        {"stream": ("a", 2)},
+        {"stream": ("a", "1")},
+        {"request": b"other"},
+        {"request": b""},
+    ],
 )
 def test_a_reader_that_expects_something_else_refuses_the_message(change: dict[str, object]) -> None:
-    message, _ = _message()
-    _, reader = _message(**change)
+    bound = {"request": b"asked", "drawn": b"12"} if "request" in change else {}
+    message, _ = _message(**bound)
+    _, reader = _message(**bound | change)
     with pytest.raises(ChannelError, match="does not match its tag"):
-        reader.open(message)
+        reader.opened(message)
 
 
 def test_a_message_of_another_channel_is_named_in_the_refusal() -> None:
     message, _ = _message(format="polar")
     with pytest.raises(ChannelError, match="made by channel polar, not direct"):
-        _message()[1].open(message)
+        _message()[1].opened(message)
 
 
 def test_a_message_of_a_later_version_asks_for_an_update() -> None:
     message, envelope = _message()
     with pytest.raises(ChannelError, match="format version 2"):
-        envelope.open(bytes([message[0] + 16]) + message[1:])
+        envelope.opened(bytes([message[0] + 16]) + message[1:])
 
 
-def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
-    message, envelope = _message()
+def test_a_message_that_is_bound_to_no_request_is_none_that_is() -> None:
+    message, _ = _message()
+    with pytest.raises(ChannelError, match="format version 1, not 2; update the older end"):
+        _message(request=b"")[1].opened(message)
+    assert [version_of(each) for each in (message, _message(request=b"")[0], b"", "text")] == [1, 2, 0, 0]  # type: ignore[arg-type]
+
+
+def test_no_two_envelopes_have_one_context() -> None:
+    """What a message is bound to cannot be moved from one part of it to another."""
+    parts = [
+        {},
+        {"request": b""},
+        {"request": b"ab"},
+        {"request": b"a", "drawn": b"b"},
+        {"drawn": b"ab", "request": b""},
+        {"stream": ("a", 1, "r"), "request": b""},
+        {"stream": ("a", 1, "ab")},
+    ]
+    assert len({_message(**part)[1].context for part in parts}) == len(parts)
+
+
+@pytest.mark.parametrize("bound", [{}, {"request": b"asked", "drawn": b"12"}])
+def test_every_flipped_bit_and_every_truncation_is_refused(bound: dict[str, object]) -> None:
+    message, envelope = _message(**bound)
     for bit in range(8 * len(message)):
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ChannelError):
-            envelope.open(bytes(damaged))
+            envelope.opened(bytes(damaged))
     for length in range(len(message)):
         with pytest.raises(ChannelError):
-            envelope.open(message[:length])
+            envelope.opened(message[:length])
 
 
 def test_streams_that_differ_anywhere_have_different_bytes() -> None:

@@ -36,6 +36,7 @@ from .world import World, charged, everyone_paid, ledger, roll_back, same
     [
         {"model": "lenet"},
         {"channel": "lrsuq"},
+        {"channel": "polar"},
         {"channel": "integers"},
         {"context": "labels", "momentum": 0.5},
     ],
@@ -340,6 +341,29 @@ def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -
             world.coordinator.accept(first, {**old, "round": false})
     world.finish()
     assert everyone_paid(world)
+
+
+@pytest.mark.parametrize("answered", ["before", "after"])
+def test_a_server_that_computes_other_coefficients_after_a_restart_opens_either_answer(
+    tmp_path: Path, answered: str
+) -> None:
+    """As on another kind of processor: the client sends what it has stored, whichever request that answers."""
+    world = World(tmp_path, seeded=False, clients_per_round=3, channel="lrsuq", rounds=1)
+    world.enrol_all()
+    world.step()
+    first = world.coordinator.request(0, "gradient")
+    answer = world.node(0).release(first) if answered == "before" else {}
+    sent = world.coordinator._coefficients
+    moved = np.nextafter(np.frombuffer(sent[0], "<f4"), np.float32(1)).tobytes()
+    assert moved != sent[0]
+    sent[0] = moved
+    second = world.coordinator.request(0, "gradient")
+    assert first["seal"] == second["seal"]
+    assert answered == "after" or world.node(0).release(second) == answer
+    world.coordinator.accept(0, answer or world.node(0).release(second))
+    world.kill()
+    world.start()  # what has come is opened again
+    assert 0 not in world.coordinator.missing()
 
 
 def test_a_restored_server_gets_no_second_encoding(tmp_path: Path) -> None:

@@ -162,6 +162,20 @@ def test_what_was_received_is_remembered_for_ever(store: Store, tmp_path: Path) 
     assert found.received(1) == []
 
 
+def test_requests_are_remembered_once_each_until_their_release_is_applied(store: Store) -> None:
+    for kind in ("context", "gradient"):
+        for request in (b"one", b"two", b"one"):
+            store.note_request(0, kind, request)
+        assert sorted(store.requests(0, kind)) == [b"one", b"two"]
+    assert store.requests(1, "gradient") == []
+    store.apply(STATE, None)
+    assert store.requests(0, "gradient") == []  # of a round that is over
+    assert len(store.requests(0, "context")) == 2  # it may still come
+    store.receive(0, "context", 0, b"message")
+    store.apply(STATE, None)
+    assert store.requests(0, "context") == []
+
+
 def test_keys_live_until_their_release_is_applied(store: Store) -> None:
     keys = {(who, kind): store.ask(who, kind) for who in (0, 1) for kind in ("context", "gradient")}  # type: ignore[arg-type]
     assert len(set(keys.values())) == 4

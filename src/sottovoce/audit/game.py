@@ -181,9 +181,10 @@ class _Run:
     ) -> tuple[Vector, Vector, Vector, Release]:
         """One release by the one way out, decoded, and what the statistics of the two files are."""
         release = self._blueprint.releases_of(self._participant)[kind]
-        [message] = release_together([ask(self._client, kind, number, coefficients)])
+        asked = ask(self._client, kind, number, coefficients)
+        [message] = release_together([asked])
         stream = release.stream(self._run, self._name, number)
-        decoded = release.decode(message, secret=self._secret, stream=stream)
+        decoded = release.decode(message, secret=self._secret, stream=stream, request=asked.request)
         first, second = (
             self._client.signal
             if client is self._client

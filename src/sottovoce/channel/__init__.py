@@ -22,6 +22,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -29,6 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.channel.wire import (
+    BOUND,
+    DRAWN_BYTES,
     ChannelError,
     Envelope,
     PrivateRandomness,
@@ -37,6 +40,7 @@ from sottovoce.channel.wire import (
     Stream,
     SystemRandomness,
     claim,
+    version_of,
 )
 from sottovoce.errors import nearest
 
@@ -72,6 +76,9 @@ class Channel(ABC):
     """Its formats on the wire and their numbers, 0 to 15; a number is given once for ever."""
     options: ClassVar[tuple[str, ...]] = ()
     """What it takes beside size and σ."""
+    bound: ClassVar[bool] = False
+    """Whether its noise comes from randomness that both ends share, so that messages are bound to requests;
+    others draw theirs from the operating system, anew for each message."""
     name: str
     size: int
     sigma: float
@@ -106,31 +113,42 @@ class Channel(ABC):
         *,
         secret: bytes,
         stream: Stream,
+        request: bytes = b"",
         private: PrivateRandomness | None = None,
     ) -> bytes:
         """The message that decodes to u + N(0, σ²I), independent of u.
 
         `u` is a numpy array or torch tensor of shape (size,), float32 or float64, finite. `secret` is 32
-        bytes known to both ends. `stream` names this release for ever: two messages under one stream have
-        dependent errors that no privacy charge covers, so this object refuses a stream it has used.
-        `private` replaces the operating system's generator in seeded simulations.
+        bytes known to both ends. `stream` names this release for ever: two messages under one stream are two
+        releases, which one privacy charge does not cover, so this object refuses a stream it has used.
+        `request` is what the release was asked for with, as bytes that both ends know: another request, or
+        another encoding, has noise of its own. `private` replaces the operating system's generator in seeded
+        simulations.
         """
-        vector = self._vector(u)
+        vector, randomness = self._vector(u), private or SystemRandomness()
         envelope = self._envelope(secret, stream)
         used = hashlib.sha256(secret + envelope.context).digest()
         if used in self._used:
             raise ChannelError(f"stream {stream!r} was used before; every release needs a stream of its own")
         self._used.add(used)
-        payload = self._encode(vector, SharedRandomness(envelope), private or SystemRandomness())
+        if self.bound:
+            envelope = replace(envelope, request=request, drawn=randomness.bytes(DRAWN_BYTES))
+        payload = self._encode(vector, SharedRandomness(envelope), randomness)
         return envelope.seal(payload)
 
-    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> NDArray[np.float64]:
+    def decode(
+        self, message: bytes, *, secret: bytes, stream: Stream, request: bytes | None = None
+    ) -> NDArray[np.float64]:
         """The private release: a float64 array of shape (size,).
 
-        ChannelError if the message is damaged, or belongs to another secret, stream, channel, size or σ.
+        ChannelError if the message is damaged, or belongs to another secret, stream, request, channel, size
+        or σ. Only where no `request` is said are messages read that are bound to none, as of version 1.
         """
         envelope = self._envelope(secret, stream)
-        return self._decode(envelope.open(message), SharedRandomness(envelope))
+        if self.bound and (request is not None or version_of(message) == BOUND):
+            envelope = replace(envelope, request=request or b"")
+        sealed, payload = envelope.opened(message)
+        return self._decode(payload, SharedRandomness(sealed))
 
     def _envelope(self, secret: bytes, stream: Stream) -> Envelope:
         return Envelope(self._format, self.size, self.sigma, secret, stream)

@@ -123,10 +123,14 @@ class Noiseless:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def encode(self, u: Any, *, secret: bytes, stream: Any, private: Any = None) -> bytes:
+    def encode(
+        self, u: Any, *, secret: bytes, stream: Any, request: bytes = b"", private: Any = None
+    ) -> bytes:
         return np.asarray(u, dtype="<f4").tobytes()
 
-    def decode(self, message: bytes, *, secret: bytes, stream: Any) -> NDArray[np.float64]:
+    def decode(
+        self, message: bytes, *, secret: bytes, stream: Any, request: bytes | None = None
+    ) -> NDArray[np.float64]:
         return np.frombuffer(message, dtype="<f4").astype(np.float64)
 
 

@@ -57,6 +57,7 @@ class Lrsuq(Channel):
 
     formats: ClassVar = {"lrsuq/Z4": 2, "lrsuq/D4": 3, "lrsuq/E8": 4}
     options = ("lattice",)
+    bound = True
     modelled = True
     """Whether (H, M) is coded under a model of u, whose scale is the first byte of the payload."""
 

@@ -6,6 +6,12 @@ byte, so a damaged, truncated, foreign or misplaced message is refused before an
 detects accidents and mix-ups (a random change passes with probability 2⁻³²); messages still travel
 encrypted.
 
+Where the noise comes from randomness that both ends share, whoever repeats a stream would repeat the noise.
+So such a message is bound to more (version 2): to the request that it answers, which both ends know, and to
+two bytes that are drawn at each encoding and stand behind the tag. Nothing in a header is made from the
+statistic but the tag, and that of the payload beside it. Messages of version 1 are still decoded, but no run
+takes them.
+
 Shared randomness is AES-256 in counter mode under a key derived per envelope and purpose, so both ends
 reach any part of it without sending it and no two streams overlap. Private draws come from the operating
 system (long ones stretched by AES-256 under a key drawn for this one use) unless a simulation passes a
@@ -24,7 +30,7 @@ import operator
 import os
 import struct
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -33,9 +39,12 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import SottovoceError
 
-VERSION = 1
+PLAIN, BOUND = 1, 2
+"""The versions of a message: bound to its stream, or to its request and a draw besides."""
 TAG_BYTES = 4
 HEADER_BYTES = 1 + TAG_BYTES
+DRAWN_BYTES = 2
+"""Drawn at each encoding, in the header of a bound message: two agree once in 65,536 times."""
 SECRET_BYTES = 32
 FORMATS: dict[str, int] = {}
 """What a message may be, and its number in the first byte: of all channels whose classes are imported."""
@@ -85,6 +94,11 @@ def derive(secret: bytes, purpose: bytes, context: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
+def version_of(message: bytes) -> int:
+    """The version in a message's first byte; 0 of what is no message."""
+    return message[0] >> 4 if isinstance(message, bytes | bytearray | memoryview) and len(message) else 0
+
+
 def claim(format: str, number: int) -> None:
     """Gives a format its number on the wire, 0 to 15, once for ever."""
     if not 0 <= number <= 15 or FORMATS.get(format, number) != number:
@@ -103,6 +117,15 @@ class Envelope:
     sigma: float
     secret: bytes
     stream: Stream
+    request: bytes | None = None
+    """What the message answers, where it is bound to that; None: a plain one."""
+    drawn: bytes = b""
+    """The bytes that a bound message has drawn."""
+
+    @property
+    def version(self) -> int:
+        """That of the message, in the first byte."""
+        return PLAIN if self.request is None else BOUND
 
     @property
     def number(self) -> int:
@@ -111,42 +134,50 @@ class Envelope:
 
     @cached_property
     def context(self) -> bytes:
-        """Version, channel, size, σ and stream as bytes: the context of every derived key."""
-        head = struct.pack(">BBQd", VERSION, self.number, self.size, self.sigma)
-        return head + stream_bytes(self.stream)
+        """Version, channel, size, σ, stream, and what a message is bound to: the context of every key."""
+        head = struct.pack(">BBQd", self.version, self.number, self.size, self.sigma)
+        bound = b"" if self.request is None else b"r" + struct.pack(">I", len(self.request)) + self.request
+        return head + stream_bytes(self.stream) + bound + self.drawn
 
     def _tag(self, payload: bytes) -> bytes:
         key = derive(self.secret, b"tag", self.context)
         return hmac.digest(key, payload, "sha256")[:TAG_BYTES]
 
     def seal(self, payload: bytes) -> bytes:
-        """The message that carries `payload`: HEADER_BYTES longer."""
-        return bytes([VERSION << 4 | self.number]) + self._tag(payload) + payload
+        """The message that carries `payload`: HEADER_BYTES longer, and the draw of a bound one."""
+        return self._head + self._tag(payload) + self.drawn + payload
 
-    def open(self, message: bytes) -> bytes:
-        """The payload of `message`, or a ChannelError that says why it is refused."""
+    @property
+    def _head(self) -> bytes:
+        return bytes([self.version << 4 | self.number])
+
+    def opened(self, message: bytes) -> tuple[Envelope, bytes]:
+        """This envelope as it was when `message` was sealed, and the payload.
+
+        A ChannelError says why a message is refused.
+        """
         if not isinstance(message, bytes | bytearray | memoryview):
             raise ChannelError(f"a message is bytes, not {type(message).__name__}")
         message = bytes(message)
-        if len(message) < HEADER_BYTES:
+        start = HEADER_BYTES + (0 if self.request is None else DRAWN_BYTES)
+        if len(message) < start:
             raise ChannelError(f"message of {len(message)} bytes is shorter than a header; ask for it again")
-        payload = message[HEADER_BYTES:]
-        expected = bytes([VERSION << 4 | self.number]) + self._tag(payload)
-        if not hmac.compare_digest(message[:HEADER_BYTES], expected):
+        sealed, payload = replace(self, drawn=message[HEADER_BYTES:start]), message[start:]
+        if not hmac.compare_digest(message[:HEADER_BYTES], sealed._head + sealed._tag(payload)):
             raise ChannelError(self._refusal(message[0]))
-        return payload
+        return sealed, payload
 
     def _refusal(self, found: int) -> str:
         version, channel = found >> 4, found & 15
-        if version != VERSION:
-            return f"message has format version {version}, this decoder reads {VERSION}; update the older end"
+        if version != self.version:
+            return f"message has format version {version}, not {self.version}; update the older end"
         if channel != self.number:
             names = {number: name for name, number in FORMATS.items()}
             sender = names.get(channel, f"number {channel}")
             return f"message was made by channel {sender}, not {self.format}; open one channel at both ends"
         return (
-            "message does not match its tag: it was damaged, or secret, stream, size or sigma differ "
-            "between the two ends"
+            "message does not match its tag: it was damaged, or secret, stream, request, size or sigma "
+            "differ between the two ends"
         )
 
 

@@ -232,6 +232,7 @@ class Node:
                 agreed=bytes.fromhex(enrolment.secret),
                 bucket=int(request["bucket"]),
             ),
+            sealed_for=sealing.bound_to(blueprint.plan, bytes(request["seal"])),
             helpers=helper_names(self.agreement),
         )
         once = {phase.kind: phase.model for phase in blueprint.once}

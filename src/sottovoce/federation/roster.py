@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
+from sottovoce.channel.wire import ChannelError, Stream
 from sottovoce.data.sites import CLIENT
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import MOST_RECORDS, Agreement, sealing
@@ -170,13 +171,24 @@ class Roster:
             if len(message) != KEY_BYTES + release.channel.sharing.length:
                 raise Implausible(f"{name} sent {len(message)} bytes for a masked share")
             return np.frombuffer(message, np.uint8)
-        decoded = release.decode(message, secret=self.secret(participant), stream=stream)
+        decoded = self._decode(participant, release, stream, message)
         if not release.plausible(decoded):
             raise Implausible(
                 f"{name} sent a {release.kind} of a norm that its clipping and noise do not reach "
                 f"({release.largest_norm:.3g}): refused"
             )
         return decoded
+
+    def _decode(self, participant: int, release: Release, stream: Stream, message: bytes) -> np.ndarray:
+        """Of several requests for one release the client has answered whichever came first."""
+        why = ChannelError("message answers no request")
+        for request in self._store.requests(participant, release.kind):
+            try:
+                secret = self.secret(participant)
+                return release.decode(message, secret=secret, stream=stream, request=request)
+            except ChannelError as refused:
+                why = refused
+        raise why
 
     def without_model(self) -> list[int]:
         """Participants whose releases are in the generator and who have not kept their model yet."""

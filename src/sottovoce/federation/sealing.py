@@ -90,6 +90,11 @@ def channel_secret(plan: Plan, agreed: bytes, participant: int) -> bytes:
     return agreed
 
 
+def bound_to(plan: Plan, key: bytes) -> bytes:
+    """Returns which key of a request its answer is bound to; none in a seeded simulation, which repeats."""
+    return b"" if plan.seeded else key
+
+
 def proof(agreed: bytes, nonce: bytes) -> bytes:
     """Shows that the sender holds the secret without showing it."""
     return hmac.digest(agreed, b"sottovoce enrolment:" + nonce, "sha256")

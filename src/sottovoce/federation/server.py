@@ -16,13 +16,13 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce.errors import SottovoceError, shown
-from sottovoce.federation import Agreement
+from sottovoce.federation import Agreement, sealing
 from sottovoce.federation.roster import Implausible, Roster
 from sottovoce.federation.sealing import MODEL, SEAL_BYTES, public_key
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import MASKS, Sums, terms_of
 from sottovoce.plan.catalog import Kind
-from sottovoce.release.kind import server_randomness
+from sottovoce.release.kind import asked_for, server_randomness
 from sottovoce.release.once import ONCE, Phase
 from sottovoce.release.secrets import participant_name
 from sottovoce.run.directory import round_line
@@ -180,9 +180,13 @@ class Coordinator:
         if kind == "gradient":
             fields["coefficients"] = self._coefficients[participant]
             fields.update({} if self._sums is None else self._sums.keys())
+        link = self.blueprint.downlink(kind)
         for phase in self.blueprint.once:
             if phase.kind == kind and (vector := self.server.model_of(phase, participant)) is not None:
-                fields["coefficients"] = self.blueprint.downlink(kind).encode(vector)
+                fields["coefficients"] = link.encode(vector)
+        sent = link.decode(fields["coefficients"]) if "coefficients" in fields else None
+        bound = asked_for(sent, sealing.bound_to(self.agreement.plan, fields["seal"]))
+        self.store.note_request(participant, kind, bound)
         return fields
 
     def accept(self, participant: int, answer: Mapping[str, Any]) -> None:

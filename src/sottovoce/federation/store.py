@@ -58,6 +58,12 @@ CREATE TABLE seal (
     key BLOB NOT NULL,
     PRIMARY KEY (participant, kind)
 ) WITHOUT ROWID;
+CREATE TABLE asked (
+    participant INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    request BLOB NOT NULL,
+    PRIMARY KEY (participant, kind, request)
+) WITHOUT ROWID;
 CREATE TABLE state (name TEXT PRIMARY KEY, type TEXT NOT NULL, shape TEXT NOT NULL, numbers BLOB NOT NULL);
 CREATE TABLE kept (participant INTEGER PRIMARY KEY);
 CREATE TABLE round (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
@@ -233,6 +239,18 @@ class Store(Database):
         assert key is not None
         return key
 
+    def note_request(self, participant: int, kind: Kind, request: bytes) -> None:
+        """Remembers, until it is applied, the digest of a request that is about to leave.
+
+        It is the same each time, unless this server computes other coefficients than before it was killed.
+        """
+        self.query("INSERT OR IGNORE INTO asked VALUES (?, ?, ?)", participant, kind, request)
+
+    def requests(self, participant: int, kind: Kind) -> list[bytes]:
+        """The digests of the requests for a participant's next release of a kind."""
+        query = "SELECT request FROM asked WHERE participant = ? AND kind = ?"
+        return [request for (request,) in self.query(query, participant, kind)]
+
     def seal_key(self, participant: int, kind: Kind) -> bytes | None:
         """The private key for which a participant seals its next release of a kind; None: not asked for."""
         rows = self.query("SELECT key FROM seal WHERE participant = ? AND kind = ?", participant, kind)
@@ -262,11 +280,12 @@ class Store(Database):
         leave when this returns: with noise at the server, the round is noted as drawn.
         """
         with self.transaction():
-            self.query(
-                "DELETE FROM seal WHERE ? OR kind = 'gradient'"
-                " OR (participant, kind) IN (SELECT participant, kind FROM release)",
-                last,
-            )
+            for table in ("seal", "asked"):
+                self.query(
+                    f"DELETE FROM {table} WHERE ? OR kind = 'gradient'"
+                    " OR (participant, kind) IN (SELECT participant, kind FROM release)",
+                    last,
+                )
             for name, tensor in state.items():
                 self._keep(name, tensor)
             self.query("UPDATE release SET message = NULL WHERE message IS NOT NULL")

@@ -106,14 +106,27 @@ class Release:
         """The name of one release's randomness, used once for ever."""
         return (run, client, self.kind, round_number)
 
-    def encode(self, u: np.ndarray, *, secret: bytes, stream: Stream, seed: int | None = None) -> bytes:
+    def encode(
+        self, u: np.ndarray, *, secret: bytes, stream: Stream, request: bytes = b"", seed: int | None = None
+    ) -> bytes:
         """The message of one release; `seed` draws reproducible noise, in simulations that say so."""
         private = None if seed is None else _seeded(seed, stream)
-        return self.channel.encode(u, secret=secret, stream=stream, private=private)
+        return self.channel.encode(u, secret=secret, stream=stream, request=request, private=private)
 
-    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> np.ndarray:
-        """The private vector, float64 (size,)."""
-        return self.channel.decode(message, secret=secret, stream=stream)
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream, request: bytes = b"") -> np.ndarray:
+        """The private vector, float64 (size,), of a message that answers this request."""
+        return self.channel.decode(message, secret=secret, stream=stream, request=request)
+
+
+def asked_for(coefficients: Tensor | None, seal: bytes = b"") -> bytes:
+    """The digest of a request, which both ends compute: of the coefficients that were sent, a centre behind
+    them included, and of the key for which the answer is sealed, where there is one.
+
+    >>> asked_for(None) == asked_for(Tensor([])), asked_for(None) == asked_for(None, bytes(32))
+    (True, False)
+    """
+    sent = b"" if coefficients is None else coefficients.detach().cpu().numpy().astype("<f4").tobytes()
+    return hashlib.sha256(len(sent).to_bytes(8, "big") + sent + seal).digest()
 
 
 def server_randomness(plan: Plan, run: str, round_number: int) -> PrivateRandomness:

@@ -290,7 +290,8 @@ class Simulation:
         client = asked.client
         release = self.blueprint.releases_of(client.participant)[asked.kind]
         stream = release.stream(self._run, client.name, asked.round)
-        return release.decode(message, secret=client_secret(self._master, client.name), stream=stream)
+        secret = client_secret(self._master, client.name)
+        return release.decode(message, secret=secret, stream=stream, request=asked.request)
 
 
 def _evaluated(models: Iterable[tuple[Client, Tensor]]) -> dict[str, Evaluation]:

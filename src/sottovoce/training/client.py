@@ -28,7 +28,7 @@ from sottovoce.plan.catalog import TASKS, Kind
 from sottovoce.privacy.accounting import Budget, Charge
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.release.blueprint import Blueprint
-from sottovoce.release.kind import Release
+from sottovoce.release.kind import Release, asked_for
 from sottovoce.release.once.centre import told_apart
 
 Seal = Callable[[bytes, Stream], bytes]
@@ -49,6 +49,7 @@ class Client:
     `budget` is what that account may have spent, by default what the plan allows; `entry` is the run's name
     in the ledger, by default its own. `seal` is put on every message before it is stored, so that the ledger
     holds nothing that this client could read again; `helpers` are the names of those whose masks are in it.
+    `sealed_for` is the key of the request for whose holder that is, where there is one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Client:
         budget: Budget | None = None,
         entry: str | None = None,
         seal: Seal = unsealed,
+        sealed_for: bytes = b"",
         helpers: str = "",
     ) -> None:
         self.name = name
@@ -80,6 +82,7 @@ class Client:
         self._budget = budget or blueprint.budget
         self._entry = entry or run
         self._seal = seal
+        self._sealed_for = sealed_for
         self._helpers = helpers
         self.signal: np.ndarray | None = None
         """The last statistic before its channel. It stays here; only a simulator looks at it."""
@@ -185,8 +188,9 @@ class Client:
         release, plan = self._release(asked), self._blueprint.plan
         self.signal = self.statistic(asked).numpy()
         stream = release.stream(self._run, self.name, asked.round)
-        seed = plan.seed if plan.seeded else None
-        return self._seal(release.encode(self.signal, secret=self._secret, stream=stream, seed=seed), stream)
+        seed, request = plan.seed if plan.seeded else None, asked.request
+        message = release.encode(self.signal, secret=self._secret, stream=stream, request=request, seed=seed)
+        return self._seal(message, stream)
 
     def _charge(self, asked: Asked) -> Charge:
         return self._release(asked).charge(self._entry, self._account, asked.round, self._helpers)
@@ -206,6 +210,11 @@ class Asked:
     coefficients: Tensor | None
     given: Tensor | None = None
     """The statistic, where it is known already."""
+
+    @property
+    def request(self) -> bytes:
+        """The digest that its message is bound to."""
+        return asked_for(self.coefficients, self.client._sealed_for)
 
 
 @one_core()

@@ -236,8 +236,8 @@ def test_labels_of_a_newcomer_enter_its_home_model_alone(
     train(plan, tmp_path / "run")
     drawn = Release.encode
 
-    def seeded(self: Release, u: np.ndarray, *, secret: bytes, stream: Any, seed: int | None = None) -> bytes:
-        return drawn(self, u, secret=secret, stream=stream, seed=7)  # one noise for both, to compare by bytes
+    def seeded(self: Release, u: np.ndarray, **said: Any) -> bytes:
+        return drawn(self, u, **{**said, "seed": 7})  # one noise for both, to compare by bytes
 
     monkeypatch.setattr(Release, "encode", seeded)
     published = []
@@ -363,7 +363,7 @@ def test_what_is_asked_and_sent_goes_to_the_service_with_its_token(monkeypatch: 
     opener = Opener(b"", b"", b"")
     connection = connected(opener, monkeypatch)
     connection.get("/v1/x")
-    connection.post("/v1/y", b"body", {"Sottovoce-Version": "2"})
+    connection.post("/v1/y", b"body", {"Sottovoce-Version": "3"})
     got, posted = opener.requests
     assert (got.full_url, got.data, got.headers) == (
         "http://127.0.0.1:9/v1/x",
@@ -372,7 +372,7 @@ def test_what_is_asked_and_sent_goes_to_the_service_with_its_token(monkeypatch: 
     )
     assert (posted.full_url, posted.data) == ("http://127.0.0.1:9/v1/y", b"body")
     assert posted.headers["Content-type"] == "application/octet-stream"
-    assert posted.headers["Sottovoce-version"] == "2"
+    assert posted.headers["Sottovoce-version"] == "3"
     stranger = Connection("http://127.0.0.1:9")
     stranger._opener = opener  # type: ignore[assignment]
     stranger.get("/v1/x")

@@ -53,9 +53,9 @@ def test_a_specification_survives_json_and_means_what_its_plan_means(example: Sp
     assert stated["seeds"] == {name: derived_seed(seed, name) for name in ("reference", "basis")}
 
 
-def test_clients_in_other_languages_find_what_version_2_says(example: Specification) -> None:
+def test_clients_in_other_languages_find_what_version_3_says(example: Specification) -> None:
     stated = example.fields(example.agreement.blueprint())
-    assert (stated["version"], stated["context"]["bucket"], len(stated["digest"])) == (2, 256, 32)
+    assert (stated["version"], stated["context"]["bucket"], len(stated["digest"])) == (3, 256, 32)
 
 
 @pytest.mark.parametrize("name", ["digest", "seeds", "coefficients", "context"])
@@ -73,13 +73,13 @@ def test_a_stated_value_that_the_plan_does_not_mean_is_refused(example: Specific
         ([], "not the specification"),
         ({}, "not the specification"),
         ({"version": 1}, "speaks version 1"),
-        ({"version": 2}, "lacks its agreement"),
-        ({"version": 2, "agreement": "x = "}, "lacks its agreement or its key"),
-        ({"version": 2, "service_key": "00" * 32}, "lacks its agreement"),
-        ({"version": 2, "agreement": "x = ", "service_key": "00" * 31}, "not an X25519"),
-        ({"version": 2, "agreement": "x = ", "service_key": "0G" * 32}, "not an X25519"),
-        ({"version": 2, "agreement": "x = ", "service_key": "00" * 32}, "cannot name a run"),
-        ({"version": 2, "agreement": "x = ", "service_key": "00" * 32, "run": "a"}, "not TOML"),
+        ({"version": 3}, "lacks its agreement"),
+        ({"version": 3, "agreement": "x = "}, "lacks its agreement or its key"),
+        ({"version": 3, "service_key": "00" * 32}, "lacks its agreement"),
+        ({"version": 3, "agreement": "x = ", "service_key": "00" * 31}, "not an X25519"),
+        ({"version": 3, "agreement": "x = ", "service_key": "0G" * 32}, "not an X25519"),
+        ({"version": 3, "agreement": "x = ", "service_key": "00" * 32}, "cannot name a run"),
+        ({"version": 3, "agreement": "x = ", "service_key": "00" * 32, "run": "a"}, "not TOML"),
     ],
 )
 def test_what_is_not_a_specification_is_refused(fields: object, said: str) -> None:

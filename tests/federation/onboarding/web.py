@@ -29,7 +29,7 @@ def headers(url: str, token: str) -> dict[str, str]:
     digest = json.loads(get(f"{url}/v1/specification"))["digest"]
     return {
         "Authorization": f"Bearer {token}",
-        "Sottovoce-Version": "2",
+        "Sottovoce-Version": "3",
         "Sottovoce-Specification": digest,
     }
 

@@ -9,19 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sottovoce.federation.node import Node
-from sottovoce.federation.sealing import new_key, public_key
+from sottovoce.federation.sealing import KEY_BYTES, new_key, public_key, unseal
 from sottovoce.federation.server import Coordinator, Fields
 from sottovoce.federation.site.recovery import LEFT, Recovery
 from sottovoce.federation.store import Store
 from sottovoce.privacy.ledger import OWN_RECORDS, Overspent
+from sottovoce.release.kind import asked_for
 
 from ..test_noise_at_server import NOISE
 from ..test_server import SHARES
-from ..world import QUICK, SHARED, World, charged, everyone_paid, ledger
+from ..world import QUICK, SHARED, World, charged, everyone_paid, ledger, roll_back
 
 Restore = Callable[[Path, Path], None]
 QUICKLY = {**QUICK, "seeded": False, "clients_per_round": 3}
@@ -165,6 +167,54 @@ def test_a_client_that_has_its_answer_sends_that_one_or_refuses(
     assert "release" not in other_model
     assert world.node(0).release({**lies(world, request)[2], "seal": request["seal"]}) == answer
     assert charged(world, 0) == before
+
+
+def decoded(world: World, request: Fields, answer: Fields, private: bytes) -> tuple[bytes, np.ndarray]:
+    """What a client has drawn in the header for a key of the liar's, and what its message decodes to."""
+    release = world.coordinator.blueprint.releases_of(0)["gradient"]
+    stream, roster = (
+        release.stream(world.store.run, "participant-0", request["round"]),
+        world.coordinator.roster,
+    )
+    message = unseal(answer["release"], stream, private=private, agreed=roster.agreed(0))
+    if world.agreement.plan.place.shared:
+        return b"", np.frombuffer(message[KEY_BYTES:], np.int16).astype(float)
+    sent = world.coordinator.blueprint.downlink("gradient").decode(request["coefficients"])
+    bound = asked_for(sent, request["seal"])
+    return message[5:7], release.decode(message, secret=roster.secret(0), stream=stream, request=bound)
+
+
+@pytest.mark.parametrize(("place", "channel"), CASES)
+def test_a_second_encoding_has_noise_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, channel: str
+) -> None:
+    """A machine put back as a whole notices nothing, encodes again and is charged once: that is admitted. But
+    the noise of both is independent, for the same request, another key and another model, so that the second
+    is worth its own μ² and no more."""
+    world = world_of(tmp_path, place, channel, coefficients=0, model="linear", rounds=2)
+    world.enrol_all()
+    while world.coordinator.missing().get(0) != "gradient":
+        world.step()
+    shutil.copytree(mine(world), tmp_path / "backup")
+    key, other = new_key(), new_key()
+    request = {**world.coordinator.request(0, "gradient"), "seal": public_key(key)}
+    model = {"coefficients": lies(world, request)[2]["coefficients"]}
+    drawn, first = decoded(world, request, world.node(0).release(request), key)
+    before, sigma = spent(world), world.coordinator.blueprint.releases_of(0)["gradient"].channel.sigma
+    same_again, to_another_key = request, {**request, "seal": public_key(other)}
+    for lie, private in ((same_again, key), (to_another_key, other), ({**request, **model}, key)):
+        again = drawn
+        while again in (drawn, b""):  # at once, but for a coincidence in 65,536 where two bytes are drawn
+            roll_back(monkeypatch, tmp_path / "backup", mine(world))
+            again, second = decoded(world, lie, world.node(0).release(lie), private)
+            if place == "shared":
+                break
+        if place == "shared":
+            assert (first != second).mean() > 0.99
+            continue
+        moved = float(((first - second) ** 2).mean() / (2 * sigma**2))
+        assert moved > 0.8  # of 7,850 numbers with noise of their own; the same noise twice is 0
+    assert spent(world) == before
 
 
 @pytest.mark.parametrize("restore", RESTORES)

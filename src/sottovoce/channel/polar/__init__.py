@@ -166,6 +166,7 @@ class Polar(Channel):
     """Channel simulation with polar codes; see docs/channel.md."""
 
     formats: ClassVar = {"polar": 8}
+    bound = True
 
     def __init__(self, name: str, size: int, sigma: float) -> None:
         super().__init__(name, size, sigma)

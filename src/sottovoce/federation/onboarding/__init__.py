@@ -21,7 +21,7 @@ from sottovoce.machine.determinism import derived_seed
 from sottovoce.machine.documents import foreign_name
 from sottovoce.release.blueprint import Blueprint
 
-VERSION = 2
+VERSION = 3
 NAME = "future client"
 """The name of every onboarding client in streams; its secret makes its streams its own."""
 

@@ -28,6 +28,7 @@ from sottovoce.models.features.cache import weights_digest
 from sottovoce.personal import personal_model
 from sottovoce.release.blueprint import Blueprint
 from sottovoce.release.downlink import Downlink
+from sottovoce.release.kind import asked_for
 from sottovoce.run.directory import RunDirectory
 from sottovoce.run.finished import GeneratorFile, open_server
 from sottovoce.training.server import Server
@@ -89,6 +90,10 @@ class FinishedRun:
         return public_key(self.private_key)
 
     @cached_property
+    def _request(self) -> bytes:
+        return asked_for(self.context_model())
+
+    @cached_property
     def _private(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(self.private_key)
 
@@ -99,7 +104,8 @@ class FinishedRun:
             raise ChannelError(f"{len(body)} bytes are not a context: send the public key, then the message")
         release = self.blueprint.releases["context"]
         secret = agreed_secret(self._private, key, run=self.run, name=NAME)
-        context = release.decode(message, secret=secret, stream=release.stream(self.run, NAME, 0))
+        stream = release.stream(self.run, NAME, 0)
+        context = release.decode(message, secret=secret, stream=stream, request=self._request)
         if not release.plausible(context):
             raise ChannelError("the context is longer than its noise allows: it is refused")
         return context

@@ -225,13 +225,19 @@ class Shares:
         self.size, self.sigma = sharing.size, sharing.sigma
 
     def encode(
-        self, u: Reals, *, secret: bytes, stream: Stream, private: PrivateRandomness | None = None
+        self,
+        u: Reals,
+        *,
+        secret: bytes,
+        stream: Stream,
+        request: bytes = b"",
+        private: PrivateRandomness | None = None,
     ) -> bytes:
         """The share of a client whose clipped mean is `u`."""
         share = self.sharing.share(u, self._count, private or SystemRandomness())
         return share.astype(self.sharing.unsigned).tobytes()
 
-    def decode(self, message: bytes, *, secret: bytes, stream: Stream) -> Reals:
+    def decode(self, message: bytes, *, secret: bytes, stream: Stream, request: bytes | None = None) -> Reals:
         """The share itself: for whoever has no mask to take off."""
         return self.sharing.added([message]).astype(np.float64)
 
