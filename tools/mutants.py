@@ -42,10 +42,16 @@ TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "machine/rollback",
         "plan/schedule",
     ),
-    ("training/test_accounts.py", "federation/site/test_recovery.py", "federation/test_own_ledger.py"): (
+    (
+        "training/test_accounts.py",
+        "federation/site/test_recovery.py",
+        "federation/site/test_witness.py",
+        "federation/test_own_ledger.py",
+    ): (
         "training/accounts",
         "federation/site/directory",
         "federation/site/recovery",
+        "federation/site/witness",
     ),
     ("release/once/test_context.py", "gradients/test_units.py", "release/test_kind.py"): (
         "release/once/context",

@@ -189,6 +189,10 @@ def test_a_client_that_left_rejoins_by_a_word_of_its_owner_said_once(
     link = '[flower]\nserver = "host:1"\ninsecure = true'
     file.write_text(f'{text}\nledger = "clients/client-0/ledger.sqlite"\n{link}\n')
     assert "this client has left no run of this agreement" in started(monkeypatch, str(file), "--rejoin")[1]
+    kit = tmp_path / "kit.toml"  # where another engine carries the messages, nothing is started
+    kit.write_text(file.read_text().replace(link, ""))
+    told = CliRunner().invoke(app, ["node", str(kit), "--rejoin"])
+    assert (told.exit_code, "this client has left no run" in told.stderr) == (0, True)
     shutil.copytree(directory, tmp_path / "backup")
     shutil.rmtree(directory)
     shutil.copytree(tmp_path / "backup", directory)

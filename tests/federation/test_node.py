@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation import node as module
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import EnrolmentError
 from sottovoce.federation.server import Options
+from sottovoce.federation.site import directory
 from sottovoce.federation.site.directory import Enrolment
 from sottovoce.federation.store import Store, StoreError
 from sottovoce.machine.rollback import Memory
@@ -158,7 +158,7 @@ def test_a_client_without_a_wish_takes_what_is_proposed_and_nothing_beyond_the_p
 
 def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, held = World(tmp_path, **QUICK), list[Path]()
-    honest = module.locked
+    honest = directory.locked
 
     @contextmanager
     def locked(path: Path) -> Iterator[None]:
@@ -166,7 +166,7 @@ def test_one_request_at_a_time_is_answered(tmp_path: Path, monkeypatch: pytest.M
         with honest(path):
             yield
 
-    monkeypatch.setattr(module, "locked", locked)
+    monkeypatch.setattr(directory, "locked", locked)
     member = world.node(0)
     world.coordinator.roster.enrol(member.enrol(world.coordinator.roster.offer()), "0")
     member.release(world.coordinator.request(0, "context"))

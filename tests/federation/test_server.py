@@ -347,7 +347,7 @@ def test_a_damaged_foreign_or_replayed_message_changes_nothing(tmp_path: Path) -
 def test_a_server_that_computes_other_coefficients_after_a_restart_opens_either_answer(
     tmp_path: Path, answered: str
 ) -> None:
-    """As on another kind of processor: the client sends what it has stored, whichever request that answers."""
+    """As on another kind of processor: the client sends what it has stored, whichever request it answers."""
     world = World(tmp_path, seeded=False, clients_per_round=3, channel="lrsuq", rounds=1)
     world.enrol_all()
     world.step()

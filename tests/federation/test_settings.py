@@ -19,6 +19,7 @@ agreement = "agreement.toml"
 directory = "state"
 records = "north.csv"
 ledger = "/elsewhere/ledger.sqlite"
+witness = "/mnt/elsewhere"
 client = "north"
 epsilon = 4
 delta = 1e-6
@@ -135,3 +136,15 @@ def test_a_helper_needs_its_key_and_no_records(tmp_path: Path) -> None:
         load(tmp_path, text).check()
     SiteKey.make(tmp_path / "board.key")
     load(tmp_path, f'{text}site_key = "board.key"\n').check()
+
+
+def test_a_witness_lies_on_another_disk_than_what_is_put_back(tmp_path: Path) -> None:
+    for name in ("agreement.toml", "north.csv"):
+        (tmp_path / name).touch()
+    text = 'agreement = "agreement.toml"\nrecords = "north.csv"\ndirectory = "state/north"\n'
+    with pytest.raises(SettingsError, match="does not exist: check witness"):
+        load(tmp_path, f'{text}witness = "/mnt/elsewhere/nowhere"').check()
+    with pytest.raises(SettingsError, match="lies on the disk of directory, and is put back with it"):
+        load(tmp_path, f'{text}witness = "{tmp_path}"').check()
+    elsewhere = Path("/proc")  # what every Linux has beside its disk
+    assert load(tmp_path, f'{text}witness = "{elsewhere}"').check().witness == elsewhere

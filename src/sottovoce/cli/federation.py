@@ -206,6 +206,10 @@ def node(
         flower = {**connection, "server": str(file)}
         chosen = Settings.given({**config, "flower": flower}, "the command line").check()
     link = chosen.flower
+    for line in chosen.rejoined() if rejoin else ():
+        note(line)
+    if rejoin and link.server is None:  # another engine carries the messages
+        return
     if link.server is None:
         raise SettingsError(f"{file}: [flower] server is missing: say where the server is, host:port")
     if (link.authority is None) != link.insecure:
@@ -214,8 +218,6 @@ def node(
             "unencrypted, say insecure = true there instead"
         )
     check_port(link.port)
-    for line in chosen.rejoined() if rejoin else ():
-        note(line)
     command = supernode(
         link.server,
         config,

@@ -117,6 +117,7 @@ def _show_client(found: Status) -> None:
         since = found.seconds_since
         rows["client, run"] = f"{found.client}, {found.run or '–'}"
         rows["privacy"] = f"{found.headroom}" + (f", at δ = {found.delta:g}" if found.delta else "")
+        rows["restores"] = found.restores
         rows["rounds"] = f"released in {found.gradients}; the server was at {found.round} of {found.rounds}"
         rows["last contact"] = "–" if since is None else f"{duration(round(since))} ago"
         rows["messages"] = f"{found.answers} answered, {found.refusals} refused"

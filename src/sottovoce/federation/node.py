@@ -10,9 +10,9 @@ was put back from a backup answers nothing until its owner rejoins it (`recovery
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from sottovoce.errors import shown
 from sottovoce.federation import Agreement, sealing
 from sottovoce.federation.keys import SiteKey
 from sottovoce.federation.sealing import MODEL, Declined, EnrolmentError
-from sottovoce.federation.site.consent import check_consent
-from sottovoce.federation.site.directory import ClientLog, Enrolment
+from sottovoce.federation.site.consent import check_agreement, frozen
+from sottovoce.federation.site.directory import ClientLog, Enrolment, working_in
 from sottovoce.federation.site.holdings import Holdings, NotReady, run_cost, split_seed
 from sottovoce.federation.site.home import begin_to_finish
 from sottovoce.federation.site.recovery import LEFT, LedgerBehind, Left, Recovery, opened
+from sottovoce.federation.site.witness import Witness
 from sottovoce.federation.status import note_contact
 from sottovoce.federation.sums import held, helper_names, masks_for
-from sottovoce.machine.files import PRIVATE, locked
 from sottovoce.machine.rollback import Memory
 from sottovoce.personal import personal_model
 from sottovoce.privacy.ledger import OWN_RECORDS, AlreadyDelivered, Ledger
@@ -49,6 +49,7 @@ class Node:
 
     `terms` are what the owner of the records is willing to spend over all runs, and where its ledger lies.
     `key` is that of the site, where the agreement is about keys: it says which participant this is.
+    `witness` is a folder outside of this machine that knows how far it was, should it be put back as a whole.
     `simulated` says that the records are nobody's, so that a seeded plan, whose noise protects nobody, may
     run.
     """
@@ -60,6 +61,7 @@ class Node:
     wish: int | None = None
     diagnostics: bool = False
     terms: Terms = field(default_factory=Terms)
+    witness: Path | None = None
     simulated: bool = False
     finish: bool = False
     key: SiteKey | None = None
@@ -70,9 +72,9 @@ class Node:
 
     def enrol(self, offer: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the server's offer with this client's public key and a proof that it has the secret."""
-        with self._locked(), self._client_log.refusals(f"to enrol in run {shown(offer.get('run'))}"):
-            run, server_key = str(offer["run"]), bytes(offer["key"])
-            self._check_agreement(offer, self.agreement)
+        run, server_key = str(offer["run"]), bytes(offer["key"])
+        with working_in(self.directory), self._client_log.refusals(f"to enrol in run {shown(run)}"):
+            check_agreement(offer, self.agreement, self._consenting)
             enrolment = Enrolment.read(self.directory, run)
             if enrolment is None:
                 enrolment = self._new_enrolment(run, server_key, int(offer["proposal"]))
@@ -91,7 +93,7 @@ class Node:
 
     def refused(self, run: str, reason: str) -> None:
         """The server declined the enrolment: forgets it, unless something was released under it."""
-        with self._locked():
+        with working_in(self.directory):
             self._client_log.note(f"the server refused this client: {shown(reason)}", level=logging.ERROR)
             if not self._released(run):
                 Enrolment.file(self.directory, run).unlink(missing_ok=True)
@@ -118,34 +120,31 @@ class Node:
         """
         said = []
         with (
-            self._locked(),
+            working_in(self.directory),
             self._client_log.refusals("to rejoin"),
-            opened(self._account, self.directory) as ledger,
+            self._opened() as ledger,
         ):
             for enrolment in Enrolment.all(self.directory):
-                past = Recovery(self.directory, ledger, enrolment)
+                past = self._past(ledger, enrolment)
                 if enrolment.agreement == self.agreement.digest() and past.put_back:
                     blueprint = self.agreement.alone(enrolment.records).blueprint()
-                    price = past.rejoin(blueprint, self._account.budget(ledger))
-                    copy = ledger.past.copied and (
-                        "; what its records have released elsewhere since is not known, and nothing but this "
-                        f"run goes on until its owner says 'sottovoce ledger vouch {ledger.path}'"
-                    )
-                    said.append(f"rejoins run {enrolment.run}; {price}{copy or ''}")
+                    said.append(past.rejoin(blueprint, self._account.budget(ledger)))
                     self._client_log.note(said[-1])
         return said
 
     def keep_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the model that the server's last message brings, beside the ledger; nothing is charged."""
-        with self._locked(), self._client_log.refusals("its model"):
+        with working_in(self.directory), self._client_log.refusals("its model"):
             enrolment = self._enrolment(request)
-            blueprint = self._frozen(request, enrolment).blueprint()
+            blueprint = frozen(
+                request, enrolment, self.agreement, self._consenting, self.directory
+            ).blueprint()
             stream = (enrolment.run, participant_name(enrolment.participant), MODEL, 0)
             sealed, agreed = bytes(request["model"]), bytes.fromhex(enrolment.secret)
             sent = sealing.unseal_downward(sealed, stream, agreed=agreed)
             coefficients = _coefficients(Downlink(blueprint.coefficients), sent)
             account = self._account
-            with opened(account, self.directory) as ledger:
+            with self._opened() as ledger:
                 budget, spent = account.budget(ledger), ledger.spent(OWN_RECORDS)
             model = personal_model(
                 blueprint,
@@ -171,7 +170,7 @@ class Node:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"the {shown(request.get('kind'))} of round {shown(request.get('round'))}"
-        with self._locked(), self._client_log.refusals(what):
+        with working_in(self.directory), self._client_log.refusals(what):
             enrolment = self._enrolment(request)
             agreement = self._frozen(request, enrolment)
             blueprint = agreement.blueprint()
@@ -180,7 +179,7 @@ class Node:
                 reason = shown(request["refused"])
                 self._client_log.note(f"the server refused an answer: {reason}", level=logging.ERROR)
             account = self._account
-            with opened(account, self.directory) as ledger:
+            with self._opened() as ledger:
                 if enrolment.ledger not in ("", ledger.name):
                     self._client_log.note(
                         f"{ledger.path} is not the ledger of the enrolment", level=logging.ERROR
@@ -188,7 +187,7 @@ class Node:
                     raise EnrolmentError(
                         "this is not the ledger with which this client enrolled: put that one back"
                     )
-                past, budget = Recovery(self.directory, ledger, enrolment), account.budget(ledger)
+                past, budget = self._past(ledger, enrolment), account.budget(ledger)
                 past.check(blueprint, budget)
                 ledger.forget(enrolment.run, before_round=int(request["round"]))
                 before = ledger.releases(OWN_RECORDS)
@@ -267,33 +266,6 @@ class Node:
         rounds = blueprint.schedule
         return not 1 <= round_number <= len(rounds) or participant not in rounds[round_number - 1]
 
-    def _check_agreement(self, fields: Mapping[str, Any], mine: Agreement) -> None:
-        if not self.simulated:
-            check_consent(mine, self.terms)
-        if fields.get("agreement") != mine.digest():
-            raise EnrolmentError(
-                "the server works under another agreement than this client's: nothing is released; compare "
-                "both agreement.toml"
-            )
-
-    def _frozen(self, request: Mapping[str, Any], enrolment: Enrolment) -> Agreement:
-        """The agreement of a request: this client's own, with all numbers of records once it was open.
-
-        The first one that the server froze holds for ever, and holds what this client has declared.
-        """
-        agreement = self.agreement
-        if agreement.open:
-            sizes = [int(size) for size in request.get("sizes", ())]
-            agreement = agreement.frozen(sizes)
-            if sizes[enrolment.participant] != enrolment.records:
-                raise EnrolmentError("the server states another number of records than this client declared")
-        self._check_agreement(request, agreement)
-        if self.agreement.open and enrolment.frozen != agreement.digest():
-            if enrolment.frozen:
-                raise EnrolmentError("the server has frozen the agreement twice: nothing is released")
-            replace(enrolment, frozen=agreement.digest()).write(self.directory)
-        return agreement
-
     def _new_enrolment(self, run: str, server_key: bytes, proposal: int) -> Enrolment:
         participant = proposal if self.wish is None else self.wish
         if self.agreement.parties is not None:  # whatever anybody wishes
@@ -305,7 +277,7 @@ class Node:
         except NotReady as error:
             self._client_log.note(f"not ready, and nothing was charged: {error}", level=logging.ERROR)
             raise EnrolmentError("this client is not ready: its own log says why") from None
-        with opened(self._account, self.directory) as ledger:
+        with self._opened() as ledger:
             ledger.past.check()
             cost = run_cost(blueprint, participant)
             price = Price("this run", cost, ledger.spent(OWN_RECORDS), self._account.budget(ledger))
@@ -327,7 +299,10 @@ class Node:
                 records=declared,
                 cost=price.cost,
             )
-            Recovery(self.directory, ledger, enrolment).note()
+            past = self._past(ledger, enrolment)
+            if past.outrun:
+                raise EnrolmentError("this client was put back to before it took part in this run: refused")
+            past.note()
             enrolment.write(self.directory)
         self._client_log.note(f"enrols in run {run} as {participant_name(participant)}; {price}")
         return enrolment
@@ -335,12 +310,27 @@ class Node:
     def _released(self, run: str) -> bool:
         if not Memory(self._account.path).begun and not any(self.directory.glob("trace-*")):
             return False
-        with opened(self._account, self.directory) as ledger:
+        with self._opened() as ledger:
             return ledger.past.total_in(run).releases > 0
+
+    @property
+    def _consenting(self) -> Terms | None:
+        return None if self.simulated else self.terms
+
+    def _frozen(self, request: Mapping[str, Any], enrolment: Enrolment) -> Agreement:
+        return frozen(request, enrolment, self.agreement, self._consenting, self.directory)
+
+    def _opened(self) -> AbstractContextManager[Ledger]:
+        return opened(self._account, self.directory, self.witness)
+
+    def _past(self, ledger: Ledger, enrolment: Enrolment) -> Recovery:
+        witness = None if self.witness is None else Witness(self.witness, self._account.client)
+        return Recovery(self.directory, ledger, enrolment, witness)
 
     def contacted(self, what: str, asked: Mapping[str, Any], refused: str = "") -> None:
         """Notes for the owner that a message came, and why it was refused if it was."""
-        note_contact(self.directory, self._account, self.agreement.plan, what, asked, refused)
+        place = self.directory, self._account, self.witness
+        note_contact(*place, self.agreement.plan, what, asked, refused)
 
     @property
     def _holdings(self) -> Holdings:
@@ -349,15 +339,6 @@ class Node:
     @property
     def _account(self) -> Account:
         return Account.alone(self.records, self.terms, self.directory)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self.directory, *self.directory.iterdir()):  # restored files may be open to all
-            if path.stat().st_mode & 0o077:
-                path.chmod(0o700 if path.is_dir() else PRIVATE)
-        with locked(self.directory / "lock"):
-            yield
 
 
 def _coefficients(downlink: Downlink, sent: bytes) -> Tensor:

@@ -65,6 +65,10 @@ class Settings:
     directory: Path | None = key("This node's own folder: enrolments, log. A new one will do.", '"state"')
     records: Path | None = key("The records. A helper of shared noise has none.", '"records.csv"')
     ledger: Path | None = key("The ledger of the records, if not beside them.", '"north.ledger.sqlite"')
+    witness: Path | None = key(
+        "A folder outside of this machine that knows how far it was, should it be put back as a whole.",
+        '"/mnt/elsewhere/witness"',
+    )
     client: str | None = key("The client's name in its ledger; that of its file if absent.", '"north"')
     epsilon: float | None = key(
         "ε that all releases of these records together may reach; 8 at first. The strictest ever set holds.",
@@ -138,6 +142,14 @@ class Settings:
                 path = getattr(holder, each.name)
                 if isinstance(path, Path) and each.name not in ("directory", "ledger") and not path.exists():
                     raise SettingsError(f"{path} does not exist: check {each.name}")
+        if self.witness is not None and self.directory is not None:
+            folders = (self.directory.absolute(), *self.directory.absolute().parents)
+            home = next(path for path in folders if path.exists())
+            if self.witness.stat().st_dev == home.stat().st_dev:
+                raise SettingsError(
+                    f"witness {self.witness} lies on the disk of directory, and is put back with it: name a "
+                    "folder of another machine"
+                )
         return self
 
     def terms(self) -> Terms:
@@ -173,6 +185,7 @@ class Settings:
             wish=self.index,
             diagnostics=self.diagnostics,
             terms=self.terms(),
+            witness=self.witness,
             simulated=self.simulated,
             finish=self.finish,
             key=own,

@@ -216,8 +216,9 @@ def _client(folder: Path, found: Status | None, *, works: bool) -> Status:
         return replace(found, epsilon={}, delta=None)
     prices = {"budget": budget.epsilon, "spent": budget.price(spent), "run_spent": budget.price(here)}
     if found.cost:
-        together = spent - here + max(found.cost, here)
-        prices |= {"run": budget.price(found.cost), "together": budget.price(together)}
+        rest = max(found.cost - here, 0.0)
+        prices |= {"run": budget.price(found.cost), "together": budget.price(spent + rest)}
+        prices |= {} if found.witness else {"put_back": budget.price(spent + 2 * rest)}
     gradients, _ = kinds.get((found.account or "", "gradient"), (0, 0.0))
     return replace(found, epsilon={**prices}, delta=budget.delta, gradients=gradients)
 

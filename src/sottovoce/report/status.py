@@ -98,13 +98,16 @@ class Status:
     """What the client is called in its ledger."""
     cost: float = 0.0
     """Σ (Δ/σ)² of the whole run, as the client's owner was told."""
+    witness: str | None = None
+    """The folder outside of a client's machine that knows how far it was."""
     round: int = 0
     """Rounds that are closed; of a client, the last one that it was asked for."""
     gradients: int = 0
     """Rounds in which the client has released."""
     epsilon: dict[str, float | None] = field(default_factory=dict)
     """`target`, and what the client that spent most has spent in this run: `spent`, and by kind. Of a client
-    `budget`; `spent` in all runs, `run_spent` in this one; `run` and `together` when this one is over."""
+    `budget`; `spent` in all runs, `run_spent` in this one; `run` and `together` when this one is over, and
+    `put_back` if the machine is put back as a whole now and nobody notices."""
     history: list[Line] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -155,6 +158,16 @@ class Status:
             spends = "has spent" if self.state == "finished" else "will spend"
             said += f"; this run {spends} {self.epsilon['run']:.3g}"
             said += f", together {self.epsilon['together']:.3g}" if self.state != "finished" else ""
+        return said
+
+    @property
+    def restores(self) -> str:
+        """What becomes of a client's machine that is put back as a whole, in a line."""
+        if self.witness is not None:
+            return f"a machine put back as a whole is noticed by the witness {self.witness}"
+        said = "without a witness outside, a machine put back as a whole is not noticed"
+        if "put_back" in self.epsilon and self.state != "finished":
+            said += f": the rest of this run may be spent twice, together ε {self.epsilon['put_back']:.3g}"
         return said
 
     def counted(self, what: Standing) -> int:

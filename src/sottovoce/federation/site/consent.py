@@ -1,4 +1,4 @@
-"""What a client's owner agrees to in the node's own settings, and no plan or server can decide.
+"""What a client's owner agrees to: an agreement, which the server shares, and what no plan or server decides.
 
 Noise that the server adds, noise that sites share, and constants that were read from somebody's records: an
 agreement with one of them is refused until the owner says so there. Of shared noise the owner also states how
@@ -8,11 +8,52 @@ take a name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 from sottovoce.data.tables import schema
 from sottovoce.federation import Agreement
 from sottovoce.federation.keys import fingerprint
 from sottovoce.federation.sealing import EnrolmentError
+from sottovoce.federation.site.directory import Enrolment
 from sottovoce.privacy.terms import Terms
+
+
+def check_agreement(fields: Mapping[str, Any], mine: Agreement, terms: Terms | None) -> None:
+    """Refuses a server under another agreement than `mine`, and one that the owner has not consented to.
+
+    `terms` None: the records are nobody's.
+    """
+    if terms is not None:
+        check_consent(mine, terms)
+    if fields.get("agreement") != mine.digest():
+        raise EnrolmentError(
+            "the server works under another agreement than this client's: nothing is released; compare both "
+            "agreement.toml"
+        )
+
+
+def frozen(
+    request: Mapping[str, Any], enrolment: Enrolment, mine: Agreement, terms: Terms | None, directory: Path
+) -> Agreement:
+    """The agreement of a request: this client's own, with all numbers of records once it was open.
+
+    The first one that the server froze holds for ever, and holds what this client has declared.
+    """
+    agreement = mine
+    if mine.open:
+        sizes = [int(size) for size in request.get("sizes", ())]
+        agreement = mine.frozen(sizes)
+        if sizes[enrolment.participant] != enrolment.records:
+            raise EnrolmentError("the server states another number of records than this client declared")
+    check_agreement(request, agreement, terms)
+    if mine.open and enrolment.frozen != agreement.digest():
+        if enrolment.frozen:
+            raise EnrolmentError("the server has frozen the agreement twice: nothing is released")
+        replace(enrolment, frozen=agreement.digest()).write(directory)
+    return agreement
 
 
 def check_consent(agreement: Agreement, terms: Terms) -> None:

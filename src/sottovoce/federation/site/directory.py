@@ -20,7 +20,7 @@ from typing import Self
 
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.sealing import EnrolmentError
-from sottovoce.machine.files import write_atomically
+from sottovoce.machine.files import PRIVATE, locked, write_atomically
 
 log = logging.getLogger("sottovoce.federation")
 
@@ -73,6 +73,17 @@ class Enrolment:
     def write(self, directory: Path) -> None:
         """Keeps the enrolment durably, for its owner only."""
         write_atomically(self.file(directory, self.run), json.dumps(asdict(self)).encode())
+
+
+@contextmanager
+def working_in(directory: Path) -> Iterator[None]:
+    """A client's directory, made if there is none, for one process at a time and its owner alone."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in (directory, *directory.iterdir()):  # restored files may be open to all
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700 if path.is_dir() else PRIVATE)
+    with locked(directory / "lock"):
+        yield
 
 
 class ClientLog:

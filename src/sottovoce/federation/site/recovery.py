@@ -2,8 +2,9 @@
 
 A directory or ledger that was restored from a backup, or copied, does not know what has left since, and
 nobody else can be asked: the server may lie. So before a release leaves, the directory notes how many the
-ledger holds of that run and what they cost together. Where the note is a copy or gone, or the ledger holds
-less, the client has left the run for as long as that is so: it answers nothing.
+ledger holds of that run and what they cost together, and so does a witness outside of the machine if there
+is one (`witness`). Where the note is a copy or gone, or the ledger holds less, the client has left the run
+for as long as that is so: it answers nothing. A machine put back as a whole shows at a witness alone.
 
 Its owner alone can end that, by `rejoin`. What may have left is then charged: all that the run was ever to
 cost, of which the ledger charges what it does not know yet as a sum. Whatever this client releases from then
@@ -22,9 +23,10 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.site.directory import Enrolment
+from sottovoce.federation.site.witness import Witness
 from sottovoce.machine.rollback import Memory
 from sottovoce.plan.catalog import Kind
-from sottovoce.privacy.accounting import Budget, Charge, Total
+from sottovoce.privacy.accounting import SLACK, Budget, Charge, Total
 from sottovoce.privacy.ledger import OWN_RECORDS, Ledger, Overspent
 from sottovoce.privacy.terms import Price
 from sottovoce.release.blueprint import Blueprint
@@ -43,9 +45,13 @@ class Left(SottovoceError):
 
 
 @contextmanager
-def opened(account: Account, directory: Path) -> Iterator[Ledger]:
-    """The client's ledger, locked, and charged for what any run of the directory knows and it does not."""
+def opened(account: Account, directory: Path, witness: Path | None = None) -> Iterator[Ledger]:
+    """The client's ledger, locked, and charged for what any run of the directory, or its witness, knows and
+    it does not."""
+    outside = [] if witness is None else Witness(witness, account.client).totals()
     with account.open() as ledger:
+        for total in outside:
+            ledger.past.expect(total)
         for path in sorted(directory.glob("trace-*")):
             run, noted = path.stem.removeprefix("trace-"), _noted(path)
             if noted.get("spent") is not None:
@@ -66,15 +72,25 @@ def _noted(path: Path) -> dict[str, Any]:
     return noted if isinstance(noted, dict) else {}
 
 
+def told_cost(directory: Path, enrolment: Enrolment) -> float:
+    """Σ (Δ/σ)² that a run may come to by its end, as its owner was told at enrolment or when it rejoined."""
+    noted = _noted(directory / f"trace-{enrolment.run}.witness")
+    return max(float(noted.get("cost", 0.0)), enrolment.cost)
+
+
 class Recovery:
     """One client's part in one run, as its ledger and its memory know it."""
 
-    def __init__(self, directory: Path, ledger: Ledger, enrolment: Enrolment) -> None:
+    def __init__(
+        self, directory: Path, ledger: Ledger, enrolment: Enrolment, witness: Witness | None = None
+    ) -> None:
         self._ledger = ledger
         self._enrolment = enrolment
         self._run = enrolment.run
         self._memory = Memory(directory / f"trace-{self._run}", directory / "lock")
         self._noted: dict[str, Any] = (self._memory.recall() or [{}])[-1]
+        self._witness = witness
+        self._witnessed = {} if witness is None else witness.runs().get(self._run, {})
 
     @property
     def put_back(self) -> bool:
@@ -82,14 +98,23 @@ class Recovery:
         now, noted = self._now(), self._noted
         if not noted or self._memory.copied or noted["releases"] > now["releases"]:
             return True
-        return now["copy"] not in (
-            0,
-            noted["copy"],
-        )  # a ledger that stays a copy is one for the first time once
+        if now["copy"] not in (0, noted["copy"]):  # a ledger that stays a copy becomes one once
+            return True
+        return self.outrun or bool(noted.get("witnessed") and self._witness and not self._witnessed)
+
+    @property
+    def outrun(self) -> bool:
+        """Returns whether the witness has seen more leave than this machine knows of, or be rejoined."""
+        seen, rejoined = self._witnessed.get("releases", 0), float(self._witnessed.get("cost", 0.0))
+        return seen > self._ledger.releases(OWN_RECORDS, run=self._run) or rejoined > self._told * (1 + SLACK)
 
     @property
     def cost(self) -> float:
         """Σ (Δ/σ)² that the run may come to by its end, as this client's owner was told last."""
+        return max(self._told, float(self._witnessed.get("cost", 0.0)))
+
+    @property
+    def _told(self) -> float:
         return max(float(self._noted.get("cost", 0.0)), self._enrolment.cost)
 
     def check(self, blueprint: Blueprint, budget: Budget) -> None:
@@ -107,8 +132,9 @@ class Recovery:
         """Makes the run's memory true, before anything leaves; also where a killed process could not."""
         self._remember(self.cost)
 
-    def rejoin(self, blueprint: Blueprint, budget: Budget) -> Price:
-        """Charges all that may have left, up to the end of the run, and takes part again; what it comes to.
+    def rejoin(self, blueprint: Blueprint, budget: Budget) -> str:
+        """Charges all that may have left, up to the end of the run, and takes part again; what it comes to,
+        in a line.
 
         Refused, with nothing charged, where the budget does not cover that and what is still to be released.
         """
@@ -125,13 +151,23 @@ class Recovery:
         past.expect(Total(OWN_RECORDS, self._run, *counts, at_server, masked))
         past.note([past.total_in(self._run)])
         self._remember(before.spent + price.cost)
-        return price
+        said = f"rejoins run {self._run}; {price}"
+        if past.copied:
+            said += (
+                "; what its records have released elsewhere since is not known: nothing else goes on "
+                f"before its owner says 'sottovoce ledger vouch {self._ledger.path}'"
+            )
+        return said
 
     def _remember(self, cost: float) -> None:
-        now = {**self._now(), "cost": cost}
+        now = {**self._now(), "cost": cost, "witnessed": bool(self._witnessed)}
         if self._memory.copied or any(self._noted.get(name) != value for name, value in now.items()):
             self._memory.trust([now])
             self._noted = now
+        fact = {name: value for name, value in now.items() if name not in ("copy", "witnessed")}
+        if self._witness is not None and fact != self._witnessed:
+            self._witness.note(self._run, fact)
+            self._witnessed = fact
 
     def _now(self) -> dict[str, Any]:
         """Returns how much of the run the ledger holds, one by one and in all, and as which copy."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.site.directory import Enrolment
+from sottovoce.federation.site.recovery import told_cost
 from sottovoce.machine.files import FileError
 from sottovoce.plan import Plan
 from sottovoce.report.look import stored
@@ -22,7 +23,13 @@ from sottovoce.training.accounts import Account
 
 
 def note_contact(
-    directory: Path, account: Account, plan: Plan, what: str, asked: Mapping[str, Any], refused: str = ""
+    directory: Path,
+    account: Account,
+    witness: Path | None,
+    plan: Plan,
+    what: str,
+    asked: Mapping[str, Any],
+    refused: str = "",
 ) -> None:
     """Notes that a message of the server came and what became of it; a client without a directory has none.
 
@@ -50,7 +57,8 @@ def note_contact(
         client=account.client,
         ledger=str(account.path.absolute()),
         account=account.name,
-        cost=0.0 if enrolment is None else enrolment.cost,
+        cost=0.0 if enrolment is None else told_cost(directory, enrolment),
+        witness=None if witness is None else str(witness.absolute()),
         round=max(number, before.round if before and before.run == run else 0),
         since=time.time(),
         epsilon={},
