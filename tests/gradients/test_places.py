@@ -65,10 +65,11 @@ def bag() -> nn.Module:
     return architectures.Bag((20,), 4)
 
 
-def mlp(inputs: int, sizes: str, activation: str = "tanh") -> Model:
-    return Model(
-        lambda: architectures.mlp((inputs,), 4, mlp_sizes=sizes, mlp_activation=activation), (inputs,), 4
-    )
+def mlp(inputs: int, sizes: str, classes: int, activation: str = "tanh") -> Model:
+    def build() -> nn.Module:
+        return architectures.mlp((inputs,), classes, mlp_sizes=sizes, mlp_activation=activation)
+
+    return Model(build, (inputs,), classes)
 
 
 def linear(*shape: int, classes: int = 3) -> Model:
@@ -83,11 +84,11 @@ AXES = {
     "film": linear(2, 3, 4, 4),
 }
 NARROW = {
-    "ten": mlp(20, "10"),
-    "six": mlp(20, "6"),
-    "deep": mlp(9, "7,5,3", "relu"),
-    "one unit": mlp(33, "1"),
-    "wide, then narrow": mlp(20, "64,9"),
+    "ten": mlp(20, "10", 10),
+    "six": mlp(20, "6", 7),
+    "deep": mlp(9, "7,13,5", 20, "relu"),
+    "one unit": mlp(33, "1", 4),
+    "wide, then narrow": mlp(20, "64,9", 12),
 }
 STACKS = {"tiny": Model(models.tiny, (1, 6, 6)), "mixed": Model(models.mixed, (4, 9, 8), 4)}
 OWN = {
