@@ -1,8 +1,7 @@
 """Place and company decide nothing: what a record does to a release is a function of it and of coefficients.
 
-Coefficients are an adversary's (`tests.hostile`), who has no bound to keep to. Whatever order records stand
-in and whoever is beside them, a statistic moves by rounding in float64 and nothing else: by 1e-6 of its
-charge at most.
+Coefficients are an adversary's, who has no bound to keep to. Whatever order records stand in and whoever is
+beside them, a statistic moves by rounding in float64 and nothing else: by 1e-6 of its charge at most.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from sottovoce.audit.hostile import EXPONENTS, Hostile
 from sottovoce.data import Facts
 from sottovoce.gradients import clipped_mean, clipped_means, recordwise_logits, sensitivity
-from sottovoce.models import architectures
+from sottovoce.models import architectures, tiles
 from sottovoce.models.bases import open_basis
 from sottovoce.models.tasks import open_task
 from sottovoce.plan.recipes import V0_2
@@ -212,11 +212,11 @@ def test_no_coefficients_make_place_or_company_decide(
 ) -> None:
     tried = Setting(QUICK[name], kind, count, units=units, seed=random.getrandbits(20))
     if kind in WITHOUT:
-        tried.x *= 10.0 ** random.choice(hostile.EXPONENTS)
+        tried.x *= 10.0 ** random.choice(EXPONENTS)
         assert tried.ratio(torch.zeros(0)) < MOST
         return
     for _ in range(3):
-        assert tried.ratio(hostile.Hostile.drawn(tried.module, random).theta(tried.module)) < MOST
+        assert tried.ratio(Hostile.drawn(tried.module, random).theta(tried.module)) < MOST
 
 
 @pytest.mark.parametrize("name", ["table", "picture", "ten", "narrow"])
@@ -273,3 +273,20 @@ def test_moments_of_values_that_cancel_are_alike_in_every_place(
     flat = tried.x.view(97, -1)
     flat += 10.0**exponent * (1 - 2 * (torch.arange(flat.shape[1]) % 2))
     assert tried.ratio(torch.zeros(0)) < MOST
+
+
+@pytest.mark.parametrize("kind", ["identity", "structured", "confusion", "moments"])
+@pytest.mark.parametrize("name", ["ten", "tiny", "narrow"])
+def test_where_places_are_rounded_differently_each_record_is_computed_alone(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, theta = Setting(QUICK[name], kind, 40), torch.empty(0)
+    if kind != "moments":
+        theta = 0.1 * torch.randn(sum(parameter.numel() for parameter in usual.module.parameters()))
+    expected = usual(theta, torch.arange(40))
+    monkeypatch.setattr(tiles, "even", lambda function, records: False)
+    alone = Setting(QUICK[name], kind, 40)
+    assert torch.allclose(alone(theta, torch.arange(40)), expected, atol=1e-6)
+    assert alone.ratio(theta) < MOST
+    owner = alone.statistic if kind == "moments" else alone.module
+    assert set(tiles._known[owner].values()) == {1}

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from sottovoce.audit.hostile import Hostile
 from sottovoce.audit.sensitivity import Leaving, What, weight
 from sottovoce.channel.direct import Integers
 from sottovoce.cli import main
@@ -51,8 +53,7 @@ class Notes:
         def noted(client: Client, asked: Asked) -> torch.Tensor:
             given = asked.coefficients
             if given is not None:
-                generator = torch.Generator().manual_seed(asked.round)
-                given = 2.0 * torch.randn(given.shape, generator=generator)
+                given = _sent(client, asked.round, len(given))
             vector = statistic(client, replace(asked, coefficients=given))
             release = client._release(asked)
             part = weight(client._blueprint, client.participant, release) / release.sensitivity
@@ -103,6 +104,16 @@ class Notes:
             {what: one["charged"] for what, _, one in pairs},
             {"which releases happen, their noise and lengths": [one for _, _, one in pairs]},
         )
+
+
+def _sent(client: Client, round_number: int, size: int) -> torch.Tensor:
+    """What all clients are made to see: far coefficients, or an adversary's; and behind them a centre."""
+    far = 2.0 * torch.randn(size, generator=torch.Generator().manual_seed(round_number))
+    if round_number % 2:
+        blueprint = client._blueprint
+        recipe = Hostile.drawn(blueprint.module, Random(round_number))
+        far[: blueprint.coefficients] = recipe.coefficients(blueprint.model)
+    return far
 
 
 def federation(folder: Path, state: Path) -> None:

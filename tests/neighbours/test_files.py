@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -11,14 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sottovoce import data
+from sottovoce.audit.hostile import Hostile
 from sottovoce.audit.neighbours import Table, family
+from sottovoce.audit.order import by_order
 from sottovoce.audit.sensitivity import Largest, coefficients, leaving, opened
 from sottovoce.plan import Plan
 from sottovoce.plan.checks import PlanError
 
-from .worlds import Case, cases, left, neighbours, routes, world
+from .worlds import Case, cases, left, neighbours, routes, unbounded, world
 
 CASES = cases()
+NARROW = [case for case in CASES if case.many or case.array]
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +36,37 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(case=st.sampled_from(CASES), route=st.integers(0, 3), random=st.randoms(use_true_random=False))
+@given(
+    case=st.sampled_from(CASES),
+    route=st.integers(0, 3),
+    bounded=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
 def test_one_unit_moves_every_statistic_by_at_most_its_charge(
-    place: Path, case: Case, route: int, random: Random
+    place: Path, case: Case, route: int, bounded: bool, random: Random
 ) -> None:
     ways = routes(case)
     seen = Largest()
-    seen.compare(list(neighbours(world(case, place), ways[route % len(ways)], random, 4)))
+    with nullcontext() if bounded else unbounded():
+        seen.compare(list(neighbours(world(case, place), ways[route % len(ways)], random, 4)))
     assert seen.faults == []
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(case=st.sampled_from(NARROW), random=st.randoms(use_true_random=False))
+def test_the_order_of_a_file_moves_nothing_at_coefficients_of_an_adversary(
+    place: Path, case: Case, random: Random
+) -> None:
+    here = world(case, place)
+    at = [Hostile.drawn(here.blueprint.module, random).coefficients(here.blueprint.model) for _ in range(2)]
+    with unbounded():
+        _, faults = by_order(here.blueprint, here.federation, at, random)
+    assert faults == []
 
 
 @pytest.mark.parametrize("unit", [False, True])

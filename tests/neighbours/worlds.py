@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from sottovoce import data
 from sottovoce.audit.neighbours import Table, family
 from sottovoce.audit.sensitivity import Leaving, coefficients, leaving, opened
-from sottovoce.data import Description, training_size
+from sottovoce.data import Description, FederatedDataset, training_size
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.onboarding.client import divided, future_records
 from sottovoce.federation.site.holdings import Holdings
@@ -60,6 +63,7 @@ TARGETS = {
 }
 ARRAYS = {
     "picture": "shape = [1, 8, 8]\nmean = 0.5\nstd = 0.5",
+    "photo": "shape = [1, 16, 16]\nmean = 0.5\nstd = 0.5",
     "series": "shape = [6, 2]\nmean = 0.5\nstd = 0.5",
     "tokens": 'kind = "tokens"\nshape = [8]\nvocabulary = 40',
 }
@@ -72,6 +76,23 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "shares": {"context_share": 0.1, "confusion_share": 0.1, "prior": "context"},
 }
 UNITS = {"north": 20, "south": 17, "west": 16}
+OWN = "tests.neighbours.worlds:residual"
+
+
+class Residual(nn.Module):
+    """A network with a way of its own, and eight hidden units."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(inputs, 8), nn.Linear(8, 8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.flatten(1)))
+        return self.head(h + torch.relu(self.inner(h)))  # type: ignore[no-any-return]
+
+
+def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Residual(torch.Size(shape).numel(), classes)
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,13 @@ class Case:
     """An npz with a column of clients, and no records.toml."""
     dealt: bool = False
     """Records are dealt with partition=iid: one is replaced in its place."""
+    many: bool = False
+    """More units than a tile holds, and a rest of them."""
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Of each client."""
+        return {name: (5 if self.many else 1) * count for name, count in UNITS.items()}
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -102,6 +130,7 @@ class Case:
         chosen |= {"records_per_client": 0, "context_records": 8, "gradient_records": 9 if self.fewer else 0}
         chosen |= {"context": self.context, "noise": self.noise, "model": self.model, "coefficients": 0}
         chosen |= {"features": self.features, "feature_size": 24, "evaluate_every": 0}
+        chosen |= {"mlp_sizes": "6,5" if self.many else "10"}
         shared = {"channel": "integers", "individual": 0, "generated": 0} if self.noise == "shared" else {}
         dealt = {"partition": "iid", "participants": 2, "future_clients": 1} if self.dealt else {}
         return {**chosen, **CONTEXTS[self.context], **shared, **dealt}
@@ -124,13 +153,21 @@ def cases() -> list[Case]:
             if suffix == ".csv"
             else [kinds[len(found) % 2]]
         )
+    for suffix, unit, noise in product((".csv", ".npz"), (False, True), PLACES):
+        plain = Case(suffix, "classes", unit, "shares", noise, many=True)
+        found += [plain, replace(plain, model="mlp"), replace(plain, model=OWN)]
     for array, unit, noise in product(ARRAYS, (False, True), PLACES):
         plain = Case(".npz", "classes", unit, "shares", noise, array)
         if array == "tokens":
             words = replace(plain, model="bag")
             found += [words, replace(words, edge=True), replace(words, context="labels", fewer=True)]
             continue
+        if array == "photo":
+            found.append(replace(plain, model="lenet", many=True))
+            continue
         found += [plain, replace(plain, edge=True), replace(plain, context="moments", fewer=True)]
+        if array == "series":
+            found += [replace(plain, many=True), replace(plain, model=OWN, many=True)]
         if array == "picture":
             found.append(replace(plain, features="patterns", fewer=True))
     bare = [Case(".npz", "classes", False, context, array="series", bare=True) for context in CONTEXTS]
@@ -148,6 +185,7 @@ class World:
     plan: Plan
     agreed: Description | None
     blueprint: Blueprint
+    federation: FederatedDataset
 
     def file(self, client: str) -> Path:
         return self.source if self.case.bare else self.source / f"{client}{self.case.suffix}"
@@ -160,7 +198,7 @@ def world(case: Case, at: Path) -> World:
     folder.mkdir()
     rng = np.random.default_rng(len(str(case)))
     if case.bare:
-        owners = [name for name, size in UNITS.items() for _ in range(size)]
+        owners = [name for name, size in case.units.items() for _ in range(size)]
         columns = {**_records(case, rng, len(owners)), "client": owners}
         constants = {"classes": 3}
         source = folder / "all.npz"
@@ -168,19 +206,31 @@ def world(case: Case, at: Path) -> World:
     else:
         source = folder
         (folder / "records.toml").write_text(_agreement(case), encoding="utf-8")
-        for name, units in UNITS.items():
+        for name, units in case.units.items():
             _write(case, folder / f"{name}{case.suffix}", rng, units)
     plan = Plan.load(overrides={**case.plan, "dataset": str(source)})
     agreed = None if case.bare else Description.load(folder / "records.toml")
-    return World(case, source, plan, agreed, opened(plan, data.load(source))[0])
+    return World(case, source, plan, agreed, *opened(plan, data.load(source)))
 
 
-def neighbours(world: World, route: Route, random: Random, count: int) -> Iterator[Leaving | str]:
-    """What would leave of `count` files that differ in one unit; or why one of them was refused."""
+@contextmanager
+def unbounded() -> Iterator[None]:
+    """Clients use coefficients as they were sent, however long."""
+    with patch.object(Blueprint, "cut", lambda blueprint, sent: sent):
+        yield
+
+
+def neighbours(
+    world: World, route: Route, random: Random, count: int, *, also: Sequence[Tensor] = ()
+) -> Iterator[Leaving | str]:
+    """What would leave of `count` files that differ in one unit; or why one of them was refused.
+
+    Coefficients are those of `coefficients`, an adversary's among them, and `also` these.
+    """
     client = "north" if route in ("train", "node") else "west"
     file = world.file(client)
     given = file.read_bytes()
-    at = coefficients(world.blueprint, random.getrandbits(32))
+    at = [*coefficients(world.blueprint, random.getrandbits(32)), *also]
     table = Table.read(file)
     try:
         for variant in family(table, world.agreed, random, count, in_place=world.case.dealt):
@@ -242,8 +292,9 @@ def _records(case: Case, rng: np.random.Generator, records: int) -> dict[str, li
         "labels": {"ill": (level > 0).astype(int).tolist(), "old": (level > 1).astype(int).tolist()},
         "number": {"ill": (3.0 * level).tolist()},
     }[case.task]
-    if case.array == "picture":
-        x = rng.integers(0, 90, (records, 1, 8, 8)) + 80 * level[:, None, None, None]
+    if case.array in ("picture", "photo"):
+        side = 8 if case.array == "picture" else 16
+        x = rng.integers(0, 90, (records, 1, side, side)) + 80 * level[:, None, None, None]
         return {"x": list(x.astype(np.uint8)), **targets}
     if case.array == "tokens":
         return {"x": list(rng.integers(0, 20, (records, 8)) + 10 * level[:, None]), **targets}

@@ -50,8 +50,10 @@ def by_tiles(function: Rows, x: Tensor, size: int = TILE) -> Tensor:
     >>> by_tiles(lambda tile: 2 * tile, torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
     [2.0, 4.0, 6.0]
     """
-    parts = side_by_side(function, tiles(x, size)) if len(x) else [function(_filled(x, size))[:0]]
-    return torch.cat(parts)[: len(x)]
+    if not len(x):
+        return function(_filled(x, size))[:0]
+    share = side_by_side if x.device.type == "cpu" else map
+    return torch.cat(list(share(function, tiles(x, size))))[: len(x)]
 
 
 def whole(x: Tensor, size: int = TILE) -> Tensor:
