@@ -16,6 +16,7 @@ from sottovoce.channel import ChannelError
 from sottovoce.errors import SottovoceError
 from sottovoce.federation import store as store_module
 from sottovoce.federation.sealing import (
+    MOST_BUCKET,
     SEAL_BYTES,
     EnrolmentError,
     agreed_secret,
@@ -38,7 +39,7 @@ from tests.small import federated_plan
 
 from . import overhearing
 from .overhearing import Secrets, overheard
-from .world import World, same
+from .world import World, charged, same
 
 STREAM = ("run", "participant-0", "gradient", 1)
 
@@ -210,9 +211,25 @@ def test_a_seal_is_as_long_as_it_says_and_a_bucket_fits_into_its_header() -> Non
     for short in (b"", sealed[: SEAL_BYTES - 1]):
         with pytest.raises(ChannelError, match="shorter than a seal"):
             unseal(short, STREAM, private=server, agreed=agreed)
-    for bucket in (-1, 2**32):
-        with pytest.raises(ChannelError, match="update the server"):
+    for bucket in (-1, MOST_BUCKET + 1, 10**8, 2**32):
+        with pytest.raises(ChannelError, match="65536 bytes at most"):
             seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=bucket)
+    sealed = seal(b"release", STREAM, to=public_key(server), agreed=agreed, bucket=MOST_BUCKET)
+    assert unseal(sealed, STREAM, private=server, agreed=agreed) == b"release"
+
+
+def test_a_server_that_asks_for_megabytes_of_padding_gets_nothing_and_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enrol_all()
+    participant, kind = next(iter(world.coordinator.missing().items()))
+    request = world.coordinator.request(participant, kind)
+    for bucket in (MOST_BUCKET + 1, 10**8, -1):
+        with pytest.raises(ChannelError, match="padded"):
+            world.node(participant).release({**request, "bucket": bucket})
+    assert charged(world, participant) == []
+    assert world.node(participant).release({**request, "bucket": 64})["release"]
+    with pytest.raises(ChannelError, match="padded"):
+        Options(bucket=10**8)
 
 
 def test_what_goes_down_is_opened_by_one_client_of_one_run_alone() -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sottovoce.data import Description
 from sottovoce.errors import SottovoceError
+from sottovoce.federation import Agreement
+from sottovoce.federation.keys import Parties
 from sottovoce.federation.roster import Answer
-from sottovoce.machine.documents import LARGEST_FLOAT, MOST_TEXT, Bound, ForeignError, read
+from sottovoce.federation.settings import Settings
+from sottovoce.machine.documents import LARGEST_FLOAT, MOST_TEXT, Bound, ForeignError, read, toml
 from sottovoce.personal import Origin
+from sottovoce.plan import Plan
 
 GOLDEN = Path(__file__).with_name("golden") / "documents.jsonl"
 
@@ -145,3 +155,85 @@ def test_without_msgspec_runs_are_simulated_and_reading_from_elsewhere_is_one_li
     state, said = done.stdout.splitlines()
     assert state == "finished"
     assert "documents from elsewhere are read with msgspec: pip install msgspec" in said
+
+
+DEEP = "a." * 20_000 + "a = 1"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP,
+        f"[{'a . ' * 20_000}a]",
+        f"x = {{{DEEP}}}",
+        "'a'." * 20_000 + "a = 1",
+        '"\\u0061" . ' * 20_000 + "a = 1",
+        f"y = 1 # it's \n{DEEP}",
+        f'y = """a"""" # "\'\'\'\n{DEEP}\n# \'\'\'',
+        f"y = '''a''''' # \"\"\"\n{DEEP}\n# \"\"\"",
+        f'y = "a\\\\" # "\n{DEEP}',
+        f"y = '\\' # '\n{DEEP}",
+    ],
+    ids=range(10),
+)
+def test_a_key_of_thousands_of_parts_is_refused_at_once(text: str) -> None:
+    """40 kB of dots took seven seconds, four times as long for twice as many."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match="a key has more than 16 parts"):
+        toml(text)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'x = "{"a." * 40}"',
+        f"x = '{'a.' * 40}'",
+        f'x = """\n{"a." * 40}"""""',
+        f"# {'a.' * 40}",
+        ".".join("abcdefghijklmnop") + " = 1",
+        f"x = [{', '.join(['1.5'] * 40)}]",
+        f'"{"a." * 40}" = 1',
+        "when = 1979-05-27T00:32:00.999999-07:00",
+    ],
+    ids=range(8),
+)
+def test_dots_in_texts_comments_and_numbers_are_no_parts_of_keys(text: str) -> None:
+    assert toml(text) == tomllib.loads(text)
+
+
+@pytest.mark.timeout(60)
+def test_agreements_descriptions_keys_and_plans_are_read_so(tmp_path: Path) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(DEEP)
+    for read_it in (
+        lambda: Agreement.parse(DEEP),
+        lambda: Description.load(file),
+        lambda: Parties.load(file),
+        lambda: Plan.load(file),
+        lambda: Settings.load(file),
+    ):
+        with pytest.raises(SottovoceError, match="a key has more than 16 parts"):
+            read_it()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "piece", ['"', "'", '"""', "'''", ".", "a.", "#", "\\", '"\\', " ", "a ", "[", '"""a\\']
+)
+def test_no_text_of_a_megabyte_takes_long_to_look_through(piece: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(ValueError, RecursionError):
+        toml(piece * (2**20 // len(piece)))
+    assert time.process_time() - began < 20
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab.=[]{}\"'#\\\n \t1,-", max_size=60))
+def test_what_is_toml_stays_what_it_is(text: str) -> None:
+    try:
+        expected = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return
+    assert text.count(".") > 15 or toml(text) == expected

@@ -50,7 +50,9 @@ def federate(
         600.0, help="Seconds after which a round continues without missing clients."
     ),
     retry: float = typer.Option(60.0, help="Seconds after which an unanswered request is made again."),
-    bucket: int = typer.Option(0, min=0, help="Pad messages to multiples of so many bytes; 0: not padded."),
+    bucket: int = typer.Option(
+        0, min=0, max=2**16, help="Pad messages to multiples of so many bytes; 0: not padded."
+    ),
     diagnostics: bool = typer.Option(
         False, help="Log bytes, norms and accuracies per client: the server's own, and charged to nobody."
     ),

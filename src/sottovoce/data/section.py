@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.machine.documents import toml
 
 MOST_DIMENSIONS, MOST_NUMBERS = 6, 2**24
 MOST_TEXT = 2**20
@@ -79,7 +79,7 @@ def document(text: str, where: str) -> Section:
             f"{where} is longer than {MOST_TEXT >> 20} MiB: that does not describe records"
         )
     try:
-        return Section(where, "", tomllib.loads(text))
+        return Section(where, "", toml(text))
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is no TOMLDecodeError
         raise DescriptionError(f"{where} is not TOML ({' '.join(str(error).split())}): correct it") from None
 

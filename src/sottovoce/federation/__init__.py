@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from sottovoce.data import Dataset, Facts, division
 from sottovoce.data.tables.schema import NAME
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation.keys import Parties
-from sottovoce.machine.documents import MOST_TEXT
+from sottovoce.machine.documents import MOST_TEXT, toml
 from sottovoce.machine.files import PUBLIC, private_folder, write_atomically
 from sottovoce.models.architectures import check_sizes
 from sottovoce.models.features.cache import described_facts
@@ -138,7 +137,7 @@ class Agreement:
         if len(text.encode()) > MOST_TEXT:
             raise AgreementError(f"an agreement has at most {MOST_TEXT} bytes: ask for the file again")
         try:
-            values = tomllib.loads(text)
+            values = toml(text)
         except (ValueError, RecursionError) as error:
             raise AgreementError(f"that is not TOML ({shown(error)}): ask for the file again") from None
         records, sizes = values.pop("records", None), values.pop("sizes", [])

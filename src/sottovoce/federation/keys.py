@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.data.sites import CLIENT
 from sottovoce.errors import SottovoceError, shown
+from sottovoce.machine.documents import toml
 from sottovoce.machine.files import PRIVATE, private_folder, write_atomically
 from sottovoce.plan import Plan
 from sottovoce.release.places.masks import KEY_BYTES, prefixed, public_hex
@@ -128,10 +128,10 @@ class Parties:
     def load(cls, path: str | Path) -> Self:
         """From a file with the tables [sites] and [helpers], a line for each as its key was printed."""
         try:
-            return cls.parse(tomllib.loads(Path(path).read_text()))
+            return cls.parse(toml(Path(path).read_text()))
         except OSError as error:
             raise PartyError(f"no keys at {path} ({error.strerror}): collect them first") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PartyError(f'{path} is not TOML ({shown(error)}): write NAME = "KEY" lines') from None
 
     @classmethod

@@ -40,6 +40,8 @@ from sottovoce.release.secrets import client_secret, participant_name, seeded_ma
 
 KEY_BYTES = 32
 _TAG_BYTES = 16
+MOST_BUCKET = 2**16
+"""Bytes: a server that asked for more could have a client make and store any number of them."""
 MODEL: Literal["model"] = "model"
 """The purpose of the one message under seal that goes to a client."""
 
@@ -115,12 +117,21 @@ def seal(message: bytes, stream: Stream, *, to: bytes, agreed: bytes, bucket: in
     >>> len(sealed) - SEAL_BYTES, unseal(sealed, stream, private=server, agreed=bytes(32))
     (7, b'release')
     """
-    if len(to) != KEY_BYTES or not 0 <= bucket < 2**32:
+    if len(to) != KEY_BYTES:
         raise ChannelError("the request has no key to seal its answer for: update the server")
+    check_bucket(bucket)
     private = new_key()
     header = _HEADER.pack(to, public_key(private), bucket)
     cipher = ChaCha20Poly1305(_key(private, to, header, agreed, stream))
     return header + cipher.encrypt(_NONCE, pad(message, bucket), header)
+
+
+def check_bucket(bucket: int) -> None:
+    """Refuses multiples to which no message is padded."""
+    if not 0 <= bucket <= MOST_BUCKET:
+        raise ChannelError(
+            f"messages are padded to multiples of {MOST_BUCKET} bytes at most, not of {bucket}: lower bucket"
+        )
 
 
 def unseal(sealed: bytes, stream: Stream, *, private: bytes, agreed: bytes) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 from sottovoce.errors import SottovoceError, shown
 from sottovoce.federation import Agreement, sealing
 from sottovoce.federation.roster import Implausible, Roster
-from sottovoce.federation.sealing import MODEL, SEAL_BYTES, public_key
+from sottovoce.federation.sealing import MODEL, SEAL_BYTES, check_bucket, public_key
 from sottovoce.federation.store import Store
 from sottovoce.federation.sums import MASKS, Sums, terms_of
 from sottovoce.plan.catalog import Kind
@@ -49,6 +49,9 @@ class Options:
     """Messages are padded to multiples of so many bytes; 0: not padded."""
     diagnostics: bool = False
     """Log bytes, norms and accuracies per client: private to the server, and charged to nobody."""
+
+    def __post_init__(self) -> None:
+        check_bucket(self.bucket)  # or every client would refuse
 
 
 class Coordinator:

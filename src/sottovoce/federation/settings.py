@@ -14,7 +14,6 @@ import dataclasses
 import json
 import logging
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from sottovoce.federation.keys import SiteKey, accepted
 from sottovoce.federation.node import Node
 from sottovoce.federation.sealing import Declined, EnrolmentError
 from sottovoce.federation.sums import HelperNode
-from sottovoce.machine.documents import MOST_TEXT
+from sottovoce.machine.documents import MOST_TEXT, toml
 from sottovoce.privacy.ledger import Overspent
 from sottovoce.privacy.terms import Terms
 
@@ -108,7 +107,7 @@ class Settings:
         try:
             with file.open("rb") as opened:
                 text = opened.read(MOST_TEXT).decode("utf-8-sig").replace("\r\n", "\n")
-            values = tomllib.loads(text)
+            values = toml(text)
         except OSError as error:
             raise SettingsError(
                 f"no settings at {path} ({error.strerror}): let 'sottovoce node' write a template", "init"

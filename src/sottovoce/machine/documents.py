@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -22,6 +23,8 @@ MOST_TEXT = 2**20
 """Bytes of an agreement or a specification."""
 MOST_LETTERS = 200
 """Letters of a text in a plan."""
+MOST_PARTS = 16
+"""Of a dotted key: what it takes to read one grows with their square, and 40 kB of dots took seconds."""
 LARGEST_FLOAT = 1.7976931348623157e308
 """A bound that infinity does not keep."""
 T = TypeVar("T")
@@ -103,6 +106,32 @@ def _said(text: str) -> str:
     what, path = shown(what.replace("`", "")), shown(path.strip("`").removeprefix("$").removeprefix("."))
     what = what[:1].lower() + what[1:]
     return f"{path} is not what it must be ({what})" if path else what
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The values of a TOML text, in a time that grows with its length alone; a ValueError if it is none.
+
+    >>> toml("a.b = 1")
+    {'a': {'b': 1}}
+    >>> toml("a." * 20_000 + "a = 1")
+    Traceback (most recent call last):
+    ValueError: a key has more than 16 parts
+    """
+    for found in _KEYS.finditer(text):
+        if found["key"] and len(_PARTS.findall(found["key"])) > MOST_PARTS:
+            raise ValueError(f"a key has more than {MOST_PARTS} parts")
+    return tomllib.loads(text)
+
+
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)"""
+_PARTS = re.compile(_PART)
+_KEYS = re.compile(
+    r"""\#[^\n]*|"{3}(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|'{3}.*?(?:'{3,5}|\Z)"""
+    rf"|(?P<key>{_PART}(?:[ \t]*\.[ \t]*{_PART})*)",
+    re.DOTALL,
+)
+"""Comments and texts of several lines, in which no key is, and whatever may be one. What is never closed is
+a text to its end, or it would be looked through again and again; it is no TOML."""
 
 
 def foreign_name(text: object) -> str:

@@ -9,11 +9,11 @@ import dataclasses
 import json
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import SottovoceError, nearest
+from sottovoce.machine import documents
 from sottovoce.plan import catalog
 from sottovoce.plan.catalog import METHODS
 
@@ -30,7 +30,7 @@ class PlanError(SottovoceError):
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return documents.toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PlanError(f"no plan at {path}: give a TOML file, or key=value pairs alone") from None
     except IsADirectoryError:

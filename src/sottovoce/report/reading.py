@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from sottovoce.errors import SottovoceError
+from sottovoce.machine.documents import toml
 from sottovoce.report.result import FILE, FORMAT_VERSION, SQUARE, Absent, ByClient, Round, RunResult, Site
 
 UNKNOWN_TO_A_SERVER: dict[str, Any] = {
@@ -92,8 +92,8 @@ def _rounds(path: Path) -> Iterator[Round]:
 
 def _plan(path: Path) -> dict[str, str]:
     try:
-        plan = tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as error:
+        plan = toml(_text(path))
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"is not TOML ({error})") from None
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in plan.items()}
 
