@@ -145,6 +145,79 @@ def test_a_copy_stays_one_whatever_is_noted_until_somebody_trusts_it(memory: Mem
     assert not copied(memory)
 
 
+def owned_anew(memory: Memory) -> bool:
+    """What a new process would find."""
+    again = Memory(memory._store)
+    again.recall()
+    return again.owned_anew
+
+
+def changed_owner(memory: Memory) -> None:
+    """As `chown -R` does: to the same owner, which a test may."""
+    for path in (memory.path, memory.lock):
+        os.chown(path, os.getuid(), os.getgid())
+
+
+def test_another_owner_is_told_from_files_that_were_put_back(memory: Memory) -> None:
+    memory.note([{"count": 1}])
+    assert not owned_anew(memory)
+    changed_owner(memory)
+    assert copied(memory)
+    assert owned_anew(memory)
+    again = Memory(memory._store)
+    again.trust(again.recall() or [])
+    assert not copied(memory)
+    assert not owned_anew(memory)
+    assert counts(memory) == [1]
+    memory.lock.chmod(0o644)
+    assert owned_anew(memory)
+
+
+@pytest.mark.parametrize("what", ["both", "lock", "content", "older", "damaged", "noted", "unknown"])
+def test_nothing_but_another_owner_passes_for_one(
+    memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.note([{"count": 1}])
+    if what == "both":
+        restored(memory)
+    elif what == "lock":
+        memory.lock.unlink()
+        memory.lock.touch()
+    elif what == "content":  # written in place, and no time set
+        later = time.time() + 6
+        memory.path.write_bytes(memory.path.read_bytes())
+        os.utime(memory.path, (later, later))
+    elif what == "older":  # put back in place with its time, under a line that is another one's
+        [line] = lines(memory)
+        memory.path.write_text(json.dumps({**line, "time": line["time"] - 6 * 10**9}) + "\n")
+    elif what == "damaged":
+        memory.path.write_text("{}\n" + memory.path.read_text())
+    elif what == "noted":
+        changed_owner(memory)
+        Memory(memory._store).note([{"count": 2}])  # by a process that has not looked: it says so for ever
+    elif what == "unknown":
+        monkeypatch.setattr(module, "birth", lambda path: 0)
+        memory.note([{"count": 2}])
+    changed_owner(memory)
+    assert copied(memory)
+    assert not owned_anew(memory)
+
+
+def test_a_file_came_into_being_once_whatever_is_done_to_it(tmp_path: Path) -> None:
+    path, before = tmp_path / "file", time.time_ns()
+    assert module.birth(path) == 0
+    path.touch()
+    born = module.birth(path)
+    assert before - 10**9 < born < time.time_ns() + 10**9
+    path.write_text("more")
+    os.utime(path, (0, 0))
+    path.chmod(0o600)
+    assert module.birth(path) == module._asked_birth(path) == born
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    assert module.birth(path) != born
+
+
 def test_what_its_caller_knows_to_be_a_copy_stays_one(memory: Memory) -> None:
     memory.recall()
     memory.copied = True  # a store that holds more than nothing, of which nothing is remembered

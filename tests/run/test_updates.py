@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from sottovoce import data
 from sottovoce import run as api
+from sottovoce.cli.application import app
 from sottovoce.cli.result import show
 from sottovoce.data import Dataset
 from sottovoce.models.tensors import ModelFileError, load_tensors
@@ -24,6 +27,7 @@ from sottovoce.run.training import train
 from sottovoce.training.server import Server
 from tests.small import aged, noise_draws, small_plan
 
+runner = CliRunner()
 IDENTITY = {"run": "run", "reference": "reference"}
 
 
@@ -264,3 +268,42 @@ def test_the_length_of_a_lone_message_is_in_no_file_of_a_run(
     assert (result["uplink"]["bytes"] > 0) == (result["uplink"]["bits_per_coefficient"] is not None) == told
     show(result, out)
     assert (out / "report.html").exists()
+
+
+def chowned(folder: Path) -> None:
+    """Another owner of all files, as `chown -R` makes it; to the same one, which a test may."""
+    for path in folder.rglob("*"):
+        os.chown(path, os.getuid(), os.getgid())
+
+
+def test_another_owner_of_its_files_ends_a_run_until_he_says_that_nothing_else_was_done(
+    tmp_path: Path,
+) -> None:
+    update = Update(1, (0,), torch.randn(5, 2))
+    begun(tmp_path).commit(update)
+    chowned(tmp_path)
+    with pytest.raises(AlreadyDrawn, match=f"ledger vouch {tmp_path}"):
+        reopened(tmp_path)
+    vouched = runner.invoke(app, ["ledger", "vouch", str(tmp_path), "--yes"])
+    assert vouched.exit_code == 0
+    found = reopened(tmp_path).get(1)
+    assert found is not None
+    assert torch.equal(found.columns, update.columns)
+
+
+def test_no_word_makes_notes_true_that_were_put_back(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    updates = begun(tmp_path / "run")
+    updates.commit(Update(1, (0,), torch.zeros(5, 2)))
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    updates.commit(Update(2, (0,), torch.zeros(5, 2)))
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "backup", tmp_path / "run")
+    chowned(tmp_path / "run")
+    refused = runner.invoke(app, ["ledger", "vouch", str(tmp_path / "run"), "--yes"])
+    assert refused.exit_code == 1
+    assert "no word undoes that" in str(refused.exception)
+    with pytest.raises(AlreadyDrawn, match="copied or restored"):
+        reopened(tmp_path / "run")
+    nothing = runner.invoke(app, ["ledger", "vouch", str(tmp_path / "backup" / "updates"), "--yes"])
+    assert nothing.exit_code == 1

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ledgers = typer.Typer(help="Read a ledger, or change what it allows.", no_args_is_help=True)
 
 NOTHING = dict.fromkeys(get_args(Kind), 0)
+DRAWN_BESIDE = ("run", "server.sqlite")
+"""In a run's folder: a simulation's notes of drawn noise, and those of a federation's server."""
 LEDGER = typer.Argument(help="A ledger, such as NAME.ledger.sqlite beside a client's records.")
 
 
@@ -116,8 +118,13 @@ def vouch(ledger: Path = LEDGER, yes: bool = options.YES, json: bool = options.J
     """Trust this copy: take a ledger that was copied or restored for the true one.
 
     Only its owner can know that nothing was released after the copy was made. If something was, and is not
-    in this ledger, it will never be counted.
+    in this ledger, it will never be counted. Of a run with noise at the server, given by its folder, only
+    another owner or mode of its files (chown -R) can be vouched for: a copy of its notes is never trusted.
     """
+    if ledger.is_dir():
+        _vouch_run(ledger, yes)
+        answer({"run": str(ledger), "copied": False}, f"the notes of {ledger} are the true ones", json=json)
+        return
     from sottovoce.privacy.ledger import Ledger
 
     with Ledger.open(ledger, scope=None) as book:
@@ -126,6 +133,22 @@ def vouch(ledger: Path = LEDGER, yes: bool = options.YES, json: bool = options.J
             confirm("is nothing missing in it?", yes=yes)
             book.trust_copy()
     answer({"ledger": str(ledger), "copied": False}, f"{ledger} is taken for the true one", json=json)
+
+
+def _vouch_run(folder: Path, yes: bool) -> None:
+    from sottovoce.errors import SottovoceError
+    from sottovoce.machine.files import locked
+    from sottovoce.machine.rollback import Memory
+    from sottovoce.release.places.server import DrawnRounds
+
+    noted = [folder / name for name in DRAWN_BESIDE if Memory(folder / name).path.exists()]
+    if not noted:
+        raise SottovoceError(f"{folder} has no notes of a run with noise at the server: give its folder")
+    note("if they were put back from a backup, noise is drawn a second time, which undoes it")
+    confirm("has nothing but their owner or mode changed?", yes=yes)
+    for name in noted:
+        with locked(Memory(name).lock, timeout=0, busy=f"a process is working with {folder}: stop it first"):
+            DrawnRounds.vouch(name)
 
 
 def _content(book: Ledger) -> dict[str, Any]:

@@ -12,14 +12,21 @@ added to, on the disk before anything leaves. Then three things show:
   whatever is added to it, until somebody may say `trust`;
 - *lost*: the lock is there, and neither the store nor the facts are.
 
+Another owner or mode (`chown -R`) changes the times of both files, too. They are copies until their owner
+says otherwise, but that much is known of them (`Memory.owned_anew`): the lock came into being when the last
+line says, which no program can set, and nothing was written since that line. Files that were put back as
+new ones are told apart by it; those whose content was put back in place, times included, are not.
+
 One machine cannot know more: a disk that is rolled back as a whole shows nothing, nor do a store and its
 facts put back, without the lock, within seconds of the last line.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,6 +55,8 @@ class Memory:
         self.lock = lock or store.with_name(f"{store.name}.lock")
         self.copied = False
         """Whether the files are copies, as far as `recall` has found or its caller knows."""
+        self.owned_anew = False
+        """Whether they are copies for no other reason, as far as can be seen, than another owner or mode."""
         self._recalled = False
 
     @property
@@ -66,16 +75,24 @@ class Memory:
         try:
             with self.path.open("rb") as file:
                 # A last line without its end was cut off by a crash, before anything left.
-                lines, changed = file.read().split(b"\n")[:-1], os.fstat(file.fileno()).st_ctime_ns
+                lines, status = file.read().split(b"\n")[:-1], os.fstat(file.fileno())
         except FileNotFoundError:
             return None
         facts = [_parsed(line) for line in lines]
         last = facts[-1] if facts else {}
         self.copied = (
             not all(facts)
-            or not abs(changed - last.get("time", 0)) <= _PROMPT
+            or not abs(status.st_ctime_ns - last.get("time", 0)) <= _PROMPT
             or last.get("lock") != self.lock_time()
             or bool(last.get("copied"))
+        )
+        self.owned_anew = (
+            self.copied
+            and bool(facts)
+            and all(facts)
+            and not last.get("copied")
+            and abs(status.st_mtime_ns - last["time"]) <= _PROMPT
+            and 0 != last.get("born", 0) == birth(self.lock)
         )
         return facts
 
@@ -119,7 +136,7 @@ class Memory:
 
     def trust(self, facts: Iterable[Mapping[str, Any]]) -> None:
         """Takes these facts for all that ever happened, durably, in place of what was noted."""
-        self.copied, self._recalled = False, True
+        self.copied, self.owned_anew, self._recalled = False, False, True
         self._touch_lock()
         write_atomically(self.path, self._text(facts, time.time_ns()), PRIVATE)
 
@@ -140,8 +157,40 @@ class Memory:
             return 0
 
     def _text(self, facts: Iterable[Mapping[str, Any]], now: int) -> bytes:
-        stamp = {"lock": self.lock_time(), "time": now, **({"copied": True} if self.copied else {})}
+        stamp: dict[str, Any] = {"lock": self.lock_time(), "born": birth(self.lock), "time": now}
+        if self.copied:
+            stamp["copied"] = True
         return b"".join(json.dumps({**fact, **stamp}).encode() + b"\n" for fact in facts)
+
+
+def birth(path: Path) -> int:
+    """Returns when a file came into being, in nanoseconds; 0 where that is not known.
+
+    Python says it on Linux from 3.15 on; before, the system is asked (`man 2 statx`).
+    """
+    try:
+        known: int = path.stat().st_birthtime_ns  # type: ignore[attr-defined]
+    except FileNotFoundError:
+        return 0
+    except AttributeError:
+        known = _asked_birth(path)
+    return known
+
+
+_CURRENT_FOLDER, _BIRTH, _BIRTH_AT = -100, 0x800, 80
+
+
+def _asked_birth(path: Path) -> int:
+    answer = ctypes.create_string_buffer(256)
+    try:
+        failed = ctypes.CDLL(None).statx(_CURRENT_FOLDER, os.fsencode(path), 0, _BIRTH, answer)
+    except (AttributeError, OSError):
+        return 0
+    [found] = struct.unpack_from("I", answer)
+    if failed or not found & _BIRTH:
+        return 0
+    seconds, nanoseconds = struct.unpack_from("qI", answer, _BIRTH_AT)
+    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

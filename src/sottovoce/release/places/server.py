@@ -120,11 +120,32 @@ class DrawnRounds:
         memory = Memory(name)
         facts = memory.faithful(run=run)
         if facts is None:
+            if memory.owned_anew:
+                raise AlreadyDrawn(
+                    f"{memory.path} has another owner or mode, or was put back in place: if it was not, "
+                    f"say 'sottovoce ledger vouch {name.parent}'"
+                )
             raise AlreadyDrawn(
                 f"{memory.path} is missing, copied or restored from a backup: noise of this run may have "
                 "been drawn since, and a second draw would undo it; start a new run"
             )
         return cls(memory, run, {fact["round"]: fact["draw"] for fact in facts if "round" in fact})
+
+    @classmethod
+    def vouch(cls, name: Path) -> bool:
+        """Trusts notes whose owner or mode was changed, by the word of whoever changed it; nothing else makes
+        notes that were copied or restored true again. Returns whether there was anything to trust."""
+        memory = Memory(name)
+        facts = memory.recall()
+        if facts is None or not memory.copied:
+            return False
+        if not memory.owned_anew:
+            raise AlreadyDrawn(
+                f"{memory.path} was copied or restored from a backup: noise may have been drawn since, and "
+                "no word undoes that; start a new run"
+            )
+        memory.trust(facts)
+        return True
 
     @property
     def last(self) -> int:
