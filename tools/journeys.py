@@ -1,6 +1,6 @@
 """Whether another version does the same: twelve seeded journeys through two clones, compared bit for bit.
 
-    git worktree add /tmp/before BASELINE
+    git worktree add /tmp/before eddf9cb3  # which closed F1 to F4 and F8: what the redesign is compared with
     python tools/journeys.py /tmp/before . --python .venv/bin/python
 
 Each journey runs in a folder of its own with package, tests and shipped data of one clone. What both leave is
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-VOLATILE = {"seconds", "created", "sottovoce", "time", "started", "home", "folder", "path", "ledger", "model"}
+VOLATILE = set("seconds created sottovoce time since started home folder path ledger model".split())
 """Keys and columns that say when, where or by which version."""
 SKIPPED = {".html", ".lock", ".witness", ".log", ".md", ".css", ".js", ".onnx"}
 SMALL = "seeded=true rounds=4 evaluate_every=0"

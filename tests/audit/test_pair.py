@@ -94,7 +94,7 @@ def test_a_given_pair_of_a_centred_plan_is_looked_for_where_inputs_are_measured_
             assert one.coefficients is not None
             at = one.coefficients[blueprint.coefficients :]
             # Of its 24 records the first may be another, which moves their mean by 2.6/24 at most.
-            assert (at - cut(held.train.x.double()).mean(dim=0)).norm() <= 2.6 / 24
+            assert (at - cut(held.train.x.double(), blueprint.recipe.longest).mean(dim=0)).norm() <= 2.6 / 24
 
 
 @pytest.mark.parametrize(("task", "classes"), [("number", 1), ("labels", 3)])

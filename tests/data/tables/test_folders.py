@@ -115,7 +115,7 @@ def test_a_draft_lists_the_folders_as_looked_up_classes(clinics: Path) -> None:
     assert (agreed.sites, agreed.unit, agreed.parts) == ("folders", "patient", "{patient}_*")
     assert drafting.picture_folders(clinics / "north") == [clinics / "north"]
     assert drafting.place_of(clinics / "north") == clinics / "records.toml"
-    with pytest.raises(SottovoceError, match="say --names"):
+    with pytest.raises(SottovoceError, match="say it as pictures are called"):
         drafting.from_pictures(clinics, sites, "patient", None)
 
 
