@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-VOLATILE = set("seconds created sottovoce time since started home folder path ledger model".split())
+VOLATILE = {"seconds", "created", "sottovoce", "time", "since", "started"}
+VOLATILE |= {"home", "folder", "path", "ledger", "model"}
 """Keys and columns that say when, where or by which version."""
 SKIPPED = {".html", ".lock", ".witness", ".log", ".md", ".css", ".js", ".onnx"}
 SMALL = "seeded=true rounds=4 evaluate_every=0"
